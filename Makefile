@@ -1,0 +1,50 @@
+# `make demo` and `make test` are all that a newcomer needs. Each target makes .venv when there is none.
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench soak protos clean
+
+help:
+	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
+	@echo 'make test    run all tests'
+	@echo 'make check   lint, types, import rules, generated protos, the wheel'
+	@echo 'make bench   measure against the loop in-process and Arrow Flight'
+	@echo 'make soak    the tests that take minutes'
+	@echo 'make protos  generate the modules of protos/ again'
+	@echo 'make clean   remove .venv and everything else that was made'
+	@echo 'PYTHON=/path/to/python3.12 chooses the interpreter of .venv'
+
+demo: $(INSTALLED)
+	@$(BIN)/scankv demo
+
+test: $(INSTALLED)
+	@command -v strace >/dev/null || echo 'strace is missing: the test that counts fdatasync from outside will be' \
+	    'skipped. To run it: apt-get install strace' >&2
+	@$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_protos.py
+	$(BIN)/python .ci/check_wheel.py
+
+bench: $(INSTALLED)
+	@$(BIN)/python -m benchmarks
+
+soak: $(INSTALLED)
+	@$(BIN)/python -m pytest -m soak
+
+protos: $(INSTALLED)
+	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos
+
+clean:
+	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml .ci/make-venv
+	@.ci/make-venv
+	@touch $@

