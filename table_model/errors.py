@@ -1,0 +1,210 @@
+"""Which errors ScanKV raises: one tree for server and client, each class with its wire status and reason.
+
+    ScanKvError
+    ├── ServerRefused            the server said no
+    │   ├── TableNotFound
+    │   ├── TableExists
+    │   ├── InvalidRequest
+    │   │   ├── SchemaMismatch
+    │   │   ├── InvalidOption
+    │   │   └── InvalidKey
+    │   ├── UnknownField
+    │   ├── RequestTooLarge
+    │   ├── TooManyScans
+    │   ├── DataLoss
+    │   └── InternalError
+    ├── ConnectionFailed         the connection
+    │   ├── Unavailable
+    │   ├── DeadlineExceeded
+    │   ├── ServerDraining
+    │   └── ScanInterrupted
+    ├── UsageError               you misused us
+    └── ProtocolViolation        the protocol was broken
+
+The server raises these classes, its service layer turns one into a gRPC status (`code`) with a typed detail (`reason`,
+`details`), and the client turns that back into the same class: `error_for_reason` is the one table for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class ScanKvError(Exception):
+    """Root of every error that ScanKV raises on purpose.
+
+    Attributes:
+        code: Name of the gRPC status that carries this error, as `NOT_FOUND`.
+        reason: Machine-readable reason, as `TABLE_NOT_FOUND`. Stable across versions.
+        message: What was wrong, where, and what to do.
+        details: Where it was: some of `table`, `column`, `row` (0-based index in the data given), `bucket`, `option`,
+            `address`. All values are strings.
+        retry_after: Seconds after which trying again makes sense, or None.
+    """
+
+    code: ClassVar[str] = "UNKNOWN"
+    reason: ClassVar[str] = "UNKNOWN"
+
+    def __init__(self, message: str, *, retry_after: float | None = None, **details: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+        self.details: dict[str, str] = {name: str(value) for name, value in details.items() if value is not None}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles with all attributes: errors travel between processes in Spark and multiprocessing."""
+        return (type(self)._restore, (self.message, self.retry_after, self.details))
+
+    @classmethod
+    def _restore(cls, message: str, retry_after: float | None, details: dict[str, str]) -> ScanKvError:
+        return cls(message, retry_after=retry_after, **details)
+
+
+class ServerRefused(ScanKvError):
+    """The server understood the request and said no, or could not do it; sending the same again changes nothing."""
+
+
+class TableNotFound(ServerRefused):
+    """The table does not exist, or was dropped meanwhile."""
+
+    code = "NOT_FOUND"
+    reason = "TABLE_NOT_FOUND"
+
+
+class TableExists(ServerRefused):
+    """A table of that name exists already."""
+
+    code = "ALREADY_EXISTS"
+    reason = "TABLE_EXISTS"
+
+
+class InvalidRequest(ServerRefused):
+    """The request does not make sense for this table; nothing was changed."""
+
+    code = "INVALID_ARGUMENT"
+    reason = "INVALID_REQUEST"
+
+
+class SchemaMismatch(InvalidRequest):
+    """A column is missing, unknown, of another type, or null where nulls are refused."""
+
+    reason = "SCHEMA_MISMATCH"
+
+
+class InvalidOption(InvalidRequest):
+    """A table option does not exist, or its value is not allowed."""
+
+    reason = "INVALID_OPTION"
+
+
+class InvalidKey(InvalidRequest):
+    """A key is null, too long, or not of the key's type."""
+
+    reason = "INVALID_KEY"
+
+
+class UnknownField(ServerRefused):
+    """The request carries a field that this server does not know; it must not guess without it."""
+
+    code = "UNIMPLEMENTED"
+    reason = "UNKNOWN_FIELD"
+
+
+class RequestTooLarge(ServerRefused):
+    """A request, a row or an answer is over its limit."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "REQUEST_TOO_LARGE"
+
+
+class TooManyScans(ServerRefused):
+    """The server has as many live scans as it allows; `retry_after` says when to try again."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_SCANS"
+
+
+class DataLoss(ServerRefused):
+    """Stored data is damaged. What was read so far must not be taken for the whole."""
+
+    code = "DATA_LOSS"
+    reason = "DATA_LOSS"
+
+
+class InternalError(ServerRefused):
+    """The server failed in a way it did not expect; its log has the cause under the id in `details["incident"]`."""
+
+    code = "INTERNAL"
+    reason = "INTERNAL"
+
+
+class ConnectionFailed(ScanKvError):
+    """The call did not get through, or broke off; whether it was carried out is not known."""
+
+
+class Unavailable(ConnectionFailed):
+    """No server answers at the address, or the connection broke."""
+
+    code = "UNAVAILABLE"
+    reason = "UNAVAILABLE"
+
+
+class DeadlineExceeded(ConnectionFailed):
+    """The operation did not finish, or the stream made no progress, within its timeout."""
+
+    code = "DEADLINE_EXCEEDED"
+    reason = "DEADLINE_EXCEEDED"
+
+
+class ServerDraining(ConnectionFailed):
+    """The server is shutting down and takes no new work."""
+
+    code = "UNAVAILABLE"
+    reason = "SERVER_DRAINING"
+
+
+class ScanInterrupted(ConnectionFailed):
+    """A scan broke off before its end: the rows received are not the whole table."""
+
+    code = "ABORTED"
+    reason = "SCAN_INTERRUPTED"
+
+
+class UsageError(ScanKvError):
+    """The client library was used wrongly; no request was sent."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "USAGE"
+
+
+class ProtocolViolation(ScanKvError):
+    """The other side sent what the contract forbids: a missing trailer, wrong totals, a checksum that differs."""
+
+    code = "INTERNAL"
+    reason = "PROTOCOL_VIOLATION"
+
+
+def _subclasses(cls: type[ScanKvError]) -> Iterable[type[ScanKvError]]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
+
+
+def error_for_reason(reason: str) -> type[ScanKvError] | None:
+    """The class whose `reason` is the given one, or None for a reason of a newer version."""
+    return {cls.reason: cls for cls in _subclasses(ScanKvError) if "reason" in vars(cls)}.get(reason)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean "score"?` for the nearest of the known names, or all of them when few, or nothing."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if near:
+        return "; did you mean " + " or ".join(f'"{n}"' for n in near) + "?"
+    if 0 < len(names) <= 12:
+        return "; there is " + ", ".join(f'"{n}"' for n in names)
+    return ""

@@ -1,0 +1,53 @@
+"""How large things may be: the limits and defaults that server and client agree on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_KEY_BYTES: Final = 16 * 1024
+"""Bytes of one encoded key, all its columns together."""
+
+MAX_ROW_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of one stored row."""
+
+MAX_REQUEST_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of the Arrow data in one write or lookup, and of one lookup's answer."""
+
+MAX_REQUEST_ROWS: Final = 1_000_000
+"""Rows of one write request."""
+
+MAX_LOOKUP_KEYS: Final = 100_000
+"""Keys in one lookup."""
+
+DEFAULT_BUCKETS: Final = 4
+"""Buckets of a table that does not say how many."""
+
+MAX_BUCKETS: Final = 1024
+"""Buckets of one table."""
+
+MAX_COLUMNS: Final = 1000
+"""Columns of one table, nested fields not counted."""
+
+MAX_NAME_LENGTH: Final = 128
+"""Characters of a column name, a database name or a table name."""
+
+MAX_NESTING: Final = 32
+"""Levels of list, struct and map inside one another."""
+
+MIN_CHUNK_ROWS: Final = 1
+"""Rows: the least that a scan may ask for as the bound of a chunk."""
+
+DEFAULT_CHUNK_ROWS: Final = 8192
+"""Rows of a chunk when the scan does not say."""
+
+MAX_CHUNK_ROWS: Final = 65_536
+"""Rows: the most that a scan may ask for as the bound of a chunk."""
+
+MIN_CHUNK_BYTES: Final = 1024
+"""Bytes of stored rows: the least that a scan may ask for as the bound of a chunk."""
+
+DEFAULT_CHUNK_BYTES: Final = 1024 * 1024
+"""Bytes of stored rows in a chunk when the scan does not say."""
+
+MAX_CHUNK_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of stored rows: the most that a scan may ask for as the bound of a chunk."""

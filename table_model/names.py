@@ -1,0 +1,58 @@
+"""How a table is named: `database.table`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from table_model.errors import InvalidRequest
+from table_model.limits import MAX_NAME_LENGTH
+
+_PART = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{MAX_NAME_LENGTH - 1}}}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """The full name of a table. Case matters.
+
+    Attributes:
+        database: The part before the dot.
+        table: The part after the dot. Each part has 1 to 128 of `A-Z a-z 0-9 _ -` and begins with a letter or `_`.
+    """
+
+    database: str
+    table: str
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest for a part with other characters, or of another length."""
+        for role, part in (("database", self.database), ("table", self.table)):
+            if not _PART.fullmatch(part):
+                raise InvalidRequest(
+                    f'"{_short(str(self))}" is not a table name: its {role} part must be 1 to {MAX_NAME_LENGTH} of '
+                    "A-Z a-z 0-9 _ - and begin with a letter or _",
+                    table=_short(str(self)),
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Reads a name such as `game.scores`.
+
+        Raises:
+            InvalidRequest: The text is not two valid names joined by one dot.
+        """
+        parts = text.split(".")
+        if len(parts) != 2:
+            raise InvalidRequest(
+                f'"{_short(text)}" is not a table name: write database.table, such as game.scores', table=_short(text)
+            )
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        """The form that `parse` reads."""
+        return f"{self.database}.{self.table}"
+
+
+def _short(text: str) -> str:
+    """The text as far as it belongs into a message."""
+    longest = 2 * MAX_NAME_LENGTH + 1
+    return text if len(text) <= longest else text[:longest] + "..."

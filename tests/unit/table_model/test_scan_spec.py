@@ -1,0 +1,46 @@
+"""What a scan can ask for."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from table_model.errors import UsageError
+from table_model.scan_spec import ScanSpec
+
+EVERYTHING = ScanSpec("a.b", columns=("x", "y"), limit=0, buckets=(0, 1023), chunk_rows=65_536, chunk_bytes=1024)
+
+
+@pytest.mark.parametrize("spec", [ScanSpec("a.b"), ScanSpec("a.b", columns=()), EVERYTHING], ids=str)
+def test_spec_survives_pickling_and_hashing(spec: ScanSpec) -> None:
+    copy = pickle.loads(pickle.dumps(spec))
+    assert copy == spec
+    assert len({copy, spec}) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"table": "b"}, '"b" is not a table name'),
+        ({"columns": "name"}, "columns must be a tuple of column names, not 'name'"),
+        ({"columns": ("a", 1)}, "columns must be a tuple of column names"),
+        ({"columns": ("a", "b", "a")}, 'column "a" is selected twice'),
+        ({"limit": -1}, "limit must be a whole number from 0 to"),
+        ({"limit": 1.0}, "limit must be a whole number"),
+        ({"limit": True}, "limit must be a whole number"),
+        ({"limit": 2**63}, "limit must be a whole number"),
+        ({"buckets": ()}, "at least one bucket number, or None for all"),
+        ({"buckets": [1]}, "buckets must be a tuple"),
+        ({"buckets": (1, 1024)}, "a bucket number must be a whole number from 0 to 1,023, not 1024"),
+        ({"buckets": (1, 2, 1)}, "a bucket is named twice"),
+        ({"chunk_rows": 0}, "chunk_rows must be a whole number from 1 to 65,536, not 0"),
+        ({"chunk_rows": 65_537}, "chunk_rows must be"),
+        ({"chunk_bytes": 1023}, "chunk_bytes must be a whole number from 1,024 to 16,777,216, not 1023"),
+    ],
+    ids=str,
+)
+def test_value_out_of_range_is_refused_with_its_range(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ScanSpec(**{"table": "a.b", **fields})
