@@ -1,0 +1,1 @@
+"""The server: tables in RocksDB, written and scanned over gRPC."""

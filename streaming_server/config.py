@@ -1,0 +1,147 @@
+"""The server's settings: one frozen dataclass with units in its names, and where each value comes from."""
+
+from __future__ import annotations
+
+import ipaddress
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path  # noqa: TC003 (load_config reads the annotations)
+from typing import TYPE_CHECKING, get_type_hints
+
+from table_model.errors import UsageError, did_you_mean
+from table_model.limits import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of one server. Immutable and picklable.
+
+    Attributes:
+        data: The data directory; made when it is not there.
+        host: Address to listen on. Anything but loopback needs `insecure`.
+        port: Port to listen on; 0 picks a free one.
+        insecure: Allows listening beyond loopback although there is neither encryption nor authentication.
+        chunk_bytes: Most stored bytes of a chunk, for requests that do not say.
+        max_live_scans: Scans that may hold an iterator at once; further ones are refused with `TooManyScans`.
+        drain_seconds: How long running calls may go on after SIGTERM.
+        block_cache_bytes: Memory for blocks read by key, shared by all buckets.
+        write_buffer_bytes: Memory for writes not yet in table files, shared by all buckets.
+        storage_threads: Threads for writes, lookups and syncs.
+    """
+
+    data: Path
+    host: str = "127.0.0.1"
+    port: int = 7070
+    insecure: bool = False
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    max_live_scans: int = 256
+    drain_seconds: float = 30.0
+    block_cache_bytes: int = 64 * _MEBIBYTE
+    write_buffer_bytes: int = 128 * _MEBIBYTE
+    storage_threads: int = 4
+
+    def __post_init__(self) -> None:
+        """Raises UsageError naming the setting and what it may be."""
+        for name, low, high in (
+            ("port", 0, 65535),
+            ("chunk_bytes", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES),
+            ("max_live_scans", 1, 100_000),
+            ("drain_seconds", 0, 86_400),
+            ("block_cache_bytes", _MEBIBYTE, 1 << 40),
+            ("write_buffer_bytes", _MEBIBYTE, 1 << 40),
+            ("storage_threads", 1, 64),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise UsageError(f"{name} = {value}: it must be from {low} to {high}", option=name)
+        if not self.insecure and not _is_loopback(self.host):
+            raise UsageError(
+                f"host = {self.host}: this server has neither encryption nor authentication, so it listens on loopback "
+                "only; to let others in nevertheless, give --insecure",
+                option="host",
+            )
+
+
+def load_config(
+    flags: Mapping[str, object], config_file: Path | None = None, environ: Mapping[str, str] | None = None
+) -> ServerConfig:
+    """The settings from four places, the first that has one wins: flag, environment, file, default.
+
+    Args:
+        flags: Values by setting name; None means not given. Strings are converted.
+        config_file: A TOML file with settings at its top level.
+        environ: Environment variables; `SCANKV_DRAIN_SECONDS` sets `drain_seconds`.
+
+    Raises:
+        UsageError: A setting does not exist or its value is not allowed; the file cannot be read.
+    """
+    known = get_type_hints(ServerConfig)
+    values: dict[str, object] = {}
+    for source, found in (
+        ("the configuration file", _read_file(config_file) if config_file else {}),
+        ("the environment", _from_environment(environ or {}, known)),
+        ("the command line", {name: value for name, value in flags.items() if value is not None}),
+    ):
+        for name, value in found.items():
+            if name not in known:
+                raise UsageError(f'{source} has the unknown setting "{name}"{did_you_mean(name, known)}', option=name)
+            values[name] = _convert(name, value, known[name])
+    if "data" not in values:
+        raise UsageError("the data directory is not given: --data DIR, or SCANKV_DATA", option="data")
+    return ServerConfig(**values)  # type: ignore[arg-type]
+
+
+def as_toml(config: ServerConfig) -> str:
+    """The settings as a TOML file that `load_config` reads."""
+    lines = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, bool):
+            text = str(value).lower()
+        elif isinstance(value, int | float):
+            text = str(value)
+        else:
+            text = '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+        lines.append(f"{field.name} = {text}\n")
+    return "".join(lines)
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"the configuration file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"the configuration file {path} is not valid TOML: {error}") from error
+
+
+def _from_environment(environ: Mapping[str, str], known: Mapping[str, type]) -> dict[str, object]:
+    # Only known settings: SCANKV_URL and the like belong to the client.
+    names = {f"SCANKV_{name.upper()}": name for name in known}
+    return {names[key]: value for key, value in environ.items() if key in names}
+
+
+def _convert(name: str, value: object, to: type) -> object:
+    try:
+        if to is bool and isinstance(value, str):
+            return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
+        if to is bool and not isinstance(value, bool):
+            raise TypeError
+        return to(value)
+    except (KeyError, TypeError, ValueError):
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(to, to.__name__)
+        raise UsageError(f"{name} = {value!r}: it must be {kind}", option=name) from None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

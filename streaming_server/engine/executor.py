@@ -1,0 +1,59 @@
+"""The threads that blocking storage work runs in, so that the event loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+T = TypeVar("T")
+
+
+async def all_ended(awaitables: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of all, in order, once all have ended; the first error among them is raised only then.
+
+    So nothing goes on behind the caller's back, under a mutex that the caller has let go.
+    """
+    results = await asyncio.gather(*awaitables, return_exceptions=True)
+    good: list[T] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        good.append(result)
+    return good
+
+
+class StorageExecutor:
+    """A small pool of threads for blocking work.
+
+    Args:
+        threads: How many pieces of work run at once.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="storage")
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Runs `function` in a thread and returns what it gives.
+
+        A caller that is cancelled still waits for the end: what it holds meanwhile, a mutex above all, must not be let
+        go while the thread works. Keep the work short.
+        """
+        future = asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        cancelled: asyncio.CancelledError | None = None
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            future.exception()
+            raise cancelled
+        return future.result()
+
+    def close(self) -> None:
+        """Waits for running work and ends the threads."""
+        self._pool.shutdown()

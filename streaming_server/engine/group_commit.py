@@ -1,0 +1,72 @@
+"""Group commit: everybody who waits for durability of one bucket shares the syncs of its write-ahead log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streaming_server.engine.executor import StorageExecutor
+
+
+class GroupCommit:
+    """Knows up to which offset one bucket is durable, and makes it durable further when somebody waits.
+
+    Bound to the running event loop.
+
+    Args:
+        written: The offset up to which the bucket has been written, now.
+        sync: Makes everything below an offset, already written, durable; blocks.
+        executor: Runs `sync`.
+        durable: The offset up to which the bucket is durable at the start.
+    """
+
+    def __init__(
+        self, *, written: Callable[[], int], sync: Callable[[int], None], executor: StorageExecutor, durable: int
+    ) -> None:
+        self._written = written
+        self._sync = sync
+        self._executor = executor
+        self._durable = durable
+        self._running: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        self.syncs = 0
+
+    @property
+    def durable(self) -> int:
+        """Everything below this offset survives a power failure."""
+        return self._durable
+
+    async def wait(self, offset: int) -> None:
+        """Returns once everything below `offset`, which has been written, is durable.
+
+        A waiter joins the sync that runs only when that began after its write; else it takes part in the next. After a
+        sync has failed, every wait fails with its error until the server is started anew.
+        """
+        while self._durable < offset:
+            if self._failure is not None:
+                raise self._failure
+            if self._running is None:
+                self._running = asyncio.create_task(self._run())
+            # Shielded: one waiter that gives up must not take the sync from the others.
+            await asyncio.shield(self._running)
+
+    async def _run(self) -> None:
+        try:
+            target = self._written()
+            await self._executor.run(self._sync, target)
+            self._durable = target
+            self.syncs += 1
+        except Exception as error:
+            # Once a sync has failed, the system may report the next one as done without having written: never trust it.
+            self._failure = self._failure or error
+        finally:
+            self._running = None
+
+    async def close(self, reason: BaseException) -> None:
+        """Lets no further sync begin: who waits, or will wait, gets `reason`. Returns once none is running."""
+        self._failure = reason
+        if self._running is not None:
+            await asyncio.wait([self._running])

@@ -1,0 +1,141 @@
+"""A bucket while the server runs: opened when first needed, guarded by one mutex, made durable by group commit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from copy import copy
+from typing import TYPE_CHECKING, TypeVar
+
+from streaming_server.engine.group_commit import GroupCommit
+from streaming_server.storage.bucket import Bucket
+from table_model.errors import DataLoss, ScanKvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.storage.rocks import RocksResources
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class LiveBucket:
+    """One bucket of a live table. Bound to the server's event loop.
+
+    `mutex` orders everything that must not overlap: writes, making cursors, reading offsets. Whoever needs several
+    buckets takes their mutexes in bucket order. Work that may take long runs in `executor` while the mutex is held, so
+    the loop goes on.
+
+    Attributes:
+        number: The bucket's number in its table.
+        mutex: Held for every use of the bucket but `wait_durable`.
+        table: The name of its table.
+        damage: The first damage found, or None. A bucket that could not be opened stays so; of one that is open, what
+            is not damaged can still be read.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        path: Path,
+        table: str,
+        *,
+        compression: str,
+        resources: RocksResources,
+        executor: StorageExecutor,
+    ) -> None:
+        self.number = number
+        self.mutex = asyncio.Lock()
+        self.damage: str | None = None
+        self._path = path
+        self.table = table
+        self._place = f"bucket {number} of {table}"
+        self._compression = compression
+        self._resources = resources
+        self._executor = executor
+        self._bucket: Bucket | None = None
+        self._commit: GroupCommit | None = None
+        self._closed: ScanKvError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the bucket's files are open."""
+        return self._bucket is not None
+
+    @property
+    def syncs(self) -> int:
+        """How often the write-ahead log was synced since the bucket was opened."""
+        return self._commit.syncs if self._commit else 0
+
+    async def opened(self) -> Bucket:
+        """The open bucket; opens it when need be. Hold the mutex.
+
+        Raises:
+            DataLoss: The bucket is damaged.
+            ScanKvError: The bucket was closed; what the one who closed it said.
+        """
+        if self._closed is not None:
+            raise copy(self._closed)
+        if self._bucket is None:
+            if self.damage is not None:
+                raise DataLoss(self.damage, table=self.table, bucket=self.number)
+            self._bucket = await self.run(self._open)
+            self._commit = GroupCommit(
+                written=lambda bucket=self._bucket: bucket.state.log_offset,  # type: ignore[misc]
+                sync=self._bucket.sync,
+                executor=self._executor,
+                durable=self._bucket.state.log_offset,
+            )
+        return self._bucket
+
+    def _open(self) -> Bucket:
+        return Bucket(self._path, self._place, compression=self._compression, resources=self._resources)
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Runs a blocking step on the bucket in the executor. Hold the mutex, and do not let it go before this ends.
+
+        Remembers damage, and logs it with what RocksDB reported.
+        """
+        try:
+            return await self._executor.run(function, *args)
+        except ScanKvError as error:
+            raise self.noted(error) from error.__cause__
+
+    def noted(self, error: ScanKvError) -> ScanKvError:
+        """The same error, with the bucket in its details; logged, and counted as damage when it is that."""
+        error.details.setdefault("table", self.table)
+        error.details.setdefault("bucket", str(self.number))
+        if isinstance(error, DataLoss):
+            # The text alone: the error's traceback would keep iterators alive.
+            self.damage = self.damage or error.message
+            _log.error("DATA_LOSS in %s (%s): %s [%s]", self._place, self._path, error.message, error.__cause__)
+        return error
+
+    async def wait_durable(self, offset: int) -> None:
+        """Returns once everything below `offset`, which has been written, is durable. The mutex is not needed."""
+        if self._commit is None:
+            raise self._closed or AssertionError("a bucket that was written to is open")
+        try:
+            await self._commit.wait(offset)
+        except ScanKvError as error:
+            raise self.noted(error) from error.__cause__
+
+    def refuse(self, reason: ScanKvError) -> None:
+        """Lets nobody use the bucket any more: who asks for it gets `reason`. Whoever holds the mutex may finish."""
+        self._closed = reason
+
+    async def close(self) -> None:
+        """Closes the bucket, after `refuse`, with the mutex held and every cursor on it closed."""
+        assert self._closed is not None
+        bucket, self._bucket = self._bucket, None
+        if self._commit is not None:
+            await self._commit.close(self._closed)
+        if bucket is not None:
+            try:
+                await self.run(bucket.close)
+            except ScanKvError as error:
+                _log.error("closing %s: %s [%s]", self._place, error.message, error.__cause__)

@@ -1,0 +1,116 @@
+"""All tables of a server: the catalog, and what runs of each table."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from streaming_server.engine.executor import StorageExecutor
+from streaming_server.engine.live_table import LiveTable
+from streaming_server.storage.catalog import Catalog
+from streaming_server.storage.data_directory import DataDirectory
+from streaming_server.storage.rocks import RocksResources
+from table_model.errors import ServerDraining, TableNotFound
+from table_model.schema import TableDefinition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from streaming_server.config import ServerConfig
+
+
+class Tables:
+    """The tables of one data directory, which it locks until `close`. Bound to the server's event loop.
+
+    Creating, altering and dropping happen one at a time and are durable when their method returns.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Opens the directory. Raises DirectoryLocked, UsageError or DataLoss, naming the directory or file."""
+        self._directory = DataDirectory(config.data)
+        try:
+            self._catalog = Catalog(self._directory)
+        except BaseException:
+            self._directory.close()
+            raise
+        self._resources = RocksResources.of_sizes(
+            block_cache_bytes=config.block_cache_bytes, write_buffer_bytes=config.write_buffer_bytes
+        )
+        self._executor = StorageExecutor(config.storage_threads)
+        self._ddl = asyncio.Lock()
+        self._live: dict[str, LiveTable] = {}
+
+    def __len__(self) -> int:
+        return len(self._catalog)
+
+    def definitions(self) -> list[TableDefinition]:
+        """The definitions of all tables, by name, ascending."""
+        return [self._catalog.get(name) for name in self._catalog.names()]
+
+    def live_tables(self) -> Iterable[LiveTable]:
+        """The tables that have been used since the start."""
+        return self._live.values()
+
+    def table(self, name: str) -> LiveTable:
+        """A table by name. Raises TableNotFound, naming the near ones."""
+        definition = self._catalog.get(name)
+        live = self._live.get(name)
+        if live is None:
+            live = LiveTable(definition, self._catalog.path(name), self._resources, self._executor)
+            self._live[name] = live
+        return live
+
+    async def create(
+        self,
+        name: str,
+        schema: pa.Schema,
+        *,
+        primary_key: Sequence[str],
+        bucket_key: Sequence[str],
+        buckets: int | None,
+        options: Mapping[str, str],
+    ) -> TableDefinition:
+        """Creates a table. Raises TableExists or an InvalidRequest that says what is wrong with the definition."""
+        definition = TableDefinition.create(
+            name,
+            schema,
+            primary_key=primary_key,
+            bucket_key=bucket_key,
+            options=options,
+            incarnation=uuid.uuid4().hex,
+            created_millis=time.time_ns() // 1_000_000,
+            **({} if buckets is None else {"buckets": buckets}),
+        )
+        async with self._ddl:
+            await self._executor.run(self._catalog.create, definition)
+        return definition
+
+    async def add_columns(self, name: str, columns: pa.Schema) -> TableDefinition:
+        """Adds nullable columns at the end. Raises TableNotFound or SchemaMismatch."""
+        async with self._ddl:
+            definition = self._catalog.get(name).add_columns(columns)
+            await self._executor.run(self._catalog.replace, definition)
+            self.table(name).altered(definition)
+        return definition
+
+    async def drop(self, name: str) -> None:
+        """Drops a table: its scans end with TableNotFound. Raises TableNotFound."""
+        async with self._ddl:
+            live = self.table(name)
+            try:
+                await live.close(TableNotFound(f'table "{name}" was dropped', table=name))
+                dropped = await self._executor.run(self._catalog.drop, name)
+            finally:
+                del self._live[name]
+            await self._executor.run(self._catalog.discard, dropped)
+
+    async def close(self) -> None:
+        """Ends what runs, closes every bucket in order and gives the directory back."""
+        for live in self._live.values():
+            await live.close(ServerDraining("the server is shutting down"))
+        self._executor.close()
+        self._directory.close()

@@ -1,0 +1,182 @@
+"""One server process: start, ready, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import signal
+import sys
+import uuid
+from contextlib import suppress
+from importlib import metadata
+from typing import TYPE_CHECKING, Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos.scankv.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    lookup_pb2,
+    lookup_pb2_grpc,
+    scan_pb2,
+    scan_pb2_grpc,
+    table_pb2,
+    table_pb2_grpc,
+    write_pb2,
+    write_pb2_grpc,
+)
+from streaming_server.engine.tables import Tables
+from streaming_server.scan.registry import ScanRegistry
+from streaming_server.services.admin import AdminService
+from streaming_server.services.lookup import LookupService
+from streaming_server.services.scan import ScanService
+from streaming_server.services.table import TableService
+from streaming_server.services.write import WriteService
+from streaming_server.storage.data_directory import DirectoryLocked
+from table_model.errors import ScanKvError
+from table_model.limits import MAX_REQUEST_BYTES
+
+if TYPE_CHECKING:
+    from streaming_server.config import ServerConfig
+
+EXIT_FAILED, EXIT_LOCKED, EXIT_PORT_TAKEN = 1, 3, 4
+
+_MESSAGE_OVERHEAD = 64 * 1024
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES + _MESSAGE_OVERHEAD),
+    ("grpc.max_send_message_length", -1),
+    # Without this, a second server on the same port would start and get some of the connections.
+    ("grpc.so_reuseport", 0),
+)
+_SERVICES = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (scan_pb2, "ScanService"),
+        (table_pb2, "TableService"),
+        (write_pb2, "WriteService"),
+        (lookup_pb2, "LookupService"),
+        (admin_pb2, "AdminService"),
+    )
+)
+
+_log = logging.getLogger(__name__)
+
+
+class PortTaken(ScanKvError):
+    """The address to listen on is in use, or not this machine's."""
+
+    code = "UNAVAILABLE"
+    reason = "PORT_TAKEN"
+
+
+class Server:
+    """A ScanKV server in this process: `async with Server(config) as server` serves inside the block.
+
+    Bound to the running event loop; leaving the block drains.
+
+    Attributes:
+        address: `HOST:PORT` that it listens on, once entered.
+        incarnation: Differs for every start.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.incarnation = uuid.uuid4().hex
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        """Opens the data directory and listens.
+
+        Raises:
+            DirectoryLocked: Another server uses the directory.
+            PortTaken: The address cannot be listened on.
+            UsageError, DataLoss: The directory cannot be used; the message says why.
+        """
+        _raise_file_limit()
+        self._tables = Tables(self.config)
+        self._registry = ScanRegistry(self.config.max_live_scans)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stub lacks aio
+        self._server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+        try:
+            self._add_services()
+            port = self._listen()
+            await self._server.start()
+        except BaseException:
+            await self._tables.close()
+            raise
+        self.address = f"{self.config.host}:{port}"
+        for name in ("", *_SERVICES):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return self
+
+    def _add_services(self) -> None:
+        writes = WriteService(self._tables)
+        version = metadata.version("scankv")
+        scans = ScanService(self._tables, self._registry, self.incarnation, self.config.chunk_bytes)
+        admin = AdminService(self._tables, self._registry, writes, self.incarnation, version)
+        scan_pb2_grpc.add_ScanServiceServicer_to_server(scans, self._server)
+        table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), self._server)
+        write_pb2_grpc.add_WriteServiceServicer_to_server(writes, self._server)
+        lookup_pb2_grpc.add_LookupServiceServicer_to_server(LookupService(self._tables), self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    def _listen(self) -> int:
+        address = f"{self.config.host}:{self.config.port}"
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise PortTaken(
+                f"cannot listen on {address}: it is in use; give another --port", address=address
+            ) from error
+        if port == 0:
+            raise PortTaken(f"cannot listen on {address}: it is in use; give another --port", address=address)
+        return int(port)
+
+    async def __aexit__(self, *_: object) -> None:
+        """Drains: no new calls, running ones get `drain_seconds`; then closes every bucket in order."""
+        self._registry.drain()
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(self.config.drain_seconds)
+        await self._tables.close()
+
+
+def run(config: ServerConfig) -> int:
+    """Serves until SIGTERM or SIGINT, then drains. Returns the process's exit code.
+
+    Prints one line on stdout when ready; logs go to stderr. The code is 0 after a drain, 3 when the data directory is
+    locked, 4 when the port is taken, 1 for anything else that keeps it from starting.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(_serve(config))
+    except ScanKvError as error:
+        sys.stderr.write(f"scankv: error: {error.message}\n")
+        return {DirectoryLocked: EXIT_LOCKED, PortTaken: EXIT_PORT_TAKEN}.get(type(error), EXIT_FAILED)
+    return 0
+
+
+async def _serve(config: ServerConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    async with Server(config) as server:
+        sys.stdout.write(f"scankv ready on {server.address}\n")
+        sys.stdout.flush()
+        _log.info("serving %s on %s as incarnation %s", config.data, server.address, server.incarnation)
+        await stop.wait()
+        _log.info("draining for at most %s seconds", config.drain_seconds)
+    _log.info("stopped")
+
+
+def _raise_file_limit() -> None:
+    """An open bucket takes about nine file descriptors, and each scan pins some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,94 @@
+"""The seam between our errors and gRPC's: one place turns a `ScanKvError` into a status with a typed detail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.unknown_fields import UnknownFieldSet
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from table_model.errors import InternalError, ScanKvError, UnknownField
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from google.protobuf.message import Message
+
+# Where google.rpc.Status travels, by convention of all gRPC languages.
+_DETAILS_KEY = "grpc-status-details-bin"
+# In bytes of UTF-8; a status travels in metadata, for which gRPC has little room.
+_MAX_TEXT, _MAX_DETAIL, _MAX_DETAILS = 1000, 100, 8
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def mapped_errors(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Runs one call: refuses unknown fields first, and ends the call with a status for every error in the block.
+
+    What is not a `ScanKvError` is a bug: the client gets an incident id and nothing of the error's text.
+    """
+    try:
+        _refuse_unknown_fields(request)
+        yield
+    except ScanKvError as error:
+        await _abort(context, error)
+    except grpc.aio.BaseError as error:
+        # The client is gone, which shows as a failed write when one is under way, and as a cancellation otherwise: one
+        # ending for both. Returning instead would make gRPC answer a call that is no more.
+        raise asyncio.CancelledError from error
+    except Exception:
+        incident = uuid.uuid4().hex[:12]
+        _log.exception("incident %s in %s", incident, type(request).__name__)
+        internal = InternalError(f"the server failed; its log has the cause as incident {incident}", incident=incident)
+        await _abort(context, internal)
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: ScanKvError) -> None:
+    status = status_of(error)
+    metadata = ((_DETAILS_KEY, status.SerializeToString()),)
+    await context.abort(grpc.StatusCode[error.code], status.message, trailing_metadata=metadata)
+
+
+def status_of(error: ScanKvError) -> status_pb2.Status:
+    """The status of an error: its code, its message, and an ErrorInfo with reason and details. Under 4 KiB."""
+    info = error_details_pb2.ErrorInfo(
+        reason=error.reason,
+        domain="scankv",
+        metadata={name: _cut(value, _MAX_DETAIL) for name, value in list(error.details.items())[:_MAX_DETAILS]},
+    )
+    details = [_packed(info)]
+    if error.retry_after is not None:
+        seconds = int(error.retry_after)
+        delay = duration_pb2.Duration(seconds=seconds, nanos=int((error.retry_after - seconds) * 1e9))
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    code: int = grpc.StatusCode[error.code].value[0]
+    return status_pb2.Status(code=code, message=_cut(error.message, _MAX_TEXT), details=details)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text.encode()[:limit].decode(errors="ignore")
+
+
+def _packed(message: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+def _refuse_unknown_fields(message: Message) -> None:
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise UnknownField(
+            f"{message.DESCRIPTOR.name} carries field {unknown[0].field_number}, which this server does not know: "
+            "it is older than the client; upgrade it"
+        )
+    for field, value in message.ListFields():
+        if field.message_type is not None and not field.is_repeated:
+            _refuse_unknown_fields(value)

@@ -1,0 +1,89 @@
+"""`ScanService`: one server stream for one scan."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from protos.scankv.v1 import scan_pb2, scan_pb2_grpc
+from streaming_server.scan.producer import StreamIdentity, StreamSpec, stream_messages
+from streaming_server.services.errors import mapped_errors
+from table_model.errors import InvalidRequest
+from table_model.limits import DEFAULT_CHUNK_ROWS, MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, MIN_CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import grpc
+
+    from streaming_server.engine.tables import Tables
+    from streaming_server.scan.registry import ScanRegistry
+
+
+class ScanService(scan_pb2_grpc.ScanServiceServicer):
+    """Serves `ScanKv`. See `protos/scankv/v1/scan.proto` for what it promises.
+
+    Args:
+        tables: What is scanned.
+        registry: Admits and lists the scans.
+        incarnation: This start of the server.
+        chunk_bytes: Most stored bytes of a chunk for requests that do not say.
+    """
+
+    def __init__(self, tables: Tables, registry: ScanRegistry, incarnation: str, chunk_bytes: int) -> None:
+        self._tables = tables
+        self._registry = registry
+        self._incarnation = incarnation
+        self._chunk_bytes = chunk_bytes
+
+    async def ScanKv(  # type: ignore[override]  # messages are written to the context, not yielded
+        self,
+        request: scan_pb2.ScanKvRequest,
+        context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, scan_pb2.ScanKvResponse],
+    ) -> None:
+        """Opens the view, then sends its messages; frees it however the call ends."""
+        started = time.monotonic()
+        async with mapped_errors(request, context):
+            table = self._tables.table(request.table)
+            spec = self._spec(request)
+            columns = tuple(request.columns.names) if request.HasField("columns") else None
+            identity = StreamIdentity(
+                server_incarnation=self._incarnation,
+                table_incarnation=table.definition.incarnation,
+                schema_id=table.definition.schema.id,
+            )
+            with self._registry.admitted(request.table, context.peer()) as scan:
+                source = await table.open_view(tuple(request.buckets) or None, columns)
+                try:
+                    await _send(stream_messages(source, spec, identity, scan, started), context)
+                finally:
+                    source.close()
+
+    def _spec(self, request: scan_pb2.ScanKvRequest) -> StreamSpec:
+        rows, size = request.chunk.max_rows or DEFAULT_CHUNK_ROWS, request.chunk.max_bytes or self._chunk_bytes
+        if rows > MAX_CHUNK_ROWS:
+            raise InvalidRequest(f"chunk.max_rows is {rows}: it must be from 1 to {MAX_CHUNK_ROWS}")
+        if not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES:
+            raise InvalidRequest(f"chunk.max_bytes is {size}: it must be from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}")
+        return StreamSpec(limit=request.limit if request.HasField("limit") else None, chunk_rows=rows, chunk_bytes=size)
+
+
+async def _send(
+    messages: Iterator[scan_pb2.ScanKvResponse],
+    context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, scan_pb2.ScanKvResponse],
+) -> None:
+    """Sends the messages, making each while the one before is on its way: one built, one in flight, never more."""
+    in_flight: asyncio.Task[None] | None = None
+    try:
+        for message in messages:
+            if in_flight is not None:
+                await in_flight
+            in_flight = asyncio.create_task(context.write(message))
+            # Let the write begin before the next chunk takes the loop.
+            await asyncio.sleep(0)
+        if in_flight is not None:
+            await in_flight
+    finally:
+        if in_flight is not None and not in_flight.done():
+            in_flight.cancel()

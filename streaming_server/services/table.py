@@ -1,0 +1,118 @@
+"""`TableService`: creating, changing, dropping and describing tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from protos.scankv.v1 import table_pb2, table_pb2_grpc
+from streaming_server.services.errors import mapped_errors
+from table_model.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import grpc
+
+    from streaming_server.engine.tables import Tables
+    from table_model.schema import TableDefinition
+
+
+class TableService(table_pb2_grpc.TableServiceServicer):
+    """Serves table definitions. See `protos/scankv/v1/table.proto` for what it promises."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def CreateTable(
+        self,
+        request: table_pb2.CreateTableRequest,
+        context: grpc.aio.ServicerContext[table_pb2.CreateTableRequest, table_pb2.CreateTableResponse],
+    ) -> table_pb2.CreateTableResponse:
+        """Creates a table."""
+        async with mapped_errors(request, context):
+            definition = await self._tables.create(
+                request.name,
+                _schema(request.arrow_schema),
+                primary_key=tuple(request.primary_key),
+                bucket_key=tuple(request.bucket_key),
+                buckets=request.buckets or None,
+                options=dict(request.options),
+            )
+        return table_pb2.CreateTableResponse(table=_table(definition))
+
+    async def DropTable(
+        self,
+        request: table_pb2.DropTableRequest,
+        context: grpc.aio.ServicerContext[table_pb2.DropTableRequest, table_pb2.DropTableResponse],
+    ) -> table_pb2.DropTableResponse:
+        """Drops a table."""
+        async with mapped_errors(request, context):
+            await self._tables.drop(request.name)
+        return table_pb2.DropTableResponse()
+
+    async def AlterTable(
+        self,
+        request: table_pb2.AlterTableRequest,
+        context: grpc.aio.ServicerContext[table_pb2.AlterTableRequest, table_pb2.AlterTableResponse],
+    ) -> table_pb2.AlterTableResponse:
+        """Adds columns."""
+        async with mapped_errors(request, context):
+            definition = await self._tables.add_columns(request.name, _schema(request.add_columns))
+        return table_pb2.AlterTableResponse(table=_table(definition))
+
+    async def GetTable(
+        self,
+        request: table_pb2.GetTableRequest,
+        context: grpc.aio.ServicerContext[table_pb2.GetTableRequest, table_pb2.GetTableResponse],
+    ) -> table_pb2.GetTableResponse:
+        """Describes a table."""
+        async with mapped_errors(request, context):
+            table = self._tables.table(request.name)
+            found = await table.statistics() if request.statistics else []
+        buckets = [
+            table_pb2.BucketStatistics(
+                bucket=live.number,
+                rows=state.rows if state else 0,
+                log_offset=state.log_offset if state else 0,
+                epoch=state.epoch if state else 0,
+                disk_bytes=disk_bytes,
+                damage=live.damage or "",
+            )
+            for live, state, disk_bytes in found
+        ]
+        return table_pb2.GetTableResponse(table=_table(table.definition), buckets=buckets)
+
+    async def ListTables(
+        self,
+        request: table_pb2.ListTablesRequest,
+        context: grpc.aio.ServicerContext[table_pb2.ListTablesRequest, table_pb2.ListTablesResponse],
+    ) -> table_pb2.ListTablesResponse:
+        """Lists the tables."""
+        async with mapped_errors(request, context):
+            tables = [_table(definition) for definition in self._tables.definitions()]
+        return table_pb2.ListTablesResponse(tables=tables)
+
+
+def _schema(data: bytes) -> pa.Schema:
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(data))
+        # Names are decoded when they are looked at: here, where a broken one is caught.
+        schema.names  # noqa: B018
+        return schema
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InvalidRequest(f"the schema is not an Arrow IPC schema message: {error}") from error
+
+
+def _table(definition: TableDefinition) -> table_pb2.Table:
+    return table_pb2.Table(
+        name=definition.name,
+        incarnation=definition.incarnation,
+        arrow_schema=definition.schema.arrow.serialize().to_pybytes(),
+        schema_id=definition.schema.id,
+        column_ids=[column.id for column in definition.schema.columns],
+        primary_key=definition.primary_key,
+        bucket_key=definition.bucket_key,
+        buckets=definition.buckets,
+        options=definition.options.to_strings(),
+        created_millis=definition.created_millis,
+    )

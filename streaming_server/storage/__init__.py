@@ -1,0 +1,1 @@
+"""How rows, changelog and table definitions lie on disk. The only room that knows RocksDB."""

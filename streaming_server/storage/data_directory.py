@@ -1,0 +1,86 @@
+"""The data directory as a whole: who may use it, its format, and where things lie in it.
+
+scankv.json                              format of the directory
+LOCK                                     held by the server that uses it, with its process id
+tables/<database>/<table>/table.json     the table's definition
+tables/<database>/<table>/buckets/0003   RocksDB directory of bucket 3, its durable mark beside it
+trash/                                   tables being made or dropped; emptied at start
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
+from table_model.errors import ScanKvError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FORMAT = 1
+
+
+class DirectoryLocked(ScanKvError):
+    """Another server uses the data directory."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "DIRECTORY_LOCKED"
+
+
+class DataDirectory:
+    """A data directory, locked for this process until `close`.
+
+    Raises:
+        DirectoryLocked: Another process holds it; the message names its process id.
+        UsageError: The path is no directory, cannot be written, or has the format of a newer version.
+        DataLoss: Its format file is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tables = path / "tables"
+        self.trash = path / "trash"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UsageError(f"the data directory {path} cannot be used: {error.strerror}") from error
+        try:
+            self._take_lock()
+            self._check_format()
+            shutil.rmtree(self.trash, ignore_errors=True)
+            self.tables.mkdir(exist_ok=True)
+            self.trash.mkdir(exist_ok=True)
+            sync_directory(path)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise DirectoryLocked(
+                f"the data directory {self.path} is in use by the server with process id {owner}; "
+                "stop it, or give this one another directory",
+                pid=owner,
+            ) from error
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _check_format(self) -> None:
+        file = self.path / "scankv.json"
+        if not file.exists():
+            write_checked_json(file, {"format": _FORMAT})
+            return
+        found = read_checked_json(file).get("format")
+        if found != _FORMAT:
+            raise UsageError(f"the data directory {self.path} has format {found}; this server reads format {_FORMAT}")
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        os.close(self._lock)
