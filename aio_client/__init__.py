@@ -1,0 +1,74 @@
+"""The asyncio client of ScanKV: `connect`, tables, and scans as streams of Arrow batches.
+
+    async with connect("localhost:7070") as client:
+        table = await client.table("game.scores")
+        async for rows in table.scan().stream():  # rows: pyarrow.RecordBatch
+            ...
+
+Every error is a `ScanKvError`. `aio_client.sync` is the same for code that blocks.
+"""
+
+from aio_client import sync
+from aio_client._client import Client, ServerStats, connect
+from aio_client._config import ClientConfig
+from aio_client._scan import Scan
+from aio_client._stream import ScanStatistics, ScanStream
+from aio_client._table import BucketStatistics, Table, WriteResult
+from table_model.errors import (
+    ConnectionFailed,
+    DataLoss,
+    DeadlineExceeded,
+    InternalError,
+    InvalidKey,
+    InvalidOption,
+    InvalidRequest,
+    ProtocolViolation,
+    RequestTooLarge,
+    ScanInterrupted,
+    ScanKvError,
+    SchemaMismatch,
+    ServerDraining,
+    ServerRefused,
+    TableExists,
+    TableNotFound,
+    TooManyScans,
+    Unavailable,
+    UnknownField,
+    UsageError,
+)
+from table_model.scan_spec import ScanSpec
+
+__all__ = [
+    "BucketStatistics",
+    "Client",
+    "ClientConfig",
+    "ConnectionFailed",
+    "DataLoss",
+    "DeadlineExceeded",
+    "InternalError",
+    "InvalidKey",
+    "InvalidOption",
+    "InvalidRequest",
+    "ProtocolViolation",
+    "RequestTooLarge",
+    "Scan",
+    "ScanInterrupted",
+    "ScanKvError",
+    "ScanSpec",
+    "ScanStatistics",
+    "ScanStream",
+    "SchemaMismatch",
+    "ServerDraining",
+    "ServerRefused",
+    "ServerStats",
+    "Table",
+    "TableExists",
+    "TableNotFound",
+    "TooManyScans",
+    "Unavailable",
+    "UnknownField",
+    "UsageError",
+    "WriteResult",
+    "connect",
+    "sync",
+]

@@ -1,0 +1,80 @@
+"""How a client is set up: the address of the server, timeouts, and how much is read ahead."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from table_model.errors import UsageError
+
+DEFAULT_URL: Final = "localhost:7070"
+URL_VARIABLE: Final = "SCANKV_URL"
+
+_MIN_READ_AHEAD_BYTES: Final = 64 * 1024
+_MAX_READ_AHEAD_BYTES: Final = 64 * 1024 * 1024
+_ADDRESS: Final = re.compile(r"(?:scankv://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """What `connect` was told. Immutable, picklable; `connect(**dataclasses.asdict(config))` opens the same again.
+
+    Attributes:
+        url: The server as `host:port` or `scankv://host:port`; an IPv6 host stands in brackets. Default
+            `localhost:7070`.
+        operation_timeout: Seconds that one operation with all its attempts may take, more than 0. For a scan and for a
+            write of many requests, the time without progress: never its length, nor the time that the caller takes.
+        attempt_timeout: Seconds until the first message of an answer must be there, more than 0.
+        read_ahead_bytes: How much of a scan the server may send before it is asked for, in bytes, 64 KiB to 64 MiB. It
+            is the receive window of the connection, so it bounds rows, too: there are never more underway than fit.
+            One message over it is received whole.
+    """
+
+    url: str = DEFAULT_URL
+    operation_timeout: float = 60.0
+    attempt_timeout: float = 10.0
+    read_ahead_bytes: int = 2 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        """Raises UsageError naming the field that is out of its range."""
+        _split_address(self.url)
+        for field in ("operation_timeout", "attempt_timeout"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise UsageError(f"{field} is a number of seconds above 0, not {value!r}", option=field)
+        value = self.read_ahead_bytes
+        if type(value) is not int or not _MIN_READ_AHEAD_BYTES <= value <= _MAX_READ_AHEAD_BYTES:
+            raise UsageError(
+                f"read_ahead_bytes is {_MIN_READ_AHEAD_BYTES:,} to {_MAX_READ_AHEAD_BYTES:,} bytes, not {value!r}",
+                option="read_ahead_bytes",
+            )
+
+    @property
+    def address(self) -> str:
+        """The server as `host:port`, without a scheme."""
+        host, port = _split_address(self.url)
+        return f"{host}:{port}"
+
+    @property
+    def call_timeout(self) -> float:
+        """Seconds that one call has until the first message of its answer."""
+        return min(self.attempt_timeout, self.operation_timeout)
+
+
+def default_url() -> str:
+    """The address of a client that was given none: `$SCANKV_URL`, else `localhost:7070`."""
+    return os.environ.get(URL_VARIABLE) or DEFAULT_URL
+
+
+def _split_address(url: str) -> tuple[str, int]:
+    match = _ADDRESS.fullmatch(url) if isinstance(url, str) else None
+    port = int(match["port"]) if match else 0
+    if match is None or not 1 <= port <= 65535:
+        raise UsageError(
+            f"{url!r} is not the address of a server: write host:port or scankv://host:port with a port from 1 to "
+            "65535, and an IPv6 host in brackets; for example localhost:7070 or [::1]:7070",
+            option="url",
+        )
+    return match["host"], port

@@ -1,0 +1,79 @@
+"""How rows are cut into requests: small enough for the server, large enough that few are needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from table_model.errors import RequestTooLarge
+from table_model.limits import MAX_ROW_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+REQUEST_BYTES: Final = 8 * 1024 * 1024
+"""What a request aims at; a quarter of what a server takes."""
+
+REQUEST_ROWS: Final = 100_000
+"""The most rows of a request, so that small rows, too, are acknowledged now and then."""
+
+LOOKUP_KEYS: Final = 10_000
+"""The most keys of a lookup, whose answer has a limit of bytes as well."""
+
+
+def cut(
+    batches: Iterable[pa.RecordBatch], *, max_rows: int = REQUEST_ROWS, max_bytes: int = REQUEST_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """Cuts and joins batches of one schema into those of one request each, in their order, without empty ones.
+
+    A row over `max_bytes` comes alone.
+
+    Raises:
+        RequestTooLarge: A row is over 16 MiB; names its index.
+    """
+    waiting: list[pa.RecordBatch] = []
+    rows = size = first_row = 0
+    for batch in batches:
+        for piece in _pieces(batch, first_row, max_rows, max_bytes):
+            if waiting and (rows + piece.num_rows > max_rows or size + piece.nbytes > max_bytes):
+                yield _joined(waiting)
+                waiting, rows, size = [], 0, 0
+            waiting.append(piece)
+            rows += piece.num_rows
+            size += piece.nbytes
+        first_row += batch.num_rows
+    if waiting:
+        yield _joined(waiting)
+
+
+def to_ipc(batch: pa.RecordBatch) -> bytes:
+    """Writes a batch as a whole Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _pieces(batch: pa.RecordBatch, first_row: int, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Halves a batch until every piece fits; rows differ in size, so an average would not do."""
+    if batch.num_rows <= max_rows and batch.nbytes <= max_bytes:
+        if batch.num_rows:
+            yield batch
+        return
+    if batch.num_rows == 1:
+        if batch.nbytes > MAX_ROW_BYTES:
+            raise RequestTooLarge(
+                f"row {first_row} has {batch.nbytes:,} bytes; a row has at most {MAX_ROW_BYTES:,}", row=first_row
+            )
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _pieces(batch.slice(0, half), first_row, max_rows, max_bytes)
+    yield from _pieces(batch.slice(half), first_row + half, max_rows, max_bytes)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch, because each batch in a message costs a frame of its own."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,128 @@
+"""What is to be scanned, as an immutable value that can be refined, started, and collected."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from aio_client._optional import import_optional, to_pylist
+from aio_client._stream import ScanStream
+from table_model.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pandas as pd
+    import polars as pl
+
+    from aio_client import sync
+    from aio_client._transport import Transport
+    from table_model.scan_spec import ScanSpec
+
+
+class ScanBuilder:
+    """The refinements of a scan, each of which returns a copy; shared by the asynchronous and the blocking scan."""
+
+    __slots__ = ("_spec",)
+
+    def __init__(self, spec: ScanSpec) -> None:
+        self._spec = spec
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._spec}>"
+
+    @property
+    def spec(self) -> ScanSpec:
+        """What is scanned, without the client: picklable; `client.scan(spec)` makes it a scan again, also elsewhere."""
+        return self._spec
+
+    def select(self, *columns: str | Iterable[str]) -> Self:
+        """Returns these columns only, in this order: `select("a", "b")` or `select(["a", "b"])`.
+
+        `select([])` returns rows without columns, which costs the server nothing to decode.
+        """
+        if not columns:
+            raise UsageError("select takes the names of the columns to return; [] for rows without columns")
+        names = [name for given in columns for name in ([given] if isinstance(given, str) else given)]
+        return self._with(columns=tuple(names))
+
+    def limit(self, rows: int | None) -> Self:
+        """Returns at most so many rows over all buckets together: the first by key of each bucket, of any buckets.
+
+        Args:
+            rows: 0 or more; None lifts the limit.
+        """
+        return self._with(limit=rows)
+
+    def with_buckets(self, *buckets: int | Iterable[int]) -> Self:
+        """Reads these buckets only: `with_buckets(0, 2)` or `with_buckets([0, 2])`."""
+        if not buckets:
+            raise UsageError("with_buckets takes the numbers of the buckets to read")
+        numbers = [number for given in buckets for number in ([given] if isinstance(given, int) else given)]
+        return self._with(buckets=tuple(numbers))
+
+    def with_chunk(self, *, rows: int | None = None, bytes: int | None = None) -> Self:
+        """Bounds the batches that come back; whichever is reached first ends one. A batch has at least one row.
+
+        Args:
+            rows: The most rows of a batch, 1 to 65,536. Default: the server's, 8,192.
+            bytes: The most bytes of stored rows in a batch, 1 KiB to 16 MiB. Default: the server's, 1 MiB.
+        """
+        return self._with(chunk_rows=rows, chunk_bytes=bytes)
+
+    def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
+        raise NotImplementedError
+
+
+class Scan(ScanBuilder):
+    """A scan of one table that has not started. Immutable; start it as often as you like, each time with a new view.
+
+    Made by `table.scan()` or `client.scan(spec)`. Not picklable: send `spec`.
+    """
+
+    __slots__ = ("_transport",)
+
+    def __init__(self, transport: Transport, spec: ScanSpec) -> None:
+        """Called by `Table.scan` and `Client.scan`."""
+        super().__init__(spec)
+        self._transport = transport
+
+    def stream(self) -> ScanStream:
+        """The rows as they come, in bounded memory: `async for rows in scan.stream()`, each a `pa.RecordBatch`."""
+        return ScanStream(self._transport, self._spec)
+
+    def stream_sync(self) -> sync.ScanStream:
+        """The rows as they come, for code that blocks: `for rows in scan.stream_sync()`.
+
+        Opens a connection of its own in a thread of its own, which end with the stream. In a coroutine it blocks the
+        event loop; use `stream` there.
+        """
+        from aio_client import sync
+
+        return sync.stream_once(self._transport.config, self._spec)
+
+    async def to_arrow(self) -> pa.Table:
+        """All rows as one table in memory; with the schema, also when there are none."""
+        async with self.stream() as stream:
+            batches = [rows async for rows in stream]
+        return pa.Table.from_batches(batches, schema=stream.schema)
+
+    async def to_pandas(self) -> pd.DataFrame:
+        """All rows as a pandas DataFrame. Needs pandas."""
+        import_optional("pandas")
+        return (await self.to_arrow()).to_pandas()
+
+    async def to_polars(self) -> pl.DataFrame:
+        """All rows as a Polars DataFrame. Needs polars."""
+        polars = import_optional("polars")
+        frame: pl.DataFrame = polars.from_arrow(await self.to_arrow())
+        return frame
+
+    async def to_pylist(self) -> list[dict[str, Any]]:
+        """All rows as dictionaries. Nanosecond times that no Python type holds need pandas."""
+        return to_pylist(await self.to_arrow())
+
+    def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
+        return type(self)(self._transport, replace(self._spec, **changes))

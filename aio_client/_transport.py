@@ -1,0 +1,343 @@
+"""How calls reach the server: one gRPC channel, and the one table from gRPC's errors to ours.
+
+The only module of the client that imports grpc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.scankv.v1.admin_pb2_grpc import AdminServiceStub
+from protos.scankv.v1.lookup_pb2_grpc import LookupServiceStub
+from protos.scankv.v1.scan_pb2 import ScanKvResponse
+from protos.scankv.v1.scan_pb2_grpc import ScanServiceStub
+from protos.scankv.v1.table_pb2_grpc import TableServiceStub
+from protos.scankv.v1.write_pb2_grpc import WriteServiceStub
+from table_model.errors import (
+    DataLoss,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    ProtocolViolation,
+    RequestTooLarge,
+    ScanKvError,
+    Unavailable,
+    UsageError,
+    error_for_reason,
+)
+
+if TYPE_CHECKING:
+    from aio_client._config import ClientConfig
+    from protos.scankv.v1.scan_pb2 import ScanKvRequest
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+Method: TypeAlias = grpc.aio.UnaryUnaryMultiCallable
+"""A call with one request and one answer."""
+
+# One row of 16 MiB, as large as rows may be, and its Arrow framing fit into one message.
+_MAX_RECEIVE_BYTES: Final = 48 * 1024 * 1024
+# Where google.rpc.Status travels, by convention of all gRPC languages.
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+_READY_POLL_SECONDS: Final = 0.05
+
+_ERROR_OF_STATUS: Final[dict[grpc.StatusCode, type[ScanKvError]]] = {
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    # A server that stops at once cancels its calls, and a proxy resets them, which gRPC calls INTERNAL.
+    grpc.StatusCode.CANCELLED: Unavailable,
+    grpc.StatusCode.INTERNAL: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: RequestTooLarge,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.DATA_LOSS: DataLoss,
+    grpc.StatusCode.UNIMPLEMENTED: ProtocolViolation,
+}
+
+
+class Transport:
+    """The connection of one client. It connects with the first call, and again after the server was away.
+
+    Belongs to the event loop and the process it was made in: not thread-safe, not to be used after a fork. Closed by
+    `close`, or when nothing refers to it any more.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        """Prepares the channel without connecting. Must run in the event loop that will make the calls."""
+        if _forked_while_open:
+            raise UsageError(
+                "this process was forked while a client was open in its parent, after which gRPC hangs; close all "
+                "clients before forking, or start the process by spawning it",
+                address=config.address,
+            )
+        self.config = config
+        self.address = config.address
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._services: _Services | None = _Services(
+            grpc.aio.insecure_channel(f"dns:///{self.address}", options=_channel_options(config))
+        )
+        _open_transports.add(self)
+
+    def __del__(self) -> None:
+        # The channel closes itself when it is dropped, but no longer in order once its loop is gone.
+        if getattr(self, "_services", None) is not None and self._loop.is_closed():
+            warnings.warn(
+                f"the client of {self.address} was not closed before its event loop; use `async with connect(...)`",
+                ResourceWarning,
+                stacklevel=1,
+                source=self,
+            )
+
+    @property
+    def services(self) -> _Services:
+        """The calls that can be made.
+
+        Raises:
+            UsageError: The client is closed, or the caller is in another event loop or in a forked process.
+        """
+        if os.getpid() != self._pid:
+            raise UsageError(
+                "the client was made before this process was forked; connect in the child process instead",
+                address=self.address,
+            )
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError(
+                "the client belongs to another event loop; connect once in each loop, or use aio_client.sync",
+                address=self.address,
+            )
+        if self._services is None:
+            raise UsageError(f"the client of {self.address} is closed", address=self.address)
+        return self._services
+
+    async def call(self, method: Method[_Request, _Response], request: _Request) -> _Response:
+        """Makes one call with one answer, once, within the attempt timeout.
+
+        Raises:
+            ScanKvError: What the server said, or what became of the connection.
+        """
+        timeout = self.config.call_timeout
+        try:
+            response = await method(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise _error_from(error, self.address, timeout) from error
+        except asyncio.CancelledError:
+            self._raise_if_closed_meanwhile()
+            raise
+        return _readable(response, self.address)
+
+    def open_scan(self, request: ScanKvRequest) -> ScanCall:
+        """Starts one attempt of a scan; nothing is awaited before its first `read`."""
+        return ScanCall(self, self.services.scans.ScanKv(request))
+
+    async def wait_ready(self, timeout: float) -> None:
+        """Waits until the standard health service says that the server serves.
+
+        Raises:
+            DeadlineExceeded: It did not within `timeout` seconds.
+        """
+        health = self.services.health
+        last = "it does not answer"
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    try:
+                        answer = await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+                    except grpc.aio.AioRpcError as error:
+                        last = error.details() or str(error.code())
+                    else:
+                        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                            return
+                        last = f"it says {health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}"
+                    await asyncio.sleep(_READY_POLL_SECONDS)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the ScanKV server at {self.address} was not ready within {timeout:g} s: {last}",
+                address=self.address,
+            ) from error
+        except asyncio.CancelledError:
+            self._raise_if_closed_meanwhile()
+            raise
+
+    async def close(self) -> None:
+        """Cancels all calls that are underway and closes the connection. Idempotent."""
+        if self._services is None:
+            return
+        services = self.services
+        # Only when nothing refers to gRPC's objects any more, it ends its threads, so that the process may fork.
+        self._services = None
+        await services.channel.close(None)
+
+    def _raise_if_closed_meanwhile(self) -> None:
+        """Tells the closing of the client, which gRPC shows as a cancellation, from one of the caller's task."""
+        if self._services is None and not _task_is_cancelled():
+            raise UsageError(
+                f"the client of {self.address} was closed while it was being used", address=self.address
+            ) from None
+
+
+class _Services:
+    """A channel and the calls over it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.admin = AdminServiceStub(channel)
+        self.health = health_pb2_grpc.HealthStub(channel)
+        self.lookups = LookupServiceStub(channel)
+        self.scans = ScanServiceStub(channel)
+        self.tables = TableServiceStub(channel)
+        self.writes = WriteServiceStub(channel)
+
+
+class ScanCall:
+    """One attempt of a scan: one `ScanKv` call. Dropping the object cancels the call at once, from any thread.
+
+    gRPC's own call object does not do that: it is part of a reference cycle.
+    """
+
+    def __init__(self, transport: Transport, call: grpc.aio.UnaryStreamCall[ScanKvRequest, ScanKvResponse]) -> None:
+        self._transport = transport
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+
+    def __del__(self) -> None:
+        call = getattr(self, "_call", None)
+        if call is None or call.done():
+            return
+        if self._loop.is_closed():
+            warnings.warn(
+                "a scan was neither read to its end nor closed before its event loop", ResourceWarning, stacklevel=1
+            )
+        elif _running_loop() is self._loop:
+            call.cancel()
+        else:
+            self._loop.call_soon_threadsafe(call.cancel)
+
+    async def read(self, timeout: float) -> ScanKvResponse | None:
+        """Waits for the next message; None after the last one. When it is cancelled, so is the call.
+
+        Args:
+            timeout: Seconds to wait.
+
+        Raises:
+            DeadlineExceeded: No message came in time.
+            ScanKvError: What the server said, or what became of the connection.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                message = await self._call.read()
+        except TimeoutError as error:
+            address = self._transport.address
+            raise DeadlineExceeded(
+                f"the ScanKV server at {address} sent nothing for {timeout:g} s", address=address
+            ) from error
+        except grpc.aio.AioRpcError as error:
+            raise _error_from(error, self._transport.address, timeout) from error
+        except asyncio.CancelledError:
+            if not _task_is_cancelled():
+                raise UsageError("the scan was closed while it was being read") from None
+            raise
+        readable = _readable(message, self._transport.address)
+        return readable if isinstance(readable, ScanKvResponse) else None  # gRPC's mark of the end
+
+    def cancel(self) -> None:
+        """Ends the call, so that the server frees what it holds for it. Idempotent."""
+        self._call.cancel()
+
+
+def _channel_options(config: ClientConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", _MAX_RECEIVE_BYTES),
+        ("grpc.max_send_message_length", _MAX_RECEIVE_BYTES),
+        # Only both together bound what is read ahead; with probing, gRPC widens the window to tens of MiB.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", config.read_ahead_bytes),
+        # Whether a call may be repeated is for the client to know.
+        ("grpc.enable_retries", 0),
+        # By default, a server that comes back is noticed after up to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        # Two clients of one process share nothing: neither a connection nor its window.
+        ("grpc.use_local_subchannel_pool", 1),
+        # $http_proxy is meant for web pages; gRPC would tunnel even loopback addresses through it.
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def _error_from(error: grpc.aio.AioRpcError, address: str, timeout: float) -> ScanKvError:
+    """The one place where an error of gRPC becomes one of ours: by its typed detail, else by its status code."""
+    typed = _typed_error(error)
+    if typed is not None:
+        return typed
+    cls = _ERROR_OF_STATUS.get(error.code(), InternalError)
+    said = error.details() or str(error.code())
+    if cls is Unavailable:
+        message = f"no ScanKV server answers at {address}: {said}"
+    elif cls is DeadlineExceeded:
+        message = f"the ScanKV server at {address} did not answer within {timeout:g} s"
+    elif cls is RequestTooLarge:
+        message = f"a message between here and {address} is over its limit: {said}"
+    elif cls is ProtocolViolation:
+        message = f"{address} does not know this call; is it a ScanKV server of this version? It says: {said}"
+    else:
+        message = f"the ScanKV server at {address} failed: {said}"
+    return cls(message, address=address)
+
+
+def _readable(message: _Response | None, address: str) -> _Response:
+    if message is None:  # gRPC logs what it could not parse, and returns nothing.
+        raise ProtocolViolation(
+            f"{address} sent a message that cannot be read; is it a ScanKV server?", address=address
+        )
+    return message
+
+
+def _typed_error(error: grpc.aio.AioRpcError) -> ScanKvError | None:
+    """The error that the server raised, from the details of its status; None when it sent none that is known."""
+    metadata: Any = error.trailing_metadata()
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    try:
+        status = status_pb2.Status.FromString(metadata.get(_DETAILS_KEY, b""))
+    except DecodeError:
+        return None
+    for detail in status.details:
+        if not detail.Unpack(info):
+            detail.Unpack(retry)
+    cls = error_for_reason(info.reason) if info.domain == "scankv" else None
+    if cls is None:
+        return None
+    wait = retry.retry_delay.ToTimedelta().total_seconds()
+    typed = cls(status.message, retry_after=wait or None)
+    typed.details.update(info.metadata)
+    return typed
+
+
+def _note_fork() -> None:
+    global _forked_while_open
+    _forked_while_open = _forked_while_open or any(transport._services is not None for transport in _open_transports)
+
+
+def _task_is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+_open_transports: weakref.WeakSet[Transport] = weakref.WeakSet()
+_forked_while_open = False
+os.register_at_fork(after_in_child=_note_fork)

@@ -1,0 +1,340 @@
+"""The same client for code that blocks: scripts, threads, notebooks, libraries without an event loop.
+
+    from aio_client.sync import connect
+
+    client = connect("localhost:7070")
+    for rows in client.table("game.scores").scan():
+        ...
+
+Names and meanings are those of `aio_client`. A client runs an event loop in a thread of its own, so it works beside a
+running one, and it and all that it makes may be used from any thread. It closes with `close`, at the end of `with`,
+when nothing refers to it and its tables, scans and streams any more, and when the interpreter exits. Connect after a
+fork, not before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import pyarrow as pa
+
+from aio_client._config import ClientConfig, default_url
+from aio_client._runner import Runner
+from aio_client._scan import ScanBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    import pandas as pd
+    import polars as pl
+
+    from aio_client._client import ServerStats
+    from aio_client._data import Data
+    from aio_client._stream import ScanStatistics
+    from aio_client._stream import ScanStream as AsyncScanStream
+    from aio_client._table import BucketStatistics, WriteResult
+    from aio_client._table import Table as AsyncTable
+    from table_model.scan_spec import ScanSpec
+
+__all__ = ["Client", "Scan", "ScanStream", "Table", "connect"]
+
+
+class Client:
+    """A connection to one server. Thread-safe. See `aio_client.Client`."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        """Opens the client; `connect` is the usual way."""
+        self._runner = Runner(config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<sync {type(self).__name__} of {self.config.address}>"
+
+    @property
+    def config(self) -> ClientConfig:
+        """What the client was opened with; picklable."""
+        return self._runner.client.config
+
+    def close(self) -> None:
+        """Ends all scans of this client and closes the connection. Idempotent."""
+        self._runner.close()
+
+    def create_table(
+        self,
+        name: str,
+        schema: pa.Schema,
+        *,
+        primary_key: Sequence[str],
+        bucket_key: Sequence[str] = (),
+        buckets: int | None = None,
+        **options: str | bool | int,
+    ) -> Table:
+        """Creates a table. See `aio_client.Client.create_table`."""
+        create = partial(
+            self._runner.client.create_table,
+            name,
+            schema,
+            primary_key=primary_key,
+            bucket_key=bucket_key,
+            buckets=buckets,
+        )
+        return Table(self._runner, self._runner.call(partial(create, **options)))
+
+    def drop_table(self, name: str) -> None:
+        """Drops a table with its rows. See `aio_client.Client.drop_table`."""
+        self._runner.call(self._runner.client.drop_table, name)
+
+    def alter_table(self, name: str, *, add_columns: pa.Schema) -> Table:
+        """Adds columns at the end of a table. See `aio_client.Client.alter_table`."""
+        alter = partial(self._runner.client.alter_table, add_columns=add_columns)
+        return Table(self._runner, self._runner.call(alter, name))
+
+    def table(self, name: str) -> Table:
+        """The table of that name. See `aio_client.Client.table`."""
+        return Table(self._runner, self._runner.call(self._runner.client.table, name))
+
+    def tables(self) -> list[Table]:
+        """All tables by name."""
+        return [Table(self._runner, table) for table in self._runner.call(self._runner.client.tables)]
+
+    def scan(self, spec: ScanSpec) -> Scan:
+        """Makes a scan of a `Scan.spec`, which may come from another process."""
+        return Scan(self._runner, spec)
+
+    def server_stats(self) -> ServerStats:
+        """The figures of the whole server."""
+        return self._runner.call(self._runner.client.server_stats)
+
+    def wait_ready(self, timeout: float = 30.0) -> None:
+        """Waits until the server serves. See `aio_client.Client.wait_ready`."""
+        self._runner.call(self._runner.client.wait_ready, timeout)
+
+
+class Table:
+    """A table on the server. Thread-safe. See `aio_client.Table`."""
+
+    def __init__(self, runner: Runner, table: AsyncTable) -> None:
+        """Called by the methods of `Client`."""
+        self._runner = runner
+        self._table = table
+
+    def __repr__(self) -> str:
+        return f"<sync {repr(self._table)[1:]}"
+
+    @property
+    def name(self) -> str:
+        """`database.table`."""
+        return self._table.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns. Key columns are not nullable."""
+        return self._table.schema
+
+    @property
+    def primary_key(self) -> list[str]:
+        """The key columns in key order."""
+        return self._table.primary_key
+
+    @property
+    def bucket_key(self) -> list[str]:
+        """The key columns whose values choose the bucket."""
+        return self._table.bucket_key
+
+    @property
+    def buckets(self) -> int:
+        """The number of buckets."""
+        return self._table.buckets
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options that differ from their defaults."""
+        return self._table.options
+
+    def upsert(self, data: Data) -> WriteResult:
+        """Inserts rows, and replaces those whose key is there already. See `aio_client.Table.upsert`."""
+        return self._runner.call(self._table.upsert, data)
+
+    def delete(self, keys: object) -> WriteResult:
+        """Deletes the rows with these keys. See `aio_client.Table.delete`."""
+        return self._runner.call(self._table.delete, keys)
+
+    def get(self, key: object) -> dict[str, Any] | None:
+        """The row with this key, None when there is none. See `aio_client.Table.get`."""
+        return self._runner.call(self._table.get, key)
+
+    def lookup(self, keys: object, missing: Literal["omit", "null"] = "omit") -> pa.Table:
+        """The rows with these keys in the order asked. See `aio_client.Table.lookup`."""
+        return self._runner.call(self._table.lookup, keys, missing)
+
+    def count(self) -> int:
+        """The number of rows, exact."""
+        return self._runner.call(self._table.count)
+
+    def scan(self, columns: Sequence[str] | None = None, limit: int | None = None) -> Scan:
+        """A scan of the table. See `aio_client.Table.scan`."""
+        return Scan(self._runner, self._table.scan(columns, limit).spec)
+
+    def statistics(self) -> list[BucketStatistics]:
+        """The figures of every bucket."""
+        return self._runner.call(self._table.statistics)
+
+
+class Scan(ScanBuilder):
+    """A scan of one table that has not started. Immutable, thread-safe; iterating starts it: `for rows in scan`.
+
+    DuckDB, Polars, pyarrow and others read it directly (`duckdb.sql("select * from scan")`, `polars.DataFrame(scan)`),
+    through `__arrow_c_stream__`: all of its rows, with a new view each time they do.
+    """
+
+    __slots__ = ("_runner",)
+
+    def __init__(self, runner: Runner, spec: ScanSpec) -> None:
+        """Called by `Table.scan` and `Client.scan`."""
+        super().__init__(spec)
+        self._runner = runner
+
+    def __iter__(self) -> ScanStream:
+        return self.stream()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Starts the scan as an Arrow C stream. Errors in the middle reach the reader through it, so no row is lost."""
+        stream = self.stream().__enter__()
+        return pa.RecordBatchReader.from_batches(stream.schema, stream).__arrow_c_stream__(requested_schema)
+
+    def stream(self) -> ScanStream:
+        """The rows as they come, in bounded memory, each time with a new view. The same as `iter(scan)`."""
+        return ScanStream(self._runner, self._runner.client.scan(self._spec).stream())
+
+    def stream_sync(self) -> ScanStream:
+        """The same as `stream`."""
+        return self.stream()
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as one table in memory; with the schema, also when there are none."""
+        return self._runner.call(self._runner.client.scan(self._spec).to_arrow)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All rows as a pandas DataFrame. Needs pandas."""
+        return self._runner.call(self._runner.client.scan(self._spec).to_pandas)
+
+    def to_polars(self) -> pl.DataFrame:
+        """All rows as a Polars DataFrame. Needs polars."""
+        return self._runner.call(self._runner.client.scan(self._spec).to_polars)
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """All rows as dictionaries."""
+        return self._runner.call(self._runner.client.scan(self._spec).to_pylist)
+
+    def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
+        return type(self)(self._runner, replace(self._spec, **changes))
+
+
+class ScanStream:
+    """The rows of one scan as Arrow batches. One reader at a time, in any thread. See `aio_client.ScanStream`."""
+
+    def __init__(self, runner: Runner, stream: AsyncScanStream, *, closes_runner: bool = False) -> None:
+        """Called by `Scan.stream`; starts nothing.
+
+        Args:
+            runner: Where the stream runs.
+            stream: The asynchronous stream.
+            closes_runner: Whether the runner is this stream's alone, and ends with it.
+        """
+        self._runner = runner
+        self._stream = stream
+        self._closes_runner = closes_runner
+
+    def __enter__(self) -> Self:
+        """Starts the scan and reads its header, so that `schema` and `log_offsets` are known."""
+        self._runner.call(self._stream.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        """The next rows; raises as `aio_client.ScanStream.__anext__`, and StopIteration at the end."""
+        rows = self._runner.call(_next, self._stream)
+        if rows is None:
+            if self._closes_runner:
+                self._runner.close()
+            raise StopIteration
+        return rows
+
+    def close(self) -> None:
+        """Ends the scan, so that the server frees its iterators. Idempotent, also after the end."""
+        if self._closes_runner:
+            self._runner.close()
+        else:
+            self._runner.call(self._stream.aclose)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows, known once the scan has started."""
+        return self._stream.schema
+
+    @property
+    def log_offsets(self) -> dict[int, int]:
+        """For every bucket of the scan, the offset of the first change that the rows do not show."""
+        return self._stream.log_offsets
+
+    @property
+    def scan_id(self) -> str:
+        """The name of this scan in the server's logs and listings."""
+        return self._stream.scan_id
+
+    @property
+    def consistency(self) -> Literal["table"]:
+        """`table`: the rows of all buckets are those of one instant."""
+        return self._stream.consistency
+
+    def statistics(self) -> ScanStatistics:
+        """What the scan has done so far; final when it has ended."""
+        return self._stream.statistics()
+
+
+async def _next(stream: AsyncScanStream) -> pa.RecordBatch | None:
+    return await anext(stream, None)
+
+
+def connect(
+    url: str | None = None,
+    *,
+    operation_timeout: float = 60.0,
+    attempt_timeout: float = 10.0,
+    read_ahead_bytes: int = 2 * 1024 * 1024,
+) -> Client:
+    """Opens a client, to be used as it is or in `with`.
+
+    The arguments and errors are those of `aio_client.connect`.
+    """
+    return Client(
+        ClientConfig(
+            url=default_url() if url is None else url,
+            operation_timeout=operation_timeout,
+            attempt_timeout=attempt_timeout,
+            read_ahead_bytes=read_ahead_bytes,
+        )
+    )
+
+
+def stream_once(config: ClientConfig, spec: ScanSpec) -> ScanStream:
+    """One scan over a connection of its own, which ends with it."""
+    runner = Runner(config)
+    return ScanStream(runner, runner.client.scan(spec).stream(), closes_runner=True)

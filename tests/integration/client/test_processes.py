@@ -1,0 +1,141 @@
+"""The blocking client at the edges of a process: its exit, a fork, and Ctrl-C."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aio_client import sync
+    from tests.support.server_process import ServerProcess
+
+ROWS = 100_000
+PRELUDE = """
+import asyncio, os, signal, sys
+from aio_client import UsageError, connect, sync
+url, server, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+
+def in_child(action):
+    pid = os.fork()
+    if not pid:
+        try:
+            action()
+        except UsageError as error:
+            print("refused:", error)
+        sys.stdout.flush()
+        sys.exit(0)
+    print("child ended with", os.waitpid(pid, 0)[1])
+
+"""
+
+
+@pytest.fixture
+def run(shared_server: ServerProcess, sync_client: sync.Client, name: str) -> Callable[..., str]:
+    """Runs a script in a process of its own, where `url`, `server` and `name` are known; what it prints."""
+    table = sync_client.create_table(name, pa.schema([("k", pa.int64())]), primary_key=["k"])
+    table.upsert(pa.table({"k": range(ROWS)}))
+
+    def run(script: str, exit_code: int = 0) -> str:
+        arguments = [shared_server.url, str(shared_server.process.pid), name]
+        done = subprocess.run(
+            [sys.executable, "-X", "dev", "-c", PRELUDE + script, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == exit_code, done.stderr
+        if not exit_code:
+            # gRPC itself notes a fork beside its running threads.
+            assert [line for line in done.stderr.splitlines() if "fork_posix" not in line] == []
+        return done.stdout
+
+    return run
+
+
+def test_a_client_without_with_is_closed_at_exit(run: Callable[..., str]) -> None:
+    assert run("print(sync.connect(url).table(name).count())") == f"{ROWS}\n"
+
+
+def test_a_client_kept_is_closed_at_exit_also_in_the_middle_of_a_scan(run: Callable[..., str]) -> None:
+    script = "client = sync.connect(url); stream = iter(client.table(name).scan().with_chunk(rows=10)); "
+    assert run(script + "print(next(stream).num_rows)") == "10\n"
+    assert run(script + "print(next(stream).num_rows); 1 / 0", exit_code=1) == "10\n"
+
+
+def test_a_stream_without_a_loop_is_closed_at_exit(run: Callable[..., str]) -> None:
+    script = """
+async def scan():
+    async with connect(url) as client:
+        return (await client.table(name)).scan().with_chunk(rows=10)
+
+stream = asyncio.run(scan()).stream_sync()
+print(next(stream).num_rows)
+"""
+    assert run(script) == "10\n"
+
+
+def test_a_client_of_before_a_fork_is_refused_after_it(run: Callable[..., str]) -> None:
+    script = """
+table = sync.connect(url).table(name)
+in_child(table.count)
+print(table.count())
+"""
+    assert run(script).splitlines() == [
+        "refused: the client was made before this process was forked; connect in the child process instead",
+        "child ended with 0",
+        str(ROWS),
+    ]
+
+
+def test_connecting_after_a_fork_is_refused_when_a_client_was_open(run: Callable[..., str]) -> None:
+    script = """
+client = sync.connect(url)
+client.tables()
+in_child(lambda: sync.connect(url))
+"""
+    refused, ended = run(script).splitlines()
+    assert refused.startswith("refused: this process was forked while a client was open")
+    assert ended == "child ended with 0"
+
+
+@pytest.mark.parametrize("opened", ["sync.connect(url)", "asyncio.run(opened())"])
+def test_connecting_after_a_fork_works_when_all_clients_were_closed(run: Callable[..., str], opened: str) -> None:
+    script = f"""
+async def opened():
+    async with connect(url) as client:
+        await client.tables()
+        return client
+
+client = {opened}
+if isinstance(client, sync.Client):
+    client.tables()
+    client.close()
+in_child(lambda: print(sync.connect(url).table(name).count()))
+"""
+    assert run(script).splitlines() == [str(ROWS), "child ended with 0"]
+
+
+def test_ctrl_c_ends_a_call_that_hangs(run: Callable[..., str]) -> None:
+    script = """
+def interrupt(*_):
+    os.kill(server, signal.SIGCONT)
+    raise KeyboardInterrupt
+
+table = sync.connect(url).table(name)
+signal.signal(signal.SIGALRM, interrupt)
+os.kill(server, signal.SIGSTOP)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    table.count()
+except KeyboardInterrupt:
+    print("interrupted")
+print(table.count())
+"""
+    assert run(script).splitlines() == ["interrupted", str(ROWS)]

@@ -1,0 +1,245 @@
+"""The blocking client: the same answers, from any thread, beside a running loop, and read by other libraries."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from aio_client import ClientConfig, DataLoss, InvalidKey, SchemaMismatch, TableNotFound, UsageError, sync
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.server_process import ServerProcess
+
+SCHEMA = pa.schema([("k", pa.int64()), ("name", pa.string())])
+ROWS = 20_000
+
+
+@pytest.fixture
+def table(sync_client: sync.Client, name: str) -> sync.Table:
+    table = sync_client.create_table(name, SCHEMA, primary_key=["k"], buckets=3, compression="none")
+    table.upsert(pa.table({"k": range(ROWS), "name": [f"n{k}" for k in range(ROWS)]}))
+    return table
+
+
+def client_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "scankv-client"]
+
+
+def no_client_thread_is_left() -> bool:
+    for thread in client_threads():
+        thread.join(5)
+    return not client_threads()
+
+
+def test_every_method_answers(sync_client: sync.Client, table: sync.Table, name: str) -> None:
+    sync_client.wait_ready()
+    assert table.name == name
+    assert (table.primary_key, table.bucket_key, table.buckets) == (["k"], ["k"], 3)
+    assert table.options == {"compression": "none"}
+    assert table.schema.names == ["k", "name"]
+    assert name in [each.name for each in sync_client.tables()]
+    assert table.get(7) == {"k": 7, "name": "n7"}
+    assert table.lookup([7, -1], missing="null").to_pylist() == [{"k": 7, "name": "n7"}, {"k": -1, "name": None}]
+    assert table.count() == ROWS
+    assert sum(bucket.rows for bucket in table.statistics()) == ROWS
+    assert table.delete([7]).rows == 1
+    assert sync_client.alter_table(name, add_columns=pa.schema([("more", pa.int8())])).schema.names[-1] == "more"
+    assert sync_client.server_stats().tables > 0
+    sync_client.drop_table(name)
+    with pytest.raises(TableNotFound):
+        sync_client.table(name)
+
+
+def test_errors_are_the_same(table: sync.Table) -> None:
+    with pytest.raises(SchemaMismatch, match='column "name", row 0'):
+        table.upsert([{"k": 1, "name": 2}])
+    with pytest.raises(InvalidKey):
+        table.get("x")
+    with pytest.raises(UsageError):
+        table.scan(limit=-1)
+
+
+def test_a_scan_iterates_plainly(table: sync.Table) -> None:
+    scan = table.scan()
+    for stream in (iter(scan), scan.stream(), scan.stream_sync()):
+        assert sum(rows.num_rows for rows in stream) == ROWS
+        with pytest.raises(StopIteration):
+            next(stream)
+        assert stream.statistics().rows_returned == ROWS
+    assert sum(rows.num_rows for rows in scan) == ROWS
+
+
+def test_a_scan_collects(sync_client: sync.Client, table: sync.Table) -> None:
+    scan = table.scan().select("k").limit(10).with_buckets(1).with_chunk(rows=3)
+    assert scan.to_arrow().num_rows == 10
+    assert len(scan.to_pandas()) == 10
+    assert scan.to_polars().height == 10
+    assert len(scan.to_pylist()) == 10
+    assert sync_client.scan(scan.spec).to_arrow().equals(scan.to_arrow())
+
+
+def test_a_stream_knows_its_view(table: sync.Table) -> None:
+    with table.scan().stream() as stream:
+        assert stream.schema == table.schema
+        assert sorted(stream.log_offsets) == [0, 1, 2]
+        assert stream.scan_id
+        assert stream.consistency == "table"
+
+
+def test_a_scan_left_early_leaves_nothing_at_the_server(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client:
+        table = client.create_table("test.left", SCHEMA, primary_key=["k"])
+        table.upsert(pa.table({"k": range(ROWS), "name": ["x"] * ROWS}))
+        scan = table.scan().with_chunk(rows=10)
+        for _ in scan:
+            break
+        _wait_for_no_scan(client)
+        with scan.stream() as stream:
+            next(stream)
+            assert client.server_stats().live_scans == 1
+        _wait_for_no_scan(client)
+
+
+def _wait_for_no_scan(client: sync.Client) -> None:
+    for _ in range(1000):
+        if not client.server_stats().live_scans:
+            return
+    pytest.fail("a scan is left")
+
+
+def test_duckdb_reads_a_scan(table: sync.Table) -> None:
+    scan = table.scan()  # noqa: F841  # DuckDB finds it by its name
+    total = duckdb.sql("select count(*), sum(k), min(name) from scan")
+    assert total is not None
+    assert total.fetchall() == [(ROWS, ROWS * (ROWS - 1) // 2, "n0")]
+    assert duckdb.from_arrow(table.scan(limit=0)).fetchall() == []
+
+
+def test_polars_and_pyarrow_read_a_scan(table: sync.Table) -> None:
+    scan = table.scan()
+    assert pl.DataFrame(scan).select(pl.col("k").sum()).item() == ROWS * (ROWS - 1) // 2
+    assert pa.table(scan).num_rows == ROWS
+    assert pa.RecordBatchReader.from_stream(scan).read_all().schema == table.schema
+    assert pl.DataFrame(table.scan(limit=0)).columns == ["k", "name"]
+
+
+def test_a_scan_is_written_into_another_table(sync_client: sync.Client, table: sync.Table, name: str) -> None:
+    copy = sync_client.create_table(f"{name}_copy", table.schema, primary_key=["k"])
+    assert copy.upsert(table.scan()).rows == ROWS
+    assert copy.scan().to_arrow().sort_by("k").equals(table.scan().to_arrow().sort_by("k"))
+
+
+def test_an_error_in_the_middle_reaches_the_reader_of_the_arrow_stream(table: sync.Table) -> None:
+    stream = table.scan().with_chunk(rows=10).stream()
+    with stream:
+        next(stream)
+        reader = pa.RecordBatchReader.from_batches(stream.schema, stream)
+        stream.close()
+        with pytest.raises((UsageError, DataLoss, pa.ArrowException), match="closed"):
+            reader.read_all()
+
+
+def test_many_threads_share_one_client(table: sync.Table) -> None:
+    def work(number: int) -> int:
+        table.upsert([{"k": ROWS + number, "name": "more"}])
+        assert table.get(number) == {"k": number, "name": f"n{number}"}
+        return sum(rows.num_rows for rows in table.scan().with_chunk(rows=1000))
+
+    with ThreadPoolExecutor(8) as pool:
+        counts = list(pool.map(work, range(40)))
+    assert all(ROWS < count <= ROWS + 40 for count in counts)
+    assert table.count() == ROWS + 40
+
+
+def test_one_stream_has_one_reader_at_a_time(table: sync.Table) -> None:
+    stream = table.scan().with_chunk(rows=10).stream()
+    seen: list[int] = []
+
+    def read() -> None:
+        try:
+            seen.extend(rows.num_rows for rows in stream)
+        except UsageError:
+            seen.append(0)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(seen) <= ROWS
+
+
+@pytest.mark.asyncio
+async def test_it_works_beside_a_running_loop(shared_server: ServerProcess, name: str) -> None:
+    assert asyncio.get_running_loop().is_running()
+    with sync.connect(shared_server.url) as client:
+        table = client.create_table(name, SCHEMA, primary_key=["k"])
+        table.upsert([{"k": 1, "name": "x"}])
+        assert [rows.num_rows for rows in table.scan()] == [1]
+
+
+def test_closing_ends_the_thread_and_refuses_what_comes_after(shared_server: ServerProcess) -> None:
+    client = sync.connect(shared_server.url)
+    assert client.tables() is not None
+    assert len(client_threads()) == 1
+    client.close()
+    client.close()
+    assert client_threads() == []
+    with pytest.raises(UsageError, match=f"the client of {shared_server.url} is closed"):
+        client.tables()
+
+
+def test_closing_ends_a_scan_of_another_thread(shared_server: ServerProcess, table: sync.Table) -> None:
+    client = sync.connect(shared_server.url)
+    stream = client.scan(table.scan().with_chunk(rows=1).spec).stream()
+    next(stream)
+    errors: list[UsageError] = []
+
+    def read() -> None:
+        try:
+            for _ in stream:
+                client.close()
+        except UsageError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join(10)
+    assert [str(error) for error in errors] == [f"the client of {shared_server.url} is closed"]
+
+
+def test_a_client_that_is_dropped_ends_its_thread(shared_server: ServerProcess) -> None:
+    client = sync.connect(shared_server.url)
+    tables = client.tables()
+    del client
+    assert len(client_threads()) == 1  # its tables still need it
+    del tables
+    assert no_client_thread_is_left()
+
+
+def test_a_stream_of_its_own_ends_its_thread(shared_server: ServerProcess, table: sync.Table) -> None:
+    others = len(client_threads())
+    config = ClientConfig(url=shared_server.url)
+    stream = sync.stream_once(config, table.scan().spec)
+    assert sum(rows.num_rows for rows in stream) == ROWS
+    assert len(client_threads()) == others
+    assert stream.statistics().rows_returned == ROWS
+    assert stream.schema == table.schema
+    with sync.stream_once(config, table.scan().spec) as stream:
+        next(stream)
+    assert len(client_threads()) == others
+
+
+@pytest.fixture(autouse=True)
+def no_thread_leaks() -> Iterator[None]:
+    yield
+    assert no_client_thread_is_left()

@@ -1,0 +1,209 @@
+"""Small servers that answer scans wrongly, each in the way that its name says."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from protos.scankv.v1.scan_pb2 import ScanKvRequest, ScanKvResponse
+from protos.scankv.v1.scan_pb2_grpc import ScanServiceServicer, add_ScanServiceServicer_to_server
+from protos.scankv.v1.table_pb2_grpc import TableServiceServicer, add_TableServiceServicer_to_server
+from tests.unit.client.messages import batch, chunk, header, response, whole_scan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from protos.scankv.v1 import table_pb2
+
+Context: TypeAlias = grpc.aio.ServicerContext[ScanKvRequest, ScanKvResponse]
+
+FOREVER = 3600.0
+
+
+class KeepsItsContract(ScanServiceServicer):
+    """Answers every scan as it should; what the others do instead.
+
+    Attributes:
+        sent: Messages written.
+        ended: Set when the handler of a scan has ended, however that came.
+    """
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.ended = asyncio.Event()
+
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        for message in whole_scan():
+            yield message
+
+    async def ScanKv(self, request: ScanKvRequest, context: Context) -> None:  # type: ignore[override]
+        try:
+            async for message in self.messages(context):
+                await self.write(context, message)
+                self.sent += 1
+        finally:
+            self.ended.set()
+
+    async def write(self, context: Context, message: ScanKvResponse) -> None:
+        await context.write(message)
+
+
+class SendsNoTrailer(KeepsItsContract):
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        for message in whole_scan()[:-1]:
+            yield message
+
+
+class SendsWrongChecksum(KeepsItsContract):
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        *messages, end = whole_scan()
+        for message in messages:
+            yield message
+        end.trailer.crc32c ^= 1
+        yield end
+
+
+class SendsNothing(KeepsItsContract):
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        return
+        yield
+
+
+class StallsBeforeHeader(KeepsItsContract):
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        await asyncio.sleep(FOREVER)
+        yield response(header())
+
+
+class StallsAfterHeader(KeepsItsContract):
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        yield response(header())
+        await asyncio.sleep(FOREVER)
+
+
+class StallsAfterFirstChunk(KeepsItsContract):
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        for message in whole_scan()[:2]:
+            yield message
+        await asyncio.sleep(FOREVER)
+
+
+class StallsAfterTrailer(KeepsItsContract):
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        for message in whole_scan():
+            yield message
+        await asyncio.sleep(FOREVER)
+
+
+class NeverEnds(KeepsItsContract):
+    """Sends chunks of 64 KiB until its reader stops; then sets `stalled`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stalled = asyncio.Event()
+        self.chunk = chunk(batch(0, 3000))
+
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        yield response(header())
+        while True:
+            yield response(self.chunk)
+
+    async def write(self, context: Context, message: ScanKvResponse) -> None:
+        note = asyncio.get_running_loop().call_later(0.3, self.stalled.set)
+        try:
+            await context.write(message)
+        finally:
+            note.cancel()
+
+
+class EndsWith(KeepsItsContract):
+    """Ends with a status, after so many messages of a scan."""
+
+    def __init__(
+        self, code: grpc.StatusCode, *, after: int = 0, reason: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__()
+        self._code = code
+        self._after = after
+        self._reason = reason
+        self._retry_after = retry_after
+
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        for message in whole_scan()[: self._after]:
+            yield message
+        await end_with(context, self._code, self._reason, self._retry_after)
+
+
+class SendsUnreadableMessages:
+    """Sends bytes that are no protobuf message."""
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        async def scan(request: bytes, context: Context) -> AsyncIterator[bytes]:
+            yield b"\xff\xff\xff"
+
+        handlers = {"ScanKv": grpc.unary_stream_rpc_method_handler(scan)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("scankv.v1.ScanService", handlers),))
+
+
+class RefusesTables(TableServiceServicer):
+    """Ends `GetTable` with a status, and never answers the other calls."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str | None = None, retry_after: float | None = None) -> None:
+        self._code = code
+        self._reason = reason
+        self._retry_after = retry_after
+
+    async def GetTable(self, request: table_pb2.GetTableRequest, context: Any) -> table_pb2.GetTableResponse:
+        await end_with(context, self._code, self._reason, self._retry_after)
+        raise AssertionError
+
+    async def _stall(self, request: Any, context: Any) -> Any:
+        await asyncio.sleep(FOREVER)
+
+    CreateTable = DropTable = AlterTable = ListTables = _stall
+
+
+async def end_with(
+    context: grpc.aio.ServicerContext[Any, Any], code: grpc.StatusCode, reason: str | None, retry_after: float | None
+) -> None:
+    """Ends a call with a status; with the typed detail of ScanKV when it has a reason."""
+    if reason is None:
+        await context.abort(code, "what the server says")
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="scankv", metadata={"table": "game.scores"})
+    details: list[Any] = [info]
+    if retry_after is not None:
+        delay = duration_pb2.Duration(seconds=int(retry_after), nanos=int(retry_after % 1 * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    packed = [any_pb2.Any() for _ in details]
+    for each, detail in zip(packed, details, strict=True):
+        each.Pack(detail)
+    status = status_pb2.Status(code=code.value[0], message="what the server says", details=packed)
+    await context.abort(
+        code, "what the server says", trailing_metadata=(("grpc-status-details-bin", status.SerializeToString()),)
+    )
+
+
+@asynccontextmanager
+async def serving(
+    *servicers: ScanServiceServicer | TableServiceServicer | SendsUnreadableMessages, port: int = 0
+) -> AsyncIterator[str]:
+    """A server of these in this event loop; its address."""
+    server = grpc.aio.server()
+    for servicer in servicers:
+        if isinstance(servicer, ScanServiceServicer):
+            add_ScanServiceServicer_to_server(servicer, server)
+        elif isinstance(servicer, TableServiceServicer):
+            add_TableServiceServicer_to_server(servicer, server)
+        else:
+            servicer.add_to(server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)

@@ -1,0 +1,169 @@
+"""What rows may be given as: every form gives the same batches, and bad rows are named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from aio_client import SchemaMismatch, UsageError
+from aio_client._data import rows_of
+from table_model.types import parse_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCHEMA = parse_schema("player string not null, score int64, tags list<item: string>")
+ROWS = [{"player": "ann", "score": 1, "tags": ["a"]}, {"player": "bob", "score": None, "tags": None}]
+TABLE = pa.Table.from_pylist(ROWS, schema=SCHEMA)
+
+
+class ExportsAnArray:
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> Any:
+        return TABLE.to_batches()[0].__arrow_c_array__(requested_schema)
+
+
+class ExportsAStream:
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> Any:
+        return TABLE.__arrow_c_stream__(requested_schema)
+
+
+FORMS: dict[str, Callable[[], object]] = {
+    "RecordBatch": lambda: TABLE.to_batches()[0],
+    "Table": lambda: TABLE,
+    "Table with its columns in another order": lambda: TABLE.select(["tags", "score", "player"]),
+    "Table of chunks": lambda: pa.concat_tables([TABLE.slice(0, 1), TABLE.slice(1)]),
+    "RecordBatchReader": lambda: TABLE.to_reader(),
+    "list of dictionaries": lambda: ROWS,
+    "tuple of dictionaries": lambda: tuple(ROWS),
+    "dictionaries without their nulls": lambda: [ROWS[0], {"player": "bob"}],
+    "pandas": lambda: pd.DataFrame(ROWS),
+    "pandas of Arrow types": lambda: TABLE.to_pandas(types_mapper=pd.ArrowDtype),
+    "pandas with the key as its index": lambda: pd.DataFrame(ROWS).set_index("player"),
+    "pandas with an index of rows that are left": lambda: pd.DataFrame([{"player": "x"}, *ROWS])[1:],
+    "Polars": lambda: pl.DataFrame(ROWS),
+    "DuckDB": lambda: duckdb.from_arrow(TABLE),
+    "an object with __arrow_c_array__": ExportsAnArray,
+    "an object with __arrow_c_stream__": ExportsAStream,
+}
+
+
+def read(data: object, schema: pa.Schema = SCHEMA) -> pa.Table:
+    rows = rows_of(data)
+    rows.check_names(schema)
+    return pa.Table.from_batches(rows.batches(schema), schema=schema)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_rows(form: str) -> None:
+    assert read(FORMS[form]()).equals(TABLE)
+
+
+@pytest.mark.parametrize("form", ["RecordBatchReader", "an object with __arrow_c_stream__", "DuckDB"])
+def test_a_stream_is_not_taken_to_be_in_memory(form: str) -> None:
+    assert not rows_of(FORMS[form]()).in_memory
+
+
+@pytest.mark.parametrize("form", ["Table", "list of dictionaries", "pandas", "Polars", "RecordBatch"])
+def test_data_in_memory_is_known_to_be_so(form: str) -> None:
+    assert rows_of(FORMS[form]()).in_memory
+
+
+@pytest.mark.parametrize("form", ["Table", "list of dictionaries", "pandas", "Polars", "RecordBatchReader"])
+def test_an_unknown_column_is_named_with_the_near_ones(form: str) -> None:
+    schema = parse_schema("player string, scores int64, tags list<item: string>")
+    with pytest.raises(SchemaMismatch, match='no column "score"; did you mean "scores"') as caught:
+        rows_of(FORMS[form]()).check_names(schema)
+    assert caught.value.details["column"] == "score"
+
+
+def test_an_unknown_key_of_a_dictionary_is_named_with_its_row() -> None:
+    with pytest.raises(SchemaMismatch, match='row 1: there is no column "scor"') as caught:
+        rows_of([{"player": "a"}, {"player": "b", "scor": 1}]).check_names(SCHEMA)
+    assert caught.value.details == {"column": "scor", "row": "1"}
+
+
+@pytest.mark.parametrize("form", ["Table", "pandas", "Polars", "RecordBatchReader"])
+def test_a_missing_column_is_named(form: str) -> None:
+    schema = pa.schema([*SCHEMA, pa.field("team", pa.string())])
+    with pytest.raises(SchemaMismatch, match='column "team" is missing'):
+        read(FORMS[form](), schema)
+
+
+@pytest.mark.parametrize(
+    ("data", "column", "row"),
+    [
+        ([ROWS[0], {"player": "b", "score": "many"}], "score", "1"),
+        ([ROWS[0], {"player": None}], "player", "1"),
+        ([ROWS[0], {"score": 1}], "player", "1"),
+        (pd.DataFrame({"player": ["a", "b"], "score": [1, 1.5], "tags": [None, None]}), "score", "1"),
+        (pd.DataFrame({"player": ["a", "b", 3], "score": [1, 2, 3], "tags": [None] * 3}), "player", "2"),
+        (pl.DataFrame({"player": ["a", "b"], "score": [1.0, 1.5], "tags": [None, None]}), "score", "1"),
+        (pa.table({"player": ["a", None], "score": [1, 2], "tags": [None, None]}), "player", "1"),
+    ],
+)
+def test_a_bad_value_is_named_with_column_and_row(data: object, column: str, row: str) -> None:
+    with pytest.raises(SchemaMismatch, match=f'column "{column}", row {row}') as caught:
+        read(data)
+    assert caught.value.details == {"column": column, "row": row}
+
+
+def test_rows_are_counted_over_all_batches_of_a_reader() -> None:
+    batches = [pa.record_batch({"n": [1.0, 2.0]}), pa.record_batch({"n": [3.0, 4.5]})]
+    reader = pa.RecordBatchReader.from_batches(batches[0].schema, batches)
+    with pytest.raises(SchemaMismatch, match='column "n", row 3'):
+        read(reader, parse_schema("n int64"))
+
+
+def test_nan_is_null_in_pandas_only() -> None:
+    schema = parse_schema("n double")
+    assert read(pd.DataFrame({"n": [1.0, np.nan]}), schema).column("n").null_count == 1
+    assert read(pd.DataFrame({"n": [1.0, np.nan]}, dtype=object), schema).column("n").null_count == 1
+    assert read([{"n": 1.0}, {"n": np.nan}], schema).column("n").null_count == 0
+    assert read(pl.DataFrame({"n": [1.0, np.nan]}), schema).column("n").null_count == 0
+
+
+def test_a_pandas_column_that_is_float_because_of_its_nulls_becomes_integer() -> None:
+    frame = pd.DataFrame({"n": [1.0, np.nan, 3.0]})
+    assert read(frame, parse_schema("n int64")).to_pylist() == [{"n": 1}, {"n": None}, {"n": 3}]
+
+
+def test_a_pandas_column_of_objects_is_taken_value_by_value() -> None:
+    frame = pd.DataFrame({"m": [{"k": 1}, [("k", 2)], None]}, dtype=object)
+    expected = [{"m": [("k", 1)]}, {"m": [("k", 2)]}, {"m": None}]
+    assert read(frame, parse_schema("m map<string, int64>")).to_pylist() == expected
+
+
+@pytest.mark.parametrize("data", [[], pa.table({"player": []}).slice(0, 0), pd.DataFrame({"player": []})])
+def test_no_rows_are_no_rows(data: object) -> None:
+    assert read(data, parse_schema("player string")).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"player": "ann", "score": 1}, "put a single row into a list"),
+        ("ann", "not as str"),
+        (None, "not as NoneType"),
+        (7, "not as int"),
+        ((row for row in ROWS), "not as generator"),
+        ([ROWS[0], "bob"], "row 1 is a str, not a dictionary"),
+        (TABLE.to_batches(), "row 0 is a RecordBatch, not a dictionary"),
+        (pl.Series("player", ["ann"]), "a Series has no rows"),
+        (pa.array([1]), "has no rows"),
+    ],
+)
+def test_what_has_no_rows_is_refused_with_what_is_expected(data: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        rows_of(data)
+
+
+def test_a_column_there_twice_is_named() -> None:
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["player", "player"])
+    with pytest.raises(SchemaMismatch, match='"player" is there twice'):
+        read(twice, parse_schema("player string"))

@@ -1,0 +1,62 @@
+"""What `aio_client` exports: names are added here on purpose, and never renamed."""
+
+from __future__ import annotations
+
+import aio_client
+from table_model import errors
+
+NAMES = [
+    "BucketStatistics",
+    "Client",
+    "ClientConfig",
+    "ConnectionFailed",
+    "DataLoss",
+    "DeadlineExceeded",
+    "InternalError",
+    "InvalidKey",
+    "InvalidOption",
+    "InvalidRequest",
+    "ProtocolViolation",
+    "RequestTooLarge",
+    "Scan",
+    "ScanInterrupted",
+    "ScanKvError",
+    "ScanSpec",
+    "ScanStatistics",
+    "ScanStream",
+    "SchemaMismatch",
+    "ServerDraining",
+    "ServerRefused",
+    "ServerStats",
+    "Table",
+    "TableExists",
+    "TableNotFound",
+    "TooManyScans",
+    "Unavailable",
+    "UnknownField",
+    "UsageError",
+    "WriteResult",
+    "connect",
+    "sync",
+]
+
+
+def test_the_exported_names_are_these() -> None:
+    assert sorted(aio_client.__all__) == NAMES
+    assert all(hasattr(aio_client, name) for name in NAMES)
+
+
+def test_the_sync_module_exports_the_same_shapes() -> None:
+    assert sorted(aio_client.sync.__all__) == ["Client", "Scan", "ScanStream", "Table", "connect"]
+
+
+def test_every_error_of_the_tree_is_exported() -> None:
+    tree = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert tree <= set(aio_client.__all__)
+
+
+def test_the_sync_shapes_have_every_public_method_of_the_asynchronous_ones() -> None:
+    for name in ("Client", "Table", "Scan", "ScanStream"):
+        asynchronous, blocking = getattr(aio_client, name), getattr(aio_client.sync, name)
+        expected = {member for member in dir(asynchronous) if not member.startswith("_")} - {"aclose"}
+        assert expected <= set(dir(blocking)), name

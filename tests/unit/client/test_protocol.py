@@ -1,0 +1,189 @@
+"""What a scan asks for, and that no answer passes which breaks the contract of `scan.proto`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aio_client import ProtocolViolation, ScanSpec
+from aio_client._protocol import ScanLedger, scan_request
+from protos.scankv.v1.scan_pb2 import ScanKvResponse
+from tests.unit.client.messages import SCHEMA, batch, chunk, chunks, header, response, trailer, whole_scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from protos.scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanTrailer
+
+SPEC = ScanSpec("game.scores")
+
+
+def read(
+    messages: Iterable[ScanKvResponse | ScanHeader | ScanChunk | ScanTrailer], spec: ScanSpec = SPEC
+) -> tuple[ScanLedger, list[pa.RecordBatch]]:
+    ledger = ScanLedger(spec)
+    booked = [ledger.book(part if isinstance(part, ScanKvResponse) else response(part)) for part in messages]
+    ledger.close()
+    return ledger, [rows for rows in booked if rows is not None]
+
+
+def test_a_whole_scan_passes() -> None:
+    ledger, batches = read(whole_scan())
+    assert pa.Table.from_batches(batches).equals(pa.Table.from_batches([batch(0, 15)]))
+    assert ledger.schema == SCHEMA
+    assert (ledger.rows, ledger.chunks) == (15, 3)
+    assert ledger.trailer is not None
+
+
+def test_a_scan_without_rows_passes() -> None:
+    ledger, batches = read([header(), trailer([])])
+    assert batches == []
+    assert ledger.schema == SCHEMA
+
+
+def test_rows_without_columns_keep_their_number() -> None:
+    spec = ScanSpec("game.scores", columns=())
+    sent = [chunk(batch(0, 4).select([]))]
+    _, batches = read([header(pa.schema([])), *sent, trailer(sent)], spec)
+    assert [rows.num_rows for rows in batches] == [4]
+
+
+def test_a_message_of_a_newer_server_is_passed_over() -> None:
+    unknown = ScanKvResponse.FromString(b"\x1a\x02\x08\x01")  # field 3
+    first, *rest = whole_scan()
+    ledger, batches = read([first, unknown, *rest])
+    assert len(batches) == 3
+    assert ledger.trailer is not None
+
+
+@pytest.mark.parametrize("end", range(5))
+def test_a_stream_that_ends_early_is_no_success(end: int) -> None:
+    with pytest.raises(ProtocolViolation, match="expected a trailer at the end of the stream, got none after"):
+        read(whole_scan()[:end])
+
+
+@given(st.data())
+def test_a_chunk_lost_doubled_or_in_another_place_is_noticed(data: st.DataObject) -> None:
+    sent = chunks()
+    received = data.draw(st.lists(st.sampled_from(sent), max_size=5))
+    messages: list[ScanHeader | ScanChunk | ScanTrailer] = [header(), *received, trailer(sent)]
+    if received == sent:
+        read(messages)
+    else:
+        with pytest.raises(ProtocolViolation):
+            read(messages)
+
+
+@given(st.integers(0, 2), st.data())
+def test_a_flipped_bit_of_arrow_data_is_noticed(index: int, data: st.DataObject) -> None:
+    sent = chunks()
+    end = trailer(sent)
+    spoiled = bytearray(sent[index].record_batch)
+    bit = data.draw(st.integers(0, len(spoiled) * 8 - 1))
+    spoiled[bit // 8] ^= 1 << bit % 8
+    sent[index].record_batch = bytes(spoiled)
+    with pytest.raises(ProtocolViolation):
+        read([header(), *sent, end])
+
+
+SENT = chunks()
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([*SENT, trailer(SENT)], "expected the header first, got chunk"),
+        ([trailer(SENT)], "expected the header first, got trailer"),
+        ([header(), header()], "expected one header, got a second one"),
+        ([header(), trailer([]), SENT[0]], "expected nothing after the trailer, got chunk"),
+        ([header(), trailer([]), trailer([])], "expected nothing after the trailer, got trailer"),
+        ([header(), trailer([]), header()], "expected nothing after the trailer, got header"),
+        ([header(), *SENT[:2], trailer(SENT)], "expected 15 rows, as the trailer says, got 10"),
+        ([header(), *SENT, trailer(SENT, [0, 1])], r"the buckets of the trailer to be \[0, 1, 2\], got \[0, 1\]"),
+        ([header(), *SENT, trailer(SENT, [0, 1, 1, 2])], r"the trailer to be \[0, 1, 2\], got \[0, 1, 1, 2\]"),
+        ([header(log_offsets={0: 1, 2: 1})], r"the buckets of the header to be \[0, 1\], got \[0, 2\]"),
+        ([header(log_offsets={})], "at least one bucket in the header, got none"),
+        ([header(), chunk(batch(0, 1), bucket=3)], "chunks of the buckets in the header, got one of bucket 3"),
+        ([header(), chunk(batch(0, 0))], "a chunk of 0 rows, at least 1, got one of 0"),
+    ],
+)
+def test_a_broken_contract_is_named(messages: list[ScanHeader | ScanChunk | ScanTrailer], expected: str) -> None:
+    with pytest.raises(ProtocolViolation, match=expected):
+        read(messages)
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [
+        ("rows_returned", "expected 16 rows, as the trailer says, got 15"),
+        ("chunks", "expected 4 chunks, as the trailer says, got 3"),
+        ("bytes_returned", "bytes of Arrow data, as the trailer says, got"),
+        ("crc32c", "expected the CRC32C .* of the trailer, got"),
+    ],
+)
+def test_a_total_of_the_trailer_that_differs_is_named(total: str, expected: str) -> None:
+    end = trailer(SENT)
+    setattr(end, total, getattr(end, total) + 1)
+    with pytest.raises(ProtocolViolation, match=expected):
+        read([header(), *SENT, end])
+
+
+def test_a_wrong_row_count_is_named() -> None:
+    spoiled = chunk(batch(0, 4))
+    spoiled.row_count = 5
+    with pytest.raises(ProtocolViolation, match="expected a chunk of 5 rows, at least 1, got one of 4"):
+        read([header(), spoiled])
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"\xff" * 100])
+def test_data_that_is_not_arrow_is_named(data: bytes) -> None:
+    spoiled = chunk(batch(0, 4))
+    spoiled.record_batch = data
+    with pytest.raises(ProtocolViolation, match="expected an Arrow record batch"):
+        read([header(), spoiled])
+    first = header()
+    first.arrow_schema = data
+    with pytest.raises(ProtocolViolation, match="expected an Arrow schema in the header"):
+        read([first])
+
+
+def test_other_buckets_than_asked_for_are_named() -> None:
+    with pytest.raises(ProtocolViolation, match=r"the buckets of the header to be \[2\], got \[0, 1, 2\]"):
+        read(whole_scan(), ScanSpec("game.scores", buckets=(2,)))
+
+
+def test_other_columns_than_asked_for_are_named() -> None:
+    with pytest.raises(ProtocolViolation, match=r"expected the columns \['name', 'id'\], got \['id', 'name'\]"):
+        read(whole_scan(), ScanSpec("game.scores", columns=("name", "id")))
+
+
+def test_more_rows_than_the_limit_are_named() -> None:
+    with pytest.raises(ProtocolViolation, match="expected at most 14 rows, got 15"):
+        read(whole_scan(), ScanSpec("game.scores", limit=14))
+
+
+def test_a_scan_of_everything_asks_for_nothing_more() -> None:
+    request = scan_request(ScanSpec("game.scores"))
+    assert request.table == "game.scores"
+    assert request.WhichOneof("source") == "live_kv"
+    assert not request.HasField("columns")
+    assert not request.HasField("limit")
+    assert list(request.buckets) == []
+    assert (request.chunk.max_rows, request.chunk.max_bytes) == (0, 0)
+
+
+def test_a_scan_of_something_asks_for_it() -> None:
+    spec = ScanSpec("game.scores", columns=("b", "a"), limit=0, buckets=(3, 1), chunk_rows=5, chunk_bytes=2048)
+    request = scan_request(spec)
+    assert list(request.columns.names) == ["b", "a"]
+    assert (request.HasField("limit"), request.limit) == (True, 0)
+    assert list(request.buckets) == [3, 1]
+    assert (request.chunk.max_rows, request.chunk.max_bytes) == (5, 2048)
+
+
+def test_no_columns_differ_from_all_columns() -> None:
+    assert scan_request(ScanSpec("game.scores", columns=())).HasField("columns")

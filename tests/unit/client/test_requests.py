@@ -1,0 +1,57 @@
+"""How rows are cut into requests: in order, none lost, none over its bounds unless it is one row."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aio_client import RequestTooLarge
+from aio_client._requests import cut, to_ipc
+
+SIZES = st.lists(st.lists(st.integers(0, 300), max_size=20), max_size=8)
+
+
+def batch_of(sizes: list[int]) -> pa.RecordBatch:
+    return pa.record_batch({"text": pa.array(["x" * size for size in sizes], pa.string())})
+
+
+@given(SIZES, st.integers(1, 20), st.integers(50, 1000))
+def test_rows_keep_their_order_and_requests_their_bounds(sizes: list[list[int]], max_rows: int, max_bytes: int) -> None:
+    requests = list(cut(map(batch_of, sizes), max_rows=max_rows, max_bytes=max_bytes))
+    joined = [len(text) for request in requests for text in request.column("text").to_pylist()]
+    assert joined == [size for batch in sizes for size in batch]
+    for request in requests:
+        assert 1 <= request.num_rows <= max_rows
+        assert request.num_rows == 1 or request.nbytes <= max_bytes + 8 * len(sizes)
+
+
+def test_small_batches_are_joined() -> None:
+    requests = list(cut([batch_of([1])] * 1000))
+    assert [request.num_rows for request in requests] == [1000]
+
+
+def test_a_batch_within_the_bounds_is_not_copied() -> None:
+    batch = batch_of([1, 2, 3])
+    (request,) = cut([batch])
+    assert request.column(0).buffers()[2].address == batch.column(0).buffers()[2].address
+
+
+def test_a_large_row_goes_alone() -> None:
+    requests = list(cut([batch_of([1, 10_000, 1])], max_bytes=1000))
+    assert [request.num_rows for request in requests] == [1, 1, 1]
+
+
+def test_a_row_over_the_limit_is_refused_by_its_index() -> None:
+    huge = pa.record_batch({"text": ["x", "y" * (17 << 20)]})
+    with pytest.raises(RequestTooLarge, match=r"row 4 has .* at most 16,777,216") as caught:
+        list(cut([batch_of([1, 2, 3]), huge]))
+    assert caught.value.details["row"] == "4"
+
+
+def test_a_request_is_a_whole_arrow_stream() -> None:
+    batch = batch_of([3, 4]).slice(1)
+    table = pa.ipc.open_stream(to_ipc(batch)).read_all()
+    assert table.to_batches() == [batch]
+    assert len(to_ipc(batch_of([100_000, 1]).slice(1))) < 2000

@@ -1,0 +1,341 @@
+"""One running scan: how it ends well, how it breaks, and that nothing is left of it at the server."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import TYPE_CHECKING
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from aio_client import (
+    DataLoss,
+    DeadlineExceeded,
+    InternalError,
+    ProtocolViolation,
+    RequestTooLarge,
+    Scan,
+    ScanInterrupted,
+    ScanKvError,
+    ScanSpec,
+    ScanStream,
+    ServerDraining,
+    TooManyScans,
+    Unavailable,
+    UsageError,
+    connect,
+)
+from tests.unit.client.messages import LOG_OFFSETS, SCHEMA, batch
+from tests.unit.client.misbehaving import (
+    EndsWith,
+    KeepsItsContract,
+    NeverEnds,
+    SendsNothing,
+    SendsNoTrailer,
+    SendsUnreadableMessages,
+    SendsWrongChecksum,
+    StallsAfterFirstChunk,
+    StallsAfterHeader,
+    StallsAfterTrailer,
+    StallsBeforeHeader,
+    serving,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.asyncio
+
+SPEC = ScanSpec("game.scores")
+SOON = 1.0
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.fixture
+def no_cycles() -> Iterator[None]:
+    """Whatever is freed in the test is freed by counting references."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def read(scan: Scan) -> list[pa.RecordBatch]:
+    return [rows async for rows in scan.stream()]
+
+
+async def test_a_whole_scan_comes_in_order() -> None:
+    async with serving(KeepsItsContract()) as url, connect(url) as client:
+        async with client.scan(SPEC).stream() as stream:
+            assert stream.schema == SCHEMA
+            assert stream.log_offsets == LOG_OFFSETS
+            assert stream.scan_id == "scan-1"
+            assert stream.consistency == "table"
+            batches = [rows async for rows in stream]
+        assert pa.Table.from_batches(batches).equals(pa.Table.from_batches([batch(0, 15)]))
+
+
+async def test_statistics_grow_and_then_stay() -> None:
+    async with serving(KeepsItsContract()) as url, connect(url) as client:
+        stream = client.scan(SPEC).stream()
+        assert (stream.statistics().attempts, stream.statistics().seconds) == (0, 0.0)
+        await anext(stream)
+        first = stream.statistics()
+        assert (first.rows_scanned, first.rows_returned, first.chunks, first.attempts) == (5, 5, 1, 1)
+        assert first.seconds > 0
+        assert [rows.num_rows async for rows in stream] == [5, 5]
+        last = stream.statistics()
+        assert (last.rows_scanned, last.rows_returned, last.chunks, last.attempts) == (16, 15, 3, 1)
+        assert last.bytes_returned > first.bytes_returned
+        assert stream.statistics() == last
+
+
+async def test_the_end_is_the_end_however_often_it_is_read() -> None:
+    async with serving(KeepsItsContract()) as url, connect(url) as client:
+        stream = client.scan(SPEC).stream()
+        assert len([rows async for rows in stream]) == 3
+        assert [rows async for rows in stream] == []
+        await stream.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+
+@pytest.mark.parametrize("what", ["schema", "log_offsets", "scan_id"])
+async def test_what_the_header_says_is_refused_before_the_start(what: str) -> None:
+    async with serving(KeepsItsContract()) as url, connect(url) as client:
+        stream = client.scan(SPEC).stream()
+        with pytest.raises(UsageError, match=f"{what} is known once the scan has started: enter `async with"):
+            getattr(stream, what)
+        await anext(stream)
+        assert getattr(stream, what)
+
+
+@pytest.mark.parametrize(
+    ("server", "error", "message"),
+    [
+        (SendsNoTrailer, ProtocolViolation, "none after 15 rows in 3 chunks"),
+        (SendsWrongChecksum, ProtocolViolation, "CRC32C"),
+        (SendsNothing, ProtocolViolation, "none after 0 rows"),
+        (SendsUnreadableMessages, ProtocolViolation, "cannot be read"),
+        (lambda: EndsWith(UNAVAILABLE), Unavailable, "no ScanKV server answers at 127.0.0.1"),
+        (lambda: EndsWith(UNAVAILABLE, after=2), ScanInterrupted, "broke off after 5 rows, which are not the whole"),
+        (lambda: EndsWith(grpc.StatusCode.CANCELLED, after=1), ScanInterrupted, "broke off after 0 rows"),
+        (lambda: EndsWith(grpc.StatusCode.INTERNAL, after=4), ScanInterrupted, "start the scan again"),
+        (lambda: EndsWith(grpc.StatusCode.UNKNOWN, after=2), InternalError, "what the server says"),
+        (lambda: EndsWith(grpc.StatusCode.RESOURCE_EXHAUSTED, after=2), RequestTooLarge, "over its limit"),
+        (lambda: EndsWith(grpc.StatusCode.UNIMPLEMENTED), ProtocolViolation, "a ScanKV server of this version"),
+        (lambda: EndsWith(grpc.StatusCode.DATA_LOSS, after=3, reason="DATA_LOSS"), DataLoss, "what the server says"),
+        (lambda: EndsWith(UNAVAILABLE, after=2, reason="SERVER_DRAINING"), ServerDraining, "what the server says"),
+    ],
+)
+async def test_a_broken_scan_is_an_error_that_stays(
+    server: type[KeepsItsContract], error: type[ScanKvError], message: str
+) -> None:
+    async with serving(server()) as url, connect(url) as client:
+        stream = client.scan(SPEC).stream()
+        with pytest.raises(error, match=message) as first:
+            async for _ in stream:
+                pass
+        with pytest.raises(error) as second:
+            await anext(stream)
+        assert second.value is first.value
+        with pytest.raises(error):
+            await client.scan(SPEC).to_arrow()
+
+
+async def test_an_interrupted_scan_says_where_and_how_far_it_came() -> None:
+    async with serving(EndsWith(UNAVAILABLE, after=3)) as url, connect(url) as client:
+        with pytest.raises(ScanInterrupted) as caught:
+            await read(client.scan(SPEC))
+        assert caught.value.details == {"table": "game.scores", "rows": "10", "address": url}
+        assert isinstance(caught.value.__cause__, Unavailable)
+
+
+async def test_a_typed_error_keeps_its_details_and_its_time() -> None:
+    refusal = EndsWith(grpc.StatusCode.RESOURCE_EXHAUSTED, reason="TOO_MANY_SCANS", retry_after=1.5)
+    async with serving(refusal) as url, connect(url) as client:
+        with pytest.raises(TooManyScans) as caught:
+            await read(client.scan(SPEC))
+        assert caught.value.retry_after == 1.5
+        assert caught.value.details == {"table": "game.scores"}
+
+
+async def test_a_stall_before_the_header_ends_with_the_attempt_timeout() -> None:
+    async with serving(server := StallsBeforeHeader()) as url, connect(url, attempt_timeout=0.2) as client:
+        with pytest.raises(DeadlineExceeded, match=rf"{url} sent nothing for 0\.2 s") as caught:
+            await read(client.scan(SPEC))
+        assert caught.value.details["address"] == url
+        await asyncio.wait_for(server.ended.wait(), SOON)
+
+
+@pytest.mark.parametrize("server", [StallsAfterHeader, StallsAfterFirstChunk, StallsAfterTrailer])
+async def test_a_stall_in_the_middle_ends_with_the_operation_timeout(server: type[KeepsItsContract]) -> None:
+    async with serving(stalling := server()) as url, connect(url, operation_timeout=0.2) as client:
+        with pytest.raises(DeadlineExceeded, match=r"sent nothing for 0\.2 s"):
+            await read(client.scan(SPEC))
+        await asyncio.wait_for(stalling.ended.wait(), SOON)
+
+
+async def test_the_time_that_the_reader_takes_is_not_counted() -> None:
+    async with (
+        serving(KeepsItsContract()) as url,
+        connect(url, operation_timeout=0.2, attempt_timeout=0.2) as client,
+    ):
+        rows = 0
+        async for each in client.scan(SPEC).stream():
+            rows += each.num_rows
+            await asyncio.sleep(0.3)
+        assert rows == 15
+
+
+async def test_a_break_ends_the_call_at_once(no_cycles: None) -> None:
+    async with serving(server := NeverEnds()) as url, connect(url) as client:
+        async for _ in client.scan(SPEC).stream():
+            break
+        await asyncio.wait_for(server.ended.wait(), SOON)
+
+
+@pytest.mark.parametrize("server", [StallsAfterFirstChunk, NeverEnds])
+async def test_dropping_the_stream_ends_the_call_at_once(no_cycles: None, server: type[KeepsItsContract]) -> None:
+    async with serving(running := server()) as url, connect(url) as client:
+        stream = client.scan(SPEC).stream()
+        await anext(stream)
+        del stream
+        await asyncio.wait_for(running.ended.wait(), SOON)
+
+
+async def test_dropping_the_stream_in_another_thread_ends_the_call_at_once(no_cycles: None) -> None:
+    async with serving(server := NeverEnds()) as url, connect(url) as client:
+        streams = [client.scan(SPEC).stream()]
+        await anext(streams[0])
+        thread = threading.Thread(target=streams.clear)
+        thread.start()
+        thread.join()
+        await asyncio.wait_for(server.ended.wait(), SOON)
+
+
+async def test_an_exception_in_the_loop_ends_the_call(no_cycles: None) -> None:
+    async with serving(server := NeverEnds()) as url, connect(url) as client:
+
+        async def fail() -> None:
+            async for _ in client.scan(SPEC).stream():
+                raise LookupError
+
+        with pytest.raises(LookupError):
+            await fail()
+        await asyncio.wait_for(server.ended.wait(), SOON)
+
+
+@pytest.mark.parametrize("server", [StallsAfterHeader, StallsAfterFirstChunk, StallsAfterTrailer, NeverEnds])
+async def test_leaving_async_with_ends_the_call(server: type[KeepsItsContract]) -> None:
+    async with serving(running := server()) as url, connect(url) as client:
+        async with client.scan(SPEC).stream() as stream:
+            pass
+        await asyncio.wait_for(running.ended.wait(), SOON)
+        with pytest.raises(UsageError, match="closed before its end"):
+            await anext(stream)
+
+
+@pytest.mark.parametrize(
+    "server", [StallsBeforeHeader, StallsAfterHeader, StallsAfterFirstChunk, StallsAfterTrailer, NeverEnds]
+)
+async def test_cancelling_the_reader_ends_the_call(server: type[KeepsItsContract]) -> None:
+    async with serving(running := server()) as url, connect(url) as client:
+        stream = client.scan(SPEC).stream()
+
+        async def read_on() -> None:
+            async for _ in stream:
+                pass
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(read_on(), 0.1)
+        await asyncio.wait_for(running.ended.wait(), SOON)
+        with pytest.raises(UsageError, match="a read of the scan was cancelled"):
+            await anext(stream)
+
+
+@pytest.mark.parametrize("server", [StallsBeforeHeader, StallsAfterHeader, StallsAfterFirstChunk, StallsAfterTrailer])
+async def test_closing_while_another_task_reads_ends_both(server: type[KeepsItsContract]) -> None:
+    async with serving(running := server()) as url, connect(url) as client:
+        stream = client.scan(SPEC).stream()
+        reader = asyncio.create_task(_drain(stream))
+        await asyncio.wait({reader}, timeout=0.1)
+        await stream.aclose()
+        with pytest.raises(UsageError, match="closed while it was being read"):
+            await reader
+        await asyncio.wait_for(running.ended.wait(), SOON)
+
+
+@pytest.mark.parametrize("server", [StallsBeforeHeader, StallsAfterFirstChunk])
+async def test_closing_the_client_ends_its_scans(server: type[KeepsItsContract]) -> None:
+    async with serving(running := server()) as url, connect(url) as client:
+        reader = asyncio.create_task(_drain(client.scan(SPEC).stream()))
+        await asyncio.wait({reader}, timeout=0.1)
+        await client.aclose()
+        with pytest.raises(UsageError, match="closed while it was being read"):
+            await reader
+        await asyncio.wait_for(running.ended.wait(), SOON)
+        with pytest.raises(UsageError, match=f"the client of {url} is closed"):
+            await read(client.scan(SPEC))
+
+
+async def test_a_server_that_stops_interrupts_the_scan() -> None:
+    async with serving(server := StallsAfterFirstChunk()) as url:
+        client = await connect(url)
+        stream = client.scan(SPEC).stream()
+        assert (await anext(stream)).num_rows == 5
+    with pytest.raises(ScanInterrupted, match="broke off after 5 rows"):
+        await anext(stream)
+    with pytest.raises(Unavailable, match=f"no ScanKV server answers at {url}"):
+        await read(client.scan(SPEC))
+    assert server.ended.is_set()
+    await client.aclose()
+
+
+async def test_two_tasks_cannot_read_one_stream() -> None:
+    async with serving(StallsAfterFirstChunk()) as url, connect(url) as client:
+        stream = client.scan(SPEC).stream()
+        await anext(stream)
+        reader = asyncio.create_task(_drain(stream))
+        await asyncio.wait({reader}, timeout=0.05)
+        with pytest.raises(UsageError, match="being read by another task"):
+            await anext(stream)
+        assert not reader.done()
+        await stream.aclose()
+        with pytest.raises(UsageError):
+            await reader
+
+
+@pytest.mark.parametrize("read_ahead_bytes", [64 << 10, 1 << 20])
+async def test_a_reader_that_stops_stops_the_server_within_the_window(read_ahead_bytes: int) -> None:
+    async with serving(server := NeverEnds()) as url, connect(url, read_ahead_bytes=read_ahead_bytes) as client:
+        stream = client.scan(SPEC).stream()
+        for _ in range(100):
+            await anext(stream)
+        await asyncio.wait_for(server.stalled.wait(), 30)
+        ahead = server.sent - 1 - 100
+        # The window, what the sender's transport buffers, and the message that is stuck in between.
+        assert ahead * len(server.chunk.record_batch) < read_ahead_bytes + (512 << 10)
+
+
+async def test_a_scan_can_be_started_many_times_at_once() -> None:
+    async with serving(KeepsItsContract()) as url, connect(url) as client:
+        scan = client.scan(SPEC)
+        results = await asyncio.gather(*(scan.to_arrow() for _ in range(20)))
+        assert {table.num_rows for table in results} == {15}
+
+
+async def test_collecting_a_scan_gives_all_forms() -> None:
+    async with serving(KeepsItsContract()) as url, connect(url) as client:
+        scan = client.scan(SPEC)
+        assert (await scan.to_arrow()).schema == SCHEMA
+        assert list((await scan.to_pandas())["id"]) == list(range(15))
+        assert (await scan.to_polars())["id"].to_list() == list(range(15))
+        assert (await scan.to_pylist())[14] == {"id": 14, "name": "n14"}
+
+
+async def _drain(stream: ScanStream) -> None:
+    async for _ in stream:
+        pass

@@ -1,0 +1,176 @@
+"""How calls with one answer fail: every status becomes an error of ours that names the server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from aio_client import (
+    Client,
+    DataLoss,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    ProtocolViolation,
+    RequestTooLarge,
+    ScanKvError,
+    ServerDraining,
+    TableNotFound,
+    Unavailable,
+    UsageError,
+    connect,
+)
+from tests.unit.client.misbehaving import RefusesTables, serving
+
+pytestmark = pytest.mark.asyncio
+
+CODE = grpc.StatusCode
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        (CODE.UNAVAILABLE, Unavailable, "no ScanKV server answers at ADDRESS: what the server says"),
+        (CODE.CANCELLED, Unavailable, "no ScanKV server answers at ADDRESS"),
+        (CODE.INTERNAL, Unavailable, "no ScanKV server answers at ADDRESS"),
+        (CODE.DEADLINE_EXCEEDED, DeadlineExceeded, "ADDRESS did not answer within 10 s"),
+        (CODE.RESOURCE_EXHAUSTED, RequestTooLarge, "between here and ADDRESS is over its limit"),
+        (CODE.INVALID_ARGUMENT, InvalidRequest, "ADDRESS failed: what the server says"),
+        (CODE.DATA_LOSS, DataLoss, "ADDRESS failed: what the server says"),
+        (CODE.UNIMPLEMENTED, ProtocolViolation, "is it a ScanKV server of this version"),
+        (CODE.UNKNOWN, InternalError, "ADDRESS failed: what the server says"),
+        (CODE.NOT_FOUND, InternalError, "ADDRESS failed: what the server says"),
+    ],
+)
+async def test_a_status_without_a_detail_goes_by_its_code(
+    code: grpc.StatusCode, error: type[ScanKvError], message: str
+) -> None:
+    async with serving(RefusesTables(code)) as url, connect(url) as client:
+        with pytest.raises(error, match=message.replace("ADDRESS", url)) as caught:
+            await client.table("game.scores")
+        assert type(caught.value) is error
+        assert caught.value.details == {"address": url}
+        assert isinstance(caught.value.__cause__, grpc.aio.AioRpcError)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "error"),
+    [
+        (CODE.NOT_FOUND, "TABLE_NOT_FOUND", TableNotFound),
+        (CODE.UNAVAILABLE, "SERVER_DRAINING", ServerDraining),
+        # A reason of a newer server goes by its code.
+        (CODE.INVALID_ARGUMENT, "MOON_PHASE", InvalidRequest),
+    ],
+)
+async def test_a_typed_error_is_the_one_that_the_server_raised(
+    code: grpc.StatusCode, reason: str, error: type[ScanKvError]
+) -> None:
+    async with serving(RefusesTables(code, reason, retry_after=0.25)) as url, connect(url) as client:
+        with pytest.raises(error, match="what the server says") as caught:
+            await client.table("game.scores")
+        assert type(caught.value) is error
+        if reason != "MOON_PHASE":
+            assert caught.value.details == {"table": "game.scores"}
+            assert caught.value.retry_after == 0.25
+
+
+async def test_a_call_that_is_not_answered_ends_with_the_attempt_timeout() -> None:
+    async with serving(RefusesTables(CODE.OK)) as url, connect(url, attempt_timeout=0.2) as client:
+        with pytest.raises(DeadlineExceeded, match=rf"{url} did not answer within 0\.2 s"):
+            await client.tables()
+
+
+async def test_the_operation_timeout_bounds_an_attempt_as_well() -> None:
+    async with serving(RefusesTables(CODE.OK)) as url, connect(url, operation_timeout=0.2) as client:
+        with pytest.raises(DeadlineExceeded, match=r"within 0\.2 s"):
+            await client.drop_table("game.scores")
+
+
+async def test_no_server_is_an_error_at_once_that_names_the_address(unused_port: int) -> None:
+    async with connect(f"localhost:{unused_port}") as client:
+        started = time.monotonic()
+        with pytest.raises(Unavailable, match=f"no ScanKV server answers at localhost:{unused_port}: "):
+            await client.table("game.scores")
+        assert time.monotonic() - started < 2
+
+
+async def test_a_host_that_does_not_exist_is_an_error_that_names_it() -> None:
+    async with connect("no-such-host.invalid:7070") as client:
+        with pytest.raises(Unavailable, match=r"no-such-host\.invalid:7070"):
+            await client.tables()
+
+
+async def test_a_server_that_accepts_and_is_silent_is_an_error_that_names_the_address() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        async with connect(url, attempt_timeout=0.3) as client:
+            with pytest.raises(DeadlineExceeded, match=rf"{url} did not answer within 0\.3 s"):
+                await client.tables()
+            with pytest.raises(DeadlineExceeded, match=rf"{url} was not ready within 0\.2 s"):
+                await client.wait_ready(0.2)
+
+
+async def test_a_server_of_another_kind_is_an_error() -> None:
+    async def answer_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer_http, "127.0.0.1", 0)
+    url = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, connect(url) as client:
+        with pytest.raises(Unavailable, match=url):
+            await client.tables()
+
+
+async def test_waiting_for_a_server_that_never_comes_ends_with_the_timeout(unused_port: int) -> None:
+    async with connect(f"127.0.0.1:{unused_port}") as client:
+        with pytest.raises(DeadlineExceeded, match=r"was not ready within 0\.3 s: it does not answer"):
+            await client.wait_ready(0.3)
+
+
+async def test_a_server_that_comes_later_is_found(unused_port: int) -> None:
+    async with connect(f"127.0.0.1:{unused_port}") as client:
+        with pytest.raises(Unavailable):
+            await client.table("game.scores")
+        async with serving(RefusesTables(CODE.NOT_FOUND, "TABLE_NOT_FOUND"), port=unused_port):
+            with pytest.raises(TableNotFound):
+                await _once_connected(client)
+
+
+async def _once_connected(client: Client) -> None:
+    """Asks until the client has noticed the server; it tries again about every second."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await client.table("game.scores")
+            except Unavailable:
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("schema", [None, "player string", [("player", pa.string())]])
+async def test_a_schema_of_another_kind_is_refused_before_it_is_sent(schema: object) -> None:
+    async with connect("localhost:1") as client:
+        with pytest.raises(UsageError, match=r"schema is a pyarrow\.Schema, not a"):
+            await client.create_table("a.b", schema, primary_key=["player"])
+        with pytest.raises(UsageError, match=r"add_columns is a pyarrow\.Schema, not a"):
+            await client.alter_table("a.b", add_columns=schema)
+
+
+@pytest.mark.parametrize("buckets", [0, -1, 1.5, "4", True])
+async def test_a_number_of_buckets_that_is_none_is_refused_before_it_is_sent(buckets: object) -> None:
+    async with connect("localhost:1") as client:
+        with pytest.raises(UsageError, match="buckets is a number of at least 1"):
+            await client.create_table(
+                "a.b",
+                pa.schema([("k", pa.int64())]),
+                primary_key=["k"],
+                buckets=buckets,  # type: ignore[arg-type]
+            )
