@@ -1,0 +1,40 @@
+"""Which commands there are."""
+
+from __future__ import annotations
+
+import typer
+
+from scankv.cli import demo, inspect, load, rows, scan, serve, tables
+from scankv.cli.outcome import Commands
+
+app = typer.Typer(
+    name="scankv",
+    cls=Commands,
+    help="A live primary-key table server, and what fills, scans and looks after its tables.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (
+    serve.serve,
+    serve.wait,
+    tables.create,
+    load.load,
+    scan.scan,
+    rows.get,
+    rows.put,
+    rows.delete,
+    rows.count,
+    tables.drop,
+    inspect.tables,
+    inspect.describe,
+    inspect.stats,
+    demo.demo,
+):
+    app.command()(command)
+
+
+def main() -> None:
+    """Runs the command line of this process and exits with its code."""
+    app(prog_name="scankv")

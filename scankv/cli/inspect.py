@@ -1,0 +1,85 @@
+"""`tables`, `describe` and `stats`: what there is, and how the server is."""
+
+from dataclasses import asdict
+
+import typer
+from rich.filesize import decimal
+
+from aio_client import sync
+from scankv.cli.options import Json, TableName, Url
+from scankv.cli.show import show_json, show_pairs, show_table
+from table_model.types import format_type
+
+
+def tables(json: Json = False, url: Url = None) -> None:
+    """List the tables."""
+    with sync.connect(url) as client:
+        found = client.tables()
+    if json:
+        show_json([_summary(table) for table in found])
+    elif found:
+        show_table(
+            ["table", "key", "columns", "buckets"],
+            [[table.name, ", ".join(table.primary_key), len(table.schema), table.buckets] for table in found],
+        )
+    else:
+        typer.echo("there are no tables yet; make one with: scankv create, or scankv load --create", err=True)
+
+
+def describe(table: TableName, json: Json = False, url: Url = None) -> None:
+    """Show the columns, the key and the buckets of a table."""
+    with sync.connect(url) as client:
+        found = client.table(table)
+        buckets = found.statistics()
+    if json:
+        show_json(_summary(found) | {"bucket_statistics": [asdict(bucket) for bucket in buckets]})
+        return
+    show_pairs(
+        {
+            "table": found.name,
+            "key": ", ".join(found.primary_key),
+            "bucket key": ", ".join(found.bucket_key),
+            "options": ", ".join(f"{name}={value}" for name, value in found.options.items()) or "all as default",
+            "rows": f"{sum(bucket.rows for bucket in buckets):,}",
+            "on disk": decimal(sum(bucket.disk_bytes for bucket in buckets)),
+        }
+    )
+    show_table(
+        ["column", "type", "null"],
+        [[field.name, format_type(field.type), "" if field.nullable else "not null"] for field in found.schema],
+    )
+    show_table(
+        ["bucket", "rows", "log offset", "on disk", "damage"],
+        [[b.bucket, b.rows, b.log_offset, decimal(b.disk_bytes), b.damage or ""] for b in buckets],
+    )
+
+
+def stats(json: Json = False, url: Url = None) -> None:
+    """Show what the server has done and what it holds."""
+    with sync.connect(url) as client:
+        figures = asdict(client.server_stats())
+    if json:
+        show_json(figures)
+    else:
+        show_pairs({name.replace("_", " "): _figure(name, value) for name, value in figures.items()})
+
+
+def _summary(table: sync.Table) -> dict[str, object]:
+    return {
+        "name": table.name,
+        "primary_key": list(table.primary_key),
+        "bucket_key": list(table.bucket_key),
+        "buckets": table.buckets,
+        "columns": [
+            {"name": field.name, "type": format_type(field.type), "nullable": field.nullable} for field in table.schema
+        ],
+        "options": dict(table.options),
+    }
+
+
+def _figure(name: str, value: object) -> str:
+    if isinstance(value, int):
+        return decimal(value) if name.endswith("bytes") else f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return ", ".join(value) or "none" if isinstance(value, list | tuple) else str(value)

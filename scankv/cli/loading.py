@@ -1,0 +1,90 @@
+"""Rows of a file on their way into a table: the next are read while the last are written."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from scankv.formats.blocks import good_rows
+from scankv.formats.files import BadFile
+from table_model.errors import InvalidRequest, RequestTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
+
+    from aio_client import WriteResult
+    from aio_client.sync import Client, Table
+    from scankv.formats.blocks import BadRows, Block, GoodRows
+
+
+class Loading:
+    """Writes blocks of rows to a table in their order, so that of several rows of one key the last one stays.
+
+    Attributes:
+        rows: How many rows were acknowledged.
+    """
+
+    def __init__(self, client: Client, table: Table, bad: BadRows) -> None:
+        self.rows = 0
+        self._client = client
+        self._table = table
+        self._bad = bad
+        self._underway: tuple[Future[WriteResult], GoodRows] | None = None
+
+    def run(self, blocks: Iterable[Block], on_progress: Callable[[], None]) -> None:
+        """Writes all blocks; returns when every row is acknowledged.
+
+        Args:
+            blocks: The rows.
+            on_progress: Called after every write.
+
+        Raises:
+            BadFile: A row cannot be loaded, and bad rows are not to be passed over. The rows before it are written,
+                and the message says how many.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="scankv-load") as pool:
+            try:
+                for block in blocks:
+                    for good in good_rows(block, self._bad):
+                        self._finish_underway()
+                        on_progress()
+                        self._underway = pool.submit(self._table.upsert, good.rows), good
+                self._finish_underway()
+                on_progress()
+            except BadFile as error:
+                self._finish_underway()
+                raise BadFile(f"{error.message}; {self.rows:,} rows before it were loaded") from error
+            except KeyboardInterrupt:
+                # Leaving the pool waits for the write that is underway, so that one has to end.
+                self._client.close()
+                raise
+
+    def _finish_underway(self) -> None:
+        """Waits for the write that is underway; when the server refuses a row of it, that row is a bad one."""
+        if self._underway is None:
+            return
+        (write, good), self._underway = self._underway, None
+        try:
+            self.rows += write.result().rows
+        except (InvalidRequest, RequestTooLarge) as error:
+            self._write_without_refused(good, error)
+
+    def _write_without_refused(self, good: GoodRows, error: InvalidRequest | RequestTooLarge) -> None:
+        """Writes again without the row that was refused, until none is."""
+        kept = np.arange(good.rows.num_rows)
+        while len(kept):
+            if "row" not in error.details:
+                raise error
+            row = int(error.details["row"])
+            self._bad.add(good.where(int(kept[row])), error.message)
+            kept = np.delete(kept, row)
+            try:
+                self.rows += self._table.upsert(good.rows.take(pa.array(kept))).rows
+            except (InvalidRequest, RequestTooLarge) as again:
+                error = again
+            else:
+                return

@@ -1,0 +1,42 @@
+"""The arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from table_model.errors import UsageError
+
+Url = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="The server. Default: $SCANKV_URL, then localhost:7070.")
+]
+TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table, as database.table.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+KeyColumns = Annotated[
+    str | None, typer.Option("--key", metavar="A,B", help="The columns of the primary key.", show_default=False)
+]
+Buckets = Annotated[int | None, typer.Option(min=1, help="How many buckets the table gets. Default: 4.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Any other option; may be repeated.")
+]
+
+
+def names_of(text: str | None) -> list[str]:
+    """The column names in a comma-separated list."""
+    return [name.strip() for name in text.split(",")] if text else []
+
+
+def settings_of(settings: list[str] | None) -> dict[str, str]:
+    """The options given as `--set option=value`.
+
+    Raises:
+        UsageError: One has no `=`.
+    """
+    pairs = {}
+    for setting in settings or ():
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise UsageError(f'--set "{setting}" has no value; write --set option=value')
+        pairs[name.strip()] = value.strip()
+    return pairs

@@ -1,0 +1,89 @@
+"""`get`, `put`, `delete` and `count`: single rows, by their keys."""
+
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+
+from aio_client import sync
+from scankv.cli.arguments import parse_keys, parse_rows
+from scankv.cli.options import Json, TableName, Url
+from scankv.cli.show import show_json, show_rows
+from scankv.formats.json_text import json_lines
+from scankv.formats.text import to_text
+from table_model.errors import UsageError
+
+Keys = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="KEY...",
+        help="Keys of one row each. Those of several columns are written with commas, as a line of CSV.",
+        show_default=False,
+    ),
+]
+
+
+def get(table: TableName, keys: Keys, json: Json = False, url: Url = None) -> None:
+    """Show the rows of some keys; with --json each is one line.
+
+    A key without a row makes the exit code 1.
+    """
+    with sync.connect(url) as client:
+        found = client.table(table)
+        wanted = parse_keys(keys, _key_schema(found))
+        rows = found.lookup(wanted)
+    if json:
+        for batch in rows.to_batches():
+            typer.echo(json_lines(batch).to_pybytes(), nl=False)
+    elif rows.num_rows:
+        show_rows(rows)
+    present = set(_key_texts(rows.select(wanted.schema.names)))
+    missing = [key for key, text in zip(keys, _key_texts(wanted), strict=True) if text not in present]
+    if missing:
+        raise UsageError(f"{table} has no row with the key {' or '.join(missing)}")
+
+
+def put(
+    table: TableName,
+    values: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COLUMN=VALUE...",
+            help="The values of one row, or whole rows as JSON objects.",
+            show_default=False,
+        ),
+    ],
+    url: Url = None,
+) -> None:
+    """Insert a row, or replace the row with the same key. Columns that are not given become null."""
+    with sync.connect(url) as client:
+        found = client.table(table)
+        written = found.upsert(parse_rows(values, found.schema))
+    typer.echo(f"wrote {written.rows:,} {'row' if written.rows == 1 else 'rows'}")
+
+
+def delete(table: TableName, keys: Keys, url: Url = None) -> None:
+    """Delete the rows of some keys; a key without a row is passed over."""
+    with sync.connect(url) as client:
+        found = client.table(table)
+        written = found.delete(parse_keys(keys, _key_schema(found)))
+    typer.echo(f"deleted {written.rows:,} {'key' if written.rows == 1 else 'keys'}")
+
+
+def count(table: TableName, json: Json = False, url: Url = None) -> None:
+    """Count the rows of a table."""
+    with sync.connect(url) as client:
+        rows = client.table(table).count()
+    if json:
+        show_json({"table": table, "rows": rows})
+    else:
+        typer.echo(rows)
+
+
+def _key_schema(table: sync.Table) -> pa.Schema:
+    return pa.schema([table.schema.field(name) for name in table.primary_key])
+
+
+def _key_texts(keys: pa.RecordBatch | pa.Table) -> list[tuple[str, ...]]:
+    columns = [pa.chunked_array([column]) if isinstance(column, pa.Array) else column for column in keys.columns]
+    return list(zip(*(to_text(column.combine_chunks()).to_pylist() for column in columns), strict=True))

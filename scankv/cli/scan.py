@@ -1,0 +1,104 @@
+"""`scan`: the rows of a table, to a terminal, a pipe or a file."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Annotated, Final
+
+import typer
+
+from aio_client import sync
+from scankv.cli.options import TableName, Url, names_of
+from scankv.cli.show import is_terminal, show_rows
+from scankv.formats.files import Format, format_of_name
+from scankv.formats.writers import row_writer, whole_file
+from table_model.errors import UsageError
+
+_TERMINAL_ROWS: Final = 100
+
+
+class OutputFormat(StrEnum):
+    """What a scan is printed as."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+def scan(
+    table: TableName,
+    columns: Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns, in this order.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many rows.")] = None,
+    format_: Annotated[
+        OutputFormat | None,
+        typer.Option(
+            "--format",
+            help="Default: what the name of the output file says; else a table on a terminal, csv in a pipe.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write to a file, which appears when it is complete."),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Read a table as of one instant.
+
+    A table on a terminal stops after 100 rows unless --limit says otherwise.
+    """
+    chosen = format_ or _default_format(output)
+    if chosen is OutputFormat.TABLE and output is not None:
+        raise UsageError("a table is for reading; to write a file choose --format csv, jsonl, parquet or arrow")
+    if chosen in (OutputFormat.PARQUET, OutputFormat.ARROW) and output is None and is_terminal():
+        raise UsageError(f"{chosen} is not for a terminal; name a file with -o, or pipe it into a program")
+    with sync.connect(url) as client:
+        wanted = client.table(table).scan(columns=names_of(columns) or None, limit=limit)
+        if chosen is OutputFormat.TABLE:
+            _show(wanted, cut=limit is None and is_terminal())
+        else:
+            _write(wanted, Format(chosen), output)
+
+
+def _default_format(output: Path | None) -> OutputFormat:
+    if output is not None:
+        return OutputFormat(format_of_name(output.name) or Format.CSV)
+    return OutputFormat.TABLE if is_terminal() else OutputFormat.CSV
+
+
+def _show(wanted: sync.Scan, *, cut: bool) -> None:
+    # One more than shown tells whether there are more.
+    rows = (wanted.limit(_TERMINAL_ROWS + 1) if cut else wanted).to_arrow()
+    shown = rows.slice(0, _TERMINAL_ROWS) if cut else rows
+    show_rows(shown)
+    more = ", and there are more; --limit shows them" if shown.num_rows < rows.num_rows else ""
+    if is_terminal():
+        typer.echo(f"{shown.num_rows:,} rows{more}", err=True)
+
+
+def _write(wanted: sync.Scan, format_: Format, output: Path | None) -> None:
+    with wanted.stream() as stream, _destination(output) as out:
+        writer = row_writer(format_, out, stream.schema, seekable=output is not None)
+        for rows in stream:
+            writer.write(rows)
+            # Whoever reads a pipe sees rows as they come, and a closed pipe is noticed.
+            out.flush()
+        writer.close()
+        out.flush()
+
+
+@contextmanager
+def _destination(output: Path | None) -> Iterator[IO[bytes]]:
+    if output is None:
+        yield sys.stdout.buffer
+        return
+    try:
+        with whole_file(output) as stream:
+            yield stream
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(f"{output}: {error.strerror or error}") from error

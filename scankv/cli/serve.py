@@ -1,0 +1,54 @@
+"""`serve` and `wait`: starting a server, and waiting for one."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aio_client import sync
+from scankv.cli.options import Settings, Url, settings_of
+from scankv.cli.outcome import needs
+
+
+def serve(
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The data directory; made when it is not there.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port to listen on; 0 picks a free one. Default: 7070.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with settings.")] = None,
+    set_: Settings = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this machine without encryption or authentication.")
+    ] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all settings as TOML, and do not serve.")
+    ] = False,
+) -> None:
+    """Run a server until it is told to stop.
+
+    When it is ready it prints one line, `scankv ready on HOST:PORT`; its log goes to standard error. SIGTERM and Ctrl-C
+    let running calls end first. A setting comes from here, else from $SCANKV_<SETTING>, else from the file.
+
+    Exit codes: 0 after a drain, 3 when another server has the directory, 4 when the port is taken.
+    """
+    with needs("server"):
+        from streaming_server.config import as_toml, load_config
+        from streaming_server.server import run
+    flags = {**settings_of(set_), "data": data, "host": host, "port": port, "insecure": insecure or None}
+    given = {name: value for name, value in flags.items() if value is not None}
+    settings = load_config(given, config, os.environ)
+    if print_config:
+        typer.echo(as_toml(settings), nl=False)
+        return
+    raise typer.Exit(run(settings))
+
+
+def wait(
+    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait at most.")] = 60.0,
+    url: Url = None,
+) -> None:
+    """Wait until the server is ready; the exit code is 1 when it is not in time."""
+    with sync.connect(url) as client:
+        client.wait_ready(timeout)

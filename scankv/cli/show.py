@@ -1,0 +1,111 @@
+"""How results look: tables in the width of the terminal, or JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from scankv.formats.text import to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_LONGEST_CELL: Final = 60
+_GAP: Final = 2
+_NULL: Final = "null"
+
+
+def show_json(value: object) -> None:
+    """Prints a value as JSON."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def show_pairs(pairs: Mapping[str, str]) -> None:
+    """Prints names and values, one a line."""
+    grid = Table.grid(padding=(0, 2))
+    for name, value in pairs.items():
+        grid.add_row(Text(name, style="dim"), Text(value))
+    _print(grid)
+
+
+def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Prints a table; columns of integers stand to the right."""
+    numeric = [all(isinstance(row[index], int) for row in rows) for index in range(len(headers))]
+    table = _empty_table(headers, numeric)
+    for row in rows:
+        table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
+    _print(table)
+
+
+def show_rows(rows: pa.Table) -> None:
+    """Prints rows of a scan. A terminal gets as many columns as fit, and is told about the others."""
+    cells = {name: _cells(rows.column(name).combine_chunks()) for name in rows.column_names}
+    hidden = _hidden(cells)
+    shown = rows.schema.names[: len(rows.schema) - len(hidden)]
+    types = [rows.schema.field(name).type for name in shown]
+    table = _empty_table(shown, [pat.is_integer(t) or pat.is_floating(t) or pat.is_decimal(t) for t in types])
+    for row in zip(*(cells[name] for name in shown), strict=True):
+        table.add_row(*(Text(_NULL, style="dim") if cell is None else Text(cell) for cell in row))
+    _print(table)
+    if hidden:
+        typer.echo(f"not enough width for: {', '.join(hidden)}; choose with --columns", err=True)
+
+
+def is_terminal() -> bool:
+    """Whether a person reads what is printed."""
+    return sys.stdout.isatty()
+
+
+def stderr_console() -> Console:
+    """Where progress is shown."""
+    return Console(stderr=True)
+
+
+def _cells(column: pa.Array) -> list[str | None]:
+    # Control characters in data must not steer the terminal.
+    texts = pc.replace_substring_regex(to_text(column), r"[[:cntrl:]]", "·")
+    long = pc.greater(pc.utf8_length(texts), _LONGEST_CELL)
+    shortened = pc.binary_join_element_wise(pc.utf8_slice_codeunits(texts, 0, _LONGEST_CELL - 1), "…", "")
+    cells: list[str | None] = pc.if_else(long, shortened, texts).to_pylist()
+    return cells
+
+
+def _hidden(cells: Mapping[str, Sequence[str | None]]) -> list[str]:
+    """The last columns, as many as a terminal has no room for; the first one is always shown."""
+    if not is_terminal():
+        return []
+    room = Console().width
+    names = list(cells)
+    for index, name in enumerate(names):
+        room -= max(len(cell or _NULL) for cell in [name, *cells[name]]) + _GAP
+        if room < 0:
+            return names[max(index, 1) :]
+    return []
+
+
+def _empty_table(headers: Sequence[str], numeric: Sequence[bool]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for header, right in zip(headers, numeric, strict=True):
+        table.add_column(Text(header), justify="right" if right else "left", no_wrap=True)
+    return table
+
+
+def _print(table: Table) -> None:
+    if is_terminal():
+        Console().print(table)
+        return
+    # A pipe has no width: nothing is cut.
+    text = io.StringIO()
+    Console(file=text, width=1_000_000).print(table)
+    typer.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines()))

@@ -1,0 +1,69 @@
+"""A server in a process of its own, for as long as it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from table_model.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+_READY: Final = "scankv ready on "
+_START_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 10.0
+
+
+@asynccontextmanager
+async def embedded_server(directory: Path) -> AsyncIterator[str]:
+    """Runs `scankv serve` on a free port; gives its address, and stops it in the end.
+
+    Args:
+        directory: Where its data and its log go; there and writable.
+
+    Raises:
+        Unavailable: It did not start; the message has the end of its log.
+    """
+    log = directory / "server.log"
+    with log.open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "scankv", "serve", "--data", str(directory / "data"), "--port", "0"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+        )
+    try:
+        yield await _address_of(process, log)
+    finally:
+        await _stop(process)
+
+
+async def _address_of(process: asyncio.subprocess.Process, log: Path) -> str:
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_START_SECONDS):
+            line = (await process.stdout.readline()).decode()
+    except TimeoutError:
+        line = ""
+    if not line.startswith(_READY):
+        raise Unavailable(f"the embedded server did not start; the end of its log: {_end_of(log)}")
+    return line.removeprefix(_READY).strip()
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(_STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _end_of(log: Path) -> str:
+    return " ".join(log.read_text().split()[-40:])

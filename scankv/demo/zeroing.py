@@ -1,0 +1,48 @@
+"""The writer that changes rows while they are being streamed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from scankv.demo.flights import SCHEMA
+
+if TYPE_CHECKING:
+    from aio_client import Table
+
+_ROWS_PER_UPDATE: Final = 100
+_SEED: Final = 2013
+
+
+class Zeroing:
+    """Sets `distance` to 0 in random rows, until it is told to stop.
+
+    Attributes:
+        acknowledged: How many rows are updated.
+        first: Set when the first of them are.
+        stop: To be set by the caller when it is enough.
+    """
+
+    def __init__(self, table: Table, rows: pa.Table) -> None:
+        self.acknowledged = 0
+        self.first = asyncio.Event()
+        self.stop = asyncio.Event()
+        self._table = table
+        self._rows = rows.take(np.random.default_rng(_SEED).permutation(rows.num_rows))
+
+    async def run(self) -> None:
+        """Updates one random row after the other, many in a request; ends when every row was."""
+        position = SCHEMA.get_field_index("distance")
+        while self.acknowledged < self._rows.num_rows and not self.stop.is_set():
+            rows = self._rows.slice(self.acknowledged, _ROWS_PER_UPDATE)
+            zeros = pa.array(np.zeros(rows.num_rows, np.int64))
+            await self._table.upsert(rows.set_column(position, SCHEMA.field(position), zeros))
+            self.acknowledged += rows.num_rows
+            self.first.set()
+
+    def updated(self) -> pa.Table:
+        """The rows that are updated, as they were before."""
+        return self._rows.slice(0, self.acknowledged)

@@ -1,0 +1,75 @@
+"""Parquet files, Arrow IPC files and Arrow IPC streams: they say their schema themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from scankv.formats.columns import check_columns, conform_block
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Iterator
+
+_BATCH_ROWS: Final = 65_536
+_ARROW_FILE: Final = b"ARROW1"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowBlock:
+    """A record batch of a file; see `Block`."""
+
+    rows: pa.RecordBatch
+    schema: pa.Schema
+    first: int
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return int(self.rows.num_rows)
+
+    def convert(self, start: int, stop: int) -> pa.RecordBatch:
+        """See `Block.convert`."""
+        return conform_block(self.rows.slice(start, stop - start), self.schema)
+
+    def where(self, row: int) -> str:
+        """See `Block.where`."""
+        return f"row {self.first + row + 1}"
+
+
+def read_typed(batches: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[ArrowBlock]:
+    """Reads a file that has a schema as blocks of rows of another one.
+
+    Raises:
+        SchemaMismatch: The file has not exactly the columns of the schema.
+    """
+    check_columns(batches.schema.names, schema)
+    first = 0
+    for rows in batches:
+        yield ArrowBlock(rows, schema, first)
+        first += rows.num_rows
+
+
+def open_parquet(stream: io.BufferedReader) -> pa.RecordBatchReader:
+    """The rows of a Parquet file, in batches of at most 65,536.
+
+    Raises:
+        ValueError: It is not a Parquet file, or a damaged one.
+    """
+    file = pyarrow.parquet.ParquetFile(stream)
+    return pa.RecordBatchReader.from_batches(file.schema_arrow, file.iter_batches(_BATCH_ROWS))
+
+
+def open_arrow(stream: io.BufferedReader) -> pa.RecordBatchReader:
+    """The rows of an Arrow IPC file or stream, in its own batches.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if not stream.peek(len(_ARROW_FILE)).startswith(_ARROW_FILE):
+        return pa.ipc.open_stream(stream)
+    file = pa.ipc.open_file(stream)
+    batches = (file.get_batch(index) for index in range(file.num_record_batches))
+    return pa.RecordBatchReader.from_batches(file.schema, batches)

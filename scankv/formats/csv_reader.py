@@ -1,0 +1,176 @@
+"""CSV files: every field is read as bytes first, so that a bad value is known with its row and its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.types as pat
+
+from scankv.formats.blocks import BadRowError
+from scankv.formats.columns import check_columns, conform_block
+from scankv.formats.csv_rows import read_header, read_rows
+from scankv.formats.text import from_text
+from table_model.types import format_type
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Iterator, Sequence
+
+    from scankv.formats.blocks import BadRows
+
+NULL_WORDS: Final = ("NA", "N/A", "NULL", "null")
+"""Fields that are null in every column but those of strings, besides empty ones."""
+
+_LONGEST_SHOWN: Final = 40
+_FIRST_ROW: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Some rows of a file. They are numbered as in a spreadsheet, where the header is row 1.
+
+    Attributes:
+        rows: The rows with the right number of fields, every column binary.
+        first_number: The number of the first row, be it right or wrong.
+        wrong: The numbers of the other rows, ascending, with what is wrong.
+    """
+
+    rows: pa.RecordBatch
+    first_number: int
+    wrong: list[tuple[int, str]]
+
+    def number(self, row: int) -> int:
+        """The number of one of `rows`."""
+        number = self.first_number + row
+        for wrong, _ in self.wrong:
+            if wrong > number:
+                break
+            number += 1
+        return number
+
+
+class CsvFile:
+    """The header and the fields of a CSV file. An empty field is null, a quoted empty one is not.
+
+    Args:
+        stream: The file at its beginning; UTF-8 with or without byte order mark.
+        null_texts: Further fields that are null unless quoted, in every column.
+
+    Raises:
+        ValueError: There is no header, or a name is in it twice.
+    """
+
+    def __init__(self, stream: io.BufferedReader, null_texts: Sequence[str]) -> None:
+        self.names = read_header(stream)
+        self._stream = stream
+        self._convert_options = pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(self.names, pa.binary()),
+            null_values=["", *null_texts],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+
+    def fields(self) -> Iterator[Fields]:
+        """All rows, in blocks."""
+        number = _FIRST_ROW
+        for data in read_rows(self._stream):
+            fields = self._parse(data, number)
+            yield fields
+            number += fields.rows.num_rows + len(fields.wrong)
+
+    def _parse(self, data: bytes, first_number: int) -> Fields:
+        wrong: list[tuple[int, str]] = []
+
+        def on_wrong_length(row: pyarrow.csv.InvalidRow) -> str:
+            reason = f"{row.actual_columns} fields instead of {row.expected_columns}"
+            wrong.append((first_number + row.number - 1, reason))
+            return "skip"
+
+        table = pyarrow.csv.read_csv(
+            pa.BufferReader(data),
+            # One block, because rows must not end at its end; one thread, because only then rows are numbered.
+            pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.names),
+            pyarrow.csv.ParseOptions(newlines_in_values=b'"' in data, invalid_row_handler=on_wrong_length),
+            self._convert_options,
+        )
+        columns = [column.combine_chunks() for column in table.columns]
+        return Fields(pa.RecordBatch.from_arrays(columns, names=self.names), first_number, wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class CsvBlock:
+    """A block of a CSV file; see `Block`."""
+
+    fields: Fields
+    schema: pa.Schema
+    rows: int
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return self.rows
+
+    def convert(self, start: int, stop: int) -> pa.RecordBatch:
+        """See `Block.convert`."""
+        rows = self.fields.rows.slice(start, stop - start)
+        columns = [_convert(rows.column(field.name), field) for field in self.schema]
+        return conform_block(pa.RecordBatch.from_arrays(columns, names=self.schema.names), self.schema)
+
+    def where(self, row: int) -> str:
+        """See `Block.where`."""
+        return _where(self.fields.number(row))
+
+
+def read_csv(
+    stream: io.BufferedReader, schema: pa.Schema, null_texts: Sequence[str], bad: BadRows
+) -> Iterator[CsvBlock]:
+    """Reads a CSV file as blocks of rows of a schema.
+
+    Raises:
+        ValueError: The file is not CSV.
+        SchemaMismatch: Its header has not exactly the columns of the schema.
+        BadFile: A row has a wrong number of fields, and bad rows are not to be passed over. The rows before it came.
+    """
+    file = CsvFile(stream, null_texts)
+    check_columns(file.names, schema)
+    for fields in file.fields():
+        if fields.wrong and not bad.skip:
+            yield CsvBlock(fields, schema, fields.wrong[0][0] - fields.first_number)
+        report_wrong(fields, bad)
+        yield CsvBlock(fields, schema, fields.rows.num_rows)
+
+
+def report_wrong(fields: Fields, bad: BadRows) -> None:
+    """Gives the rows with a wrong number of fields to `bad`."""
+    for number, reason in fields.wrong:
+        bad.add(_where(number), reason)
+
+
+def values_of(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
+    """The values of CSV fields, with the words that mean null outside strings.
+
+    Raises:
+        ValueError: A field is not a value of that type.
+    """
+    if pat.is_string(type_):
+        return texts
+    # A quoted empty field, which is not null yet, is a value of bytes.
+    words = NULL_WORDS if pat.is_binary(type_) else ("", *NULL_WORDS)
+    is_null = pc.is_in(pc.ascii_trim_whitespace(texts), pa.array(words))
+    return from_text(pc.if_else(is_null, None, texts), type_)
+
+
+def _convert(fields: pa.BinaryArray, field: pa.Field) -> pa.Array:
+    try:
+        return values_of(fields.cast(pa.string()), field.type)
+    except ValueError as error:
+        text = fields[0].as_py().decode(errors="replace") if fields[0].is_valid else ""
+        shown = text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+        raise BadRowError(f'column "{field.name}": "{shown}" is not {format_type(field.type)}') from error
+
+
+def _where(number: int) -> str:
+    return f"row {number}"

@@ -1,0 +1,83 @@
+"""Where rows of CSV end, so that a file can be read by blocks of whole rows."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Iterator
+
+_BLOCK_BYTES: Final = 4 << 20
+_QUOTE: Final = ord('"')
+# What stands before a quote that begins a quoted field, or that is the second of a pair within one.
+_BEFORE_QUOTE: Final = np.frombuffer(b',\n\r"', np.uint8)
+
+
+def read_header(stream: io.BufferedReader) -> list[str]:
+    """Reads the first row that is not empty: the names of the columns.
+
+    Raises:
+        ValueError: There is none, it does not end, or a name is in it twice.
+    """
+    header = b""
+    # A quoted name may hold a line break.
+    while len(header) < _BLOCK_BYTES and (line := stream.readline(_BLOCK_BYTES)):
+        header += line
+        if header.strip() and header.count(b'"') % 2 == 0:
+            break
+    else:
+        if header.strip():
+            raise ValueError("a quote in the header has no end")
+    names = [name.strip() for name in next(csv.reader([header.decode("utf-8-sig").strip()]), [])]
+    if not any(names):
+        raise ValueError("there is no header row with the names of the columns")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f'the header has the column "{name}" twice')
+    return names
+
+
+def read_rows(stream: io.BufferedReader) -> Iterator[bytes]:
+    """Divides the rest of a file into blocks of whole rows, of about 4 MiB or of one row when that is longer.
+
+    It is read here, and not by pyarrow in a thread of its own, so that Ctrl-C ends the wait for a slow pipe.
+    """
+    pending = b""
+    while data := stream.read(_BLOCK_BYTES):
+        pending += data
+        end = whole_rows(pending)
+        if end:
+            yield pending[:end]
+            pending = pending[end:]
+    if pending.strip():
+        yield pending
+
+
+def whole_rows(data: bytes) -> int:
+    """How many bytes at the beginning are whole rows, which may hold quoted line breaks."""
+    if b'"' not in data:
+        return data.rfind(b"\n") + 1
+    bytes_ = np.frombuffer(data, np.uint8)
+    quotes = np.flatnonzero(bytes_ == _QUOTE)
+    openings = quotes[::2]
+    if not np.isin(bytes_[openings[openings > 0] - 1], _BEFORE_QUOTE).all():
+        return _whole_rows_by_lines(data)
+    ends = np.flatnonzero(bytes_ == ord("\n"))
+    outside_quotes = ends[np.searchsorted(quotes, ends) % 2 == 0]
+    return int(outside_quotes[-1]) + 1 if len(outside_quotes) else 0
+
+
+def _whole_rows_by_lines(data: bytes) -> int:
+    """The same where quotes stand in the middle of fields, as in `5" nails`, and mean nothing."""
+    lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+    # In latin-1 every byte is one character.
+    reader = csv.reader(line.decode("latin-1") for line in lines)
+    whole = before = 0
+    for _ in reader:
+        whole, before = before, reader.line_num
+    # The last row may have ended only because the lines did.
+    return sum(len(line) for line in lines[:whole])

@@ -1,0 +1,181 @@
+"""Which schema the rows of a CSV or JSON lines file have, judged by all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from scankv.formats.csv_reader import CsvFile, report_wrong, values_of
+from scankv.formats.json_text import schema_of_json_lines
+from scankv.formats.jsonl_reader import JsonlBlock, read_lines
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Sequence
+
+    from scankv.formats.blocks import BadRows
+    from scankv.formats.jsonl_reader import Lines
+
+_MICROS: Final = pa.timestamp("us")
+_NANOS: Final = pa.timestamp("ns")
+_INSTANT: Final = pa.timestamp("us", "UTC")
+# What a column of text may be, in the order tried, and what it is instead when a later value does not fit.
+_CANDIDATES: Final = (pa.int64(), pa.float64(), pa.bool_(), pa.date32(), pa.time64("us"), _MICROS, _NANOS, _INSTANT)
+_WIDER: Final = {pa.int64(): pa.float64(), pa.date32(): _MICROS, _MICROS: _NANOS, _INSTANT: pa.timestamp("ns", "UTC")}
+# 007 is a code, not a number: as int64 it would come back as 7.
+_LEADING_ZERO: Final = r"^[+-]?0[0-9xX]"
+_SAMPLE_ROWS: Final = 100
+_EXACT_IN_DOUBLE: Final = 2**53
+
+
+def infer_csv(stream: io.BufferedReader, null_texts: Sequence[str], bad: BadRows) -> pa.Schema:
+    """The schema of a CSV file: the narrowest types that hold every value of their columns.
+
+    A column is int64, double, bool, date32, time64[us], timestamp or, when nothing else holds all its values, string.
+    Integers with leading zeros are strings, and so are integers that double would change beside fractions.
+
+    Raises:
+        ValueError: The file is not CSV.
+        BadFile: A row has a wrong number of fields, and bad rows are not to be passed over.
+    """
+    file = CsvFile(stream, null_texts)
+    guesses = {name: ColumnGuess() for name in file.names}
+    for fields in file.fields():
+        report_wrong(fields, bad)
+        for name, guess in guesses.items():
+            guess.add(fields.rows.column(name))
+    return pa.schema([(name, guess.type) for name, guess in guesses.items()])
+
+
+def infer_jsonl(stream: io.BufferedReader, bad: BadRows) -> pa.Schema:
+    """The schema of a JSON lines file: every field of any object, in the order of their first appearance.
+
+    Numbers are int64 or, when one has a fraction, double. Text is string: JSON has no times.
+
+    Raises:
+        BadFile: A line is not an object, or a field holds values that no type holds together, and bad rows are not to
+            be passed over.
+    """
+    schema = pa.schema([])
+    for lines in read_lines(stream):
+        schema = _widen_by_lines(schema, lines, bad)
+    return pa.schema([(field.name, _without_nulls(field.type)) for field in schema])
+
+
+class ColumnGuess:
+    """What a column of text is, by the values seen so far."""
+
+    def __init__(self) -> None:
+        self._type: pa.DataType | None = None
+        self._beyond_double = False
+
+    @property
+    def type(self) -> pa.DataType:
+        """The narrowest type that holds all values seen; string when there was none."""
+        return self._type or pa.string()
+
+    def add(self, fields: pa.BinaryArray) -> None:
+        """Takes further values into account."""
+        if self._type == pa.string():
+            return
+        try:
+            texts = fields.cast(pa.string())
+        except ValueError:
+            self._type = pa.string()
+            return
+        candidates = _CANDIDATES if self._type is None else _widening(self._type)
+        for candidate in candidates:
+            values = self._values(texts, candidate)
+            if values is not None:
+                if values.null_count < len(values):
+                    self._type = candidate
+                return
+        self._type = pa.string()
+
+    def _values(self, texts: pa.StringArray, candidate: pa.DataType) -> pa.Array | None:
+        """The texts as values of a type, None when it is not their type."""
+        number = candidate in (pa.int64(), pa.float64())
+        if number and pc.any(pc.match_substring_regex(texts, _LEADING_ZERO)).as_py():
+            return None
+        try:
+            # Most types that do not fit are found out here, cheaply.
+            values_of(texts[:_SAMPLE_ROWS], candidate)
+            values = values_of(texts, candidate)
+        except ValueError:
+            return None
+        if number:
+            limits = pc.min_max(values)
+            low, high = limits["min"].as_py(), limits["max"].as_py()
+            if low is not None and not -_EXACT_IN_DOUBLE < low <= high < _EXACT_IN_DOUBLE:
+                self._beyond_double |= candidate == pa.int64() or _has_large_integer(texts)
+            if candidate == pa.float64() and self._beyond_double:
+                return None
+        return values
+
+
+def _has_large_integer(texts: pa.StringArray) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, r"^\s*-?[0-9]{16,}\s*$")).as_py())
+
+
+def _widening(type_: pa.DataType) -> list[pa.DataType]:
+    """The type and those that hold all its values, without string."""
+    chain = [type_]
+    while chain[-1] in _WIDER:
+        chain.append(_WIDER[chain[-1]])
+    return chain
+
+
+def _widen_by_lines(schema: pa.Schema, lines: Lines, bad: BadRows) -> pa.Schema:
+    try:
+        return _unify(schema, schema_of_json_lines(lines.data))
+    except ValueError:
+        # Some line is to blame: take them one by one, which also tells which.
+        block = JsonlBlock(lines, schema)
+        for row in range(len(block)):
+            try:
+                schema = _unify(schema, schema_of_json_lines(block.line(row)))
+            except ValueError as error:
+                bad.add(block.where(row), str(error))
+        return schema
+
+
+def _unify(left: pa.Schema, right: pa.Schema) -> pa.Schema:
+    types = {field.name: field.type for field in left}
+    for field in right:
+        types[field.name] = _union(types.get(field.name, pa.null()), field.type, field.name)
+    return pa.schema(list(types.items()))
+
+
+def _union(left: pa.DataType, right: pa.DataType, name: str) -> pa.DataType:
+    """The narrowest type that holds the JSON values of both."""
+    left, right = _as_json(left), _as_json(right)
+    if left == right or pat.is_null(right):
+        return left
+    if pat.is_null(left):
+        return right
+    if {left, right} == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    if pat.is_struct(left) and pat.is_struct(right):
+        return pa.struct(_unify(pa.schema(left.fields), pa.schema(right.fields)))
+    if pat.is_list(left) and pat.is_list(right):
+        return pa.list_(_union(left.value_type, right.value_type, name))
+    raise ValueError(f'"{name}" is {right} here and {left} before')
+
+
+def _as_json(type_: pa.DataType) -> pa.DataType:
+    # pyarrow takes text that looks like a time for one.
+    return pa.string() if pat.is_timestamp(type_) else type_
+
+
+def _without_nulls(type_: pa.DataType) -> pa.DataType:
+    """The type with string where nothing but nulls was seen, also deep inside."""
+    if pat.is_null(type_):
+        return pa.string()
+    if pat.is_list(type_):
+        return pa.list_(_without_nulls(type_.value_type))
+    if pat.is_struct(type_):
+        return pa.struct([(field.name, _without_nulls(field.type)) for field in type_.fields])
+    return _as_json(type_)

@@ -1,0 +1,169 @@
+"""Arrow arrays to JSON and back, by columns: no Python object is made for a row or a value.
+
+Strings are JSON strings, numbers JSON numbers (decimals too, with all their digits), lists arrays, structs objects. A
+map is a list of `{"key": ..., "value": ...}`, everything else the string of `scalar_text`. Floats without a JSON number
+are the bare words `NaN`, `Infinity` and `-Infinity`, as Python writes and reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+import pyarrow.types as pat
+
+from scankv.formats.scalar_text import concatenated, scalars_from_text, scalars_to_text
+
+_CONTROL: Final = {chr(code): f"\\u{code:04x}" for code in range(0x20)} | {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_READER_WORDS: Final = re.compile(r"^JSON parse error: | in row [0-9]+$")
+_NON_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
+    """The rows of a batch as JSON objects, one a line, each line with its newline."""
+    lines = pc.binary_join_element_wise(_objects(batch.schema.names, batch.columns, len(batch)), "\n", "")
+    return concatenated(lines)
+
+
+def to_json(column: pa.Array) -> pa.StringArray:
+    """The JSON text of every value, `null` where the value is null."""
+    type_ = column.type
+    if pat.is_map(type_):
+        entry = pa.struct([pa.field("key", type_.key_type, nullable=False), pa.field("value", type_.item_type)])
+        texts = _lists(column.cast(pa.list_(entry)))
+    elif pat.is_struct(type_):
+        texts = _objects([field.name for field in type_.fields], column.flatten(), len(column))
+    elif pat.is_nested(type_):
+        texts = _lists(column)
+    elif pat.is_boolean(type_) or pat.is_integer(type_) or pat.is_decimal(type_):
+        texts = column.cast(pa.string())
+    elif pat.is_floating(type_):
+        texts = _floats(column)
+    else:
+        texts = _strings(scalars_to_text(column))
+    return pc.if_else(column.is_valid(), texts, "null")
+
+
+def from_json(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
+    """The values of JSON texts, null where there is no text.
+
+    Raises:
+        ValueError: A text is not JSON, or not of the type.
+    """
+    if len(texts) == 0:
+        return pa.nulls(0, type_)
+    lines = pc.binary_join_element_wise('{"value":', pc.fill_null(texts, "null"), "}\n", "")
+    values = read_json_lines(concatenated(lines), pa.schema([("value", type_)])).column(0)
+    if len(values) != len(texts):
+        raise ValueError("a text holds more than one JSON value")
+    return values
+
+
+def read_json_lines(
+    data: bytes | pa.Buffer, schema: pa.Schema, *, other_fields: Literal["error", "ignore"] = "error"
+) -> pa.RecordBatch:
+    """Reads lines of JSON objects; a field that an object does not have is null.
+
+    Args:
+        data: Whole lines, at least one object.
+        schema: Names and types of the columns, in the order wanted.
+        other_fields: What fields do that the schema does not have.
+
+    Raises:
+        ValueError: A line is not a JSON object, has another field, or a value of another type.
+    """
+    wire = pa.schema([pa.field(field.name, _wire_type(field.type)) for field in schema])
+    table = _parse(data, explicit_schema=wire, unexpected_field_behavior=other_fields)
+    columns = [_from_wire(table.column(f.name).combine_chunks(), f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def schema_of_json_lines(data: bytes) -> pa.Schema:
+    """The columns that pyarrow finds in lines of JSON objects.
+
+    Raises:
+        ValueError: A line is not a JSON object, or a field holds values that no type holds together.
+    """
+    return _parse(data, unexpected_field_behavior="infer").schema if data.strip() else pa.schema([])
+
+
+def _parse(data: bytes | pa.Buffer, **options: object) -> pa.Table:
+    # A block that holds all lines: an object over its end would be refused.
+    read_options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    try:
+        return pyarrow.json.read_json(pa.BufferReader(data), read_options, pyarrow.json.ParseOptions(**options))
+    except pa.ArrowInvalid as error:
+        raise ValueError(_READER_WORDS.sub("", str(error))) from error
+
+
+def _objects(names: list[str], columns: list[pa.Array], rows: int) -> pa.StringArray:
+    if not columns:
+        return pa.repeat("{}", rows)
+    parts: list[pa.Array | str] = []
+    for name, column in zip(names, columns, strict=True):
+        parts += [f"{',' if parts else '{'}{_strings(pa.array([name]))[0].as_py()}:", to_json(column)]
+    return pc.binary_join_element_wise(*parts, "}", "")
+
+
+def _lists(column: pa.Array) -> pa.StringArray:
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    items = pa.ListArray.from_arrays(offsets, to_json(column.flatten()))
+    return pc.binary_join_element_wise("[", pc.binary_join(items, ","), "]", "")
+
+
+def _floats(column: pa.Array) -> pa.StringArray:
+    texts = column.cast(pa.string())
+    for text, word in _NON_FINITE.items():
+        texts = pc.if_else(pc.equal(texts, text), word, texts)
+    return texts
+
+
+def _strings(texts: pa.StringArray) -> pa.StringArray:
+    texts = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
+    if pc.any(pc.match_substring_regex(texts, r"[\x00-\x1f]")).as_py():
+        for character, escape in _CONTROL.items():
+            texts = pc.replace_substring(texts, character, escape)
+    return pc.binary_join_element_wise('"', texts, '"', "")
+
+
+def _wire_type(type_: pa.DataType) -> pa.DataType:
+    """The type that pyarrow's JSON reader has to read for `_from_wire` to make this one."""
+    if pat.is_map(type_):
+        return pa.list_(pa.struct([("key", _wire_type(type_.key_type)), ("value", _wire_type(type_.item_type))]))
+    if pat.is_struct(type_):
+        return pa.struct([(field.name, _wire_type(field.type)) for field in type_.fields])
+    if pat.is_nested(type_):
+        return pa.list_(_wire_type(type_.value_type))
+    if pat.is_float16(type_):
+        return pa.float64()
+    if pat.is_decimal(type_) and type_.scale < 0:
+        # 1E+1 has two digits for the reader, also in decimal128(1, -1).
+        return pa.decimal256(76, 0)
+    if pat.is_boolean(type_) or pat.is_integer(type_) or pat.is_floating(type_) or pat.is_decimal(type_):
+        return type_
+    return pa.string()
+
+
+def _from_wire(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    if column.type == type_:
+        return column
+    if pat.is_float16(type_) or pat.is_decimal(type_):
+        return column.cast(type_)
+    if not pat.is_nested(type_):
+        return scalars_from_text(column, type_)
+    mask = column.is_null() if column.null_count else None
+    if pat.is_struct(type_):
+        children = zip(column.flatten(), type_.fields, strict=True)
+        return pa.StructArray.from_arrays(
+            [_from_wire(child, field.type) for child, field in children], fields=list(type_.fields), mask=mask
+        )
+    if pat.is_map(type_):
+        keys, items = column.values.flatten()
+        arrays = _from_wire(keys, type_.key_type), _from_wire(items, type_.item_type)
+        return pa.MapArray.from_arrays(column.offsets, *arrays, type=type_, mask=mask)
+    return pa.ListArray.from_arrays(column.offsets, _from_wire(column.values, type_.value_type), type=type_, mask=mask)

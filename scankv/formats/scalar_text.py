@@ -1,0 +1,80 @@
+"""How a scalar reads as text, in both directions and by whole arrays.
+
+Binary is hexadecimal, times are ISO 8601 (an instant in UTC, ending in `Z`), the rest is what pyarrow prints. A null
+has no text.
+"""
+
+from __future__ import annotations
+
+import binascii
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+
+def scalars_to_text(column: pa.Array) -> pa.StringArray:
+    """The text of every value, null where the value is null.
+
+    Args:
+        column: An array of a scalar type that a table can hold.
+    """
+    type_ = column.type
+    if pat.is_string(type_):
+        return column
+    if pat.is_binary(type_):
+        return _to_hex(column)
+    if pat.is_timestamp(type_):
+        instant = column if type_.tz is None else column.cast(pa.timestamp(type_.unit, "UTC"))
+        return pc.replace_substring(instant.cast(pa.string()), " ", "T")
+    return column.cast(pa.string())
+
+
+def scalars_from_text(texts: pa.StringArray, type_: pa.DataType) -> pa.Array:
+    """The values of texts, null where there is no text.
+
+    White space around a value is passed over, except in strings.
+
+    Raises:
+        ValueError: A text is not a value of the type, or one that the type cannot hold exactly.
+    """
+    if pat.is_string(type_):
+        return texts
+    texts = pc.ascii_trim_whitespace(texts)
+    if pat.is_binary(type_):
+        return _from_hex(texts)
+    if pat.is_time(type_):
+        # pyarrow parses times of day only as a part of timestamps.
+        return pc.binary_join_element_wise("1970-01-01T", texts, "").cast(pa.timestamp(type_.unit)).cast(type_)
+    return texts.cast(type_)
+
+
+def concatenated(texts: pa.StringArray) -> pa.Buffer:
+    """The bytes of all texts, one after another, without a copy."""
+    return _values(texts)[1]
+
+
+def _to_hex(column: pa.BinaryArray) -> pa.StringArray:
+    offsets, data = _values(column)
+    texts = pa.StringArray.from_buffers(len(column), pa.py_buffer(offsets * 2), pa.py_buffer(binascii.hexlify(data)))
+    return pc.if_else(column.is_valid(), texts, None)
+
+
+def _from_hex(texts: pa.StringArray) -> pa.BinaryArray:
+    offsets, data = _values(texts)
+    if (offsets % 2).any():
+        raise ValueError("hexadecimal text has an even number of digits")
+    values = pa.BinaryArray.from_buffers(
+        pa.binary(), len(texts), [None, pa.py_buffer(offsets // 2), pa.py_buffer(binascii.unhexlify(data))]
+    )
+    return pc.if_else(texts.is_valid(), values, None)
+
+
+def _values(column: pa.Array) -> tuple[np.ndarray, pa.Buffer]:
+    """The offsets of a string or binary array, counted from its first value, and the bytes that they divide."""
+    _, offsets_buffer, data = column.buffers()
+    if len(column) == 0 or data is None:
+        return np.zeros(len(column) + 1, np.int32), pa.py_buffer(b"")
+    offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1]
+    return offsets - offsets[0], data[int(offsets[0]) : int(offsets[-1])]

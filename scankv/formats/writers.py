@@ -1,0 +1,139 @@
+"""Rows to CSV, JSON lines, Parquet or Arrow, batch by batch, and files that are there only when they are whole."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from scankv.formats.csv_text import csv_header, csv_lines
+from scankv.formats.files import Format
+from scankv.formats.json_text import json_lines
+from table_model.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Chunks of a scan are too small for row groups that others read fast.
+_ROW_GROUP_ROWS: Final = 131_072
+_ROW_GROUP_BYTES: Final = 64 << 20
+
+
+class RowWriter(Protocol):
+    """Writes batches of one schema to a stream, which it does not close."""
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Appends rows."""
+
+    def close(self) -> None:
+        """Writes what ends the format. Without it the output is incomplete."""
+
+
+def row_writer(format_: Format, stream: IO[bytes], schema: pa.Schema, *, seekable: bool = False) -> RowWriter:
+    """The writer of a format.
+
+    Args:
+        format_: How rows are to be written.
+        stream: Where to.
+        schema: The schema of the batches.
+        seekable: Whether Arrow is written as an IPC file, which is read from its end, and not as an IPC stream.
+    """
+    match format_:
+        case Format.CSV:
+            return _CsvWriter(stream, schema)
+        case Format.JSONL:
+            return _JsonlWriter(stream)
+        case Format.PARQUET:
+            return _ParquetWriter(stream, schema)
+        case Format.ARROW:
+            return _ArrowWriter(stream, schema, as_file=seekable)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name when the block ends without an error; a failure leaves what was there before.
+
+    What is no regular file (a pipe, a device) is written directly.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            yield stream
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as stream:
+            yield stream
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class _CsvWriter:
+    def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
+        self._stream = stream
+        stream.write(csv_header(schema.names))
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._stream.write(csv_lines(rows))
+
+    def close(self) -> None:
+        pass
+
+
+class _JsonlWriter:
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._stream.write(json_lines(rows))
+
+    def close(self) -> None:
+        pass
+
+
+class _ParquetWriter:
+    """Collects chunks into row groups of up to 131,072 rows or 64 MiB."""
+
+    def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
+        try:
+            self._writer = pyarrow.parquet.ParquetWriter(stream, schema)
+        except OSError as error:
+            # Without a number it is not of the system: Parquet has no decimals with a negative scale.
+            if error.errno is not None:
+                raise
+            raise UsageError(f"Parquet cannot hold these columns: {error}; choose another format") from error
+        self._pending: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._bytes = 0
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._pending.append(rows)
+        self._rows += rows.num_rows
+        self._bytes += rows.nbytes
+        if self._rows >= _ROW_GROUP_ROWS or self._bytes >= _ROW_GROUP_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        if self._pending:
+            self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        self._writer.write_table(pa.Table.from_batches(self._pending))
+        self._pending.clear()
+        self._rows = self._bytes = 0
+
+
+class _ArrowWriter:
+    def __init__(self, stream: IO[bytes], schema: pa.Schema, *, as_file: bool) -> None:
+        self._writer = pa.ipc.new_file(stream, schema) if as_file else pa.ipc.new_stream(stream, schema)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._writer.write_batch(rows)
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,26 @@
+"""Fixtures of all tests: a real server in its own process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests that only need some server; each uses table names of its own."""
+    with ServerProcess(tmp_path_factory.mktemp("shared") / "data") as server:
+        yield server
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of this test alone, which it may kill and restart."""
+    with ServerProcess(tmp_path_factory.mktemp("server") / "data") as server:
+        yield server

@@ -1,0 +1,94 @@
+"""What README.md tells a newcomer to type works, and prints what README.md says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SECTION = re.compile(r"^## A one-minute tour\n(.*?)^## ", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def test_the_one_minute_tour_runs_and_prints_what_it_shows(tmp_path: Path) -> None:
+    blocks = _tour()
+    assert {"bash", "python", "text"} == {language for language, _ in blocks}
+    output = _run(_script(blocks), tmp_path)
+    shown = [line for language, text in blocks if language == "text" for line in text.splitlines()]
+    printed = output.splitlines()
+    assert [line for line in shown if line not in printed] == [], output
+
+
+def test_every_make_target_named_exists() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for page in ("README.md", "CONTRIBUTING.md"):
+        named = set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / page).read_text(), re.MULTILINE))
+        assert sorted(named - set(targets)) == [], page
+
+
+def _tour() -> list[tuple[str, str]]:
+    section = SECTION.search((ROOT / "README.md").read_text())
+    assert section is not None
+    return BLOCK.findall(section[1])
+
+
+def _script(blocks: list[tuple[str, str]]) -> str:
+    """All blocks as one shell session, in which a reader's background server lives on from block to block."""
+    lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
+    for language, text in blocks:
+        if language == "bash":
+            lines.append(text)
+        elif language == "python":
+            lines.append(f"python - <<'END_OF_SNIPPET'\n{text}END_OF_SNIPPET")
+    return "\n".join(lines)
+
+
+def _run(script: str, directory: Path) -> str:
+    """Runs the session in `directory` and returns what it prints, on a port of its own instead of the default one."""
+    port = _free_port()
+    environment = os.environ | {
+        "PATH": f"{_programs(directory)}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "SCANKV_PORT": str(port),
+        "SCANKV_URL": f"127.0.0.1:{port}",
+    }
+    session = subprocess.Popen(
+        ["bash", "-c", script],
+        cwd=directory,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = session.communicate(timeout=60)
+    finally:
+        # Nothing is left of it when the session stopped its server, as the tour says.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(session.pid, signal.SIGKILL)
+    assert session.returncode == 0, output
+    return output
+
+
+def _programs(directory: Path) -> Path:
+    """A folder with `python` and `scankv`, both of this interpreter, installed or not."""
+    programs = directory / "bin"
+    programs.mkdir()
+    for name, arguments in {"python": "", "scankv": "-m scankv "}.items():
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+        program.chmod(0o755)
+    return programs
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

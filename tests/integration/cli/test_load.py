@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import fcntl
+import gzip
+import io
+import json
+import os
+import signal
+import struct
+import termios
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from aio_client import sync
+from tests.support.waiting import wait_until
+from tests.unit.cli.test_text import COLUMNS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.command_line import CommandLine
+
+FORMATS = ["csv", "jsonl", "parquet", "arrow"]
+
+
+@pytest.mark.parametrize("by_pipe", [False, True], ids=["file", "pipe"])
+@pytest.mark.parametrize("format_", FORMATS)
+def test_every_type_survives_scan_and_load(
+    scankv: CommandLine, table: str, tmp_path: Path, format_: str, by_pipe: bool
+) -> None:
+    columns = {name: column for name, column in COLUMNS.items() if name != "hundreds"}
+    rows = pa.table({"id": [0, 1, 2], **columns})
+    source, copy = tmp_path / "rows.parquet", tmp_path / f"copy.{format_}"
+    pa.parquet.write_table(rows, source)
+    scankv("load", table, str(source), "--create", "--key", "id")
+    second = table + "_copy"
+    schema = ", ".join(f'"{c["name"]}" {c["type"]}' for c in scankv("describe", table, "--json").json["columns"])
+    scankv("create", second, "--schema", schema, "--key", "id", "--buckets", "1")
+    if by_pipe:
+        data = scankv("scan", table, "--format", format_).stdout
+        scankv("load", second, "-", stdin=data)
+    else:
+        scankv("scan", table, "-o", str(copy))
+        scankv("load", second, str(copy))
+    final = scankv("scan", second, "--format", "arrow").stdout
+    loaded = pa.ipc.open_stream(final).read_all().sort_by("id")
+    assert loaded.to_pylist() == rows.to_pylist()
+
+
+def test_load_says_how_many_rows_and_how_fast(scankv: CommandLine, scores: str) -> None:
+    text = scankv("load", scores, "-", stdin="player,score\ndan,1\neve,2\n").text
+    assert text.startswith(f"loaded 2 rows into {scores} in ")
+    assert text.endswith(" rows/s)\n")
+
+
+def test_create_infers_the_schema_over_the_whole_file_and_prints_it(
+    scankv: CommandLine, table: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "late.csv"
+    lines = [f"{number},{number},7,007,{'x' * 500}" for number in range(20_000)]
+    path.write_text("id,late,n,code,filler\n" + "\n".join(lines) + "\n20000,0.5,,8,\n")
+    text = scankv("load", table, str(path), "--create", "--key", "id", "--buckets", "1").text
+    assert text.splitlines()[0] == (
+        f"created {table}: id int64 not null, late double, n int64, code string, filler string"
+    )
+    assert scankv("count", table).text == "20001\n"
+    assert scankv("get", table, "20000", "--json").json == {
+        "id": 20000,
+        "late": 0.5,
+        "n": None,
+        "code": "8",
+        "filler": None,
+    }
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_create_reads_standard_input_twice(scankv: CommandLine, scores: str, format_: str) -> None:
+    copy = scores + "_copy"
+    data = scankv("scan", scores, "--format", format_).stdout
+    text = scankv("load", copy, "-", "--create", "--key", "player", stdin=data).text
+    assert text.startswith(f"created {copy}: player string not null, score int64\nloaded 3 rows")
+
+
+def test_a_compressed_file_is_loaded(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    for name, text in (("more.csv.gz", "player,score\ndan,1\n"), ("more.jsonl.gz", '{"player":"eve"}\n')):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()))
+        assert scankv("load", scores, str(path)).text.startswith("loaded 1 rows")
+    assert scankv("count", scores).text == "5\n"
+
+
+def test_rows_with_a_known_key_are_replaced_and_the_last_one_counts(scankv: CommandLine, scores: str) -> None:
+    scankv("load", scores, "-", stdin="player,score\nann,1\nann,2\n")
+    assert scankv("get", scores, "ann", "--json").json["score"] == 2
+    assert scankv("count", scores).text == "3\n"
+
+
+def test_a_bad_row_stops_with_its_place_and_the_rows_before_it_are_loaded(
+    scankv: CommandLine, scores: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("player,score\ndan,1\neve,x\nfay,2\n")
+    message = scankv.fails("load", scores, str(path))
+    assert message == f'{path}: row 3: column "score": "x" is not int64; 1 rows before it were loaded'
+    assert scankv("count", scores).text == "4\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("player,score\ndan,1\neve,x\n,3\nfay\ngil,2,3\nhal,4\n", ["row 3", "row 4", "row 5", "row 6"]),
+        (
+            '{"player":"dan","score":1}\n{"player":"eve","score":"x"}\n{"score":3}\n{"player"\n{"x":1}\n'
+            '{"player":"hal","score":4}\n',
+            ["line 2", "line 3", "line 4", "line 5"],
+        ),
+    ],
+    ids=["csv", "jsonl"],
+)
+def test_bad_rows_can_be_skipped_and_are_reported(
+    scankv: CommandLine, scores: str, text: str, places: list[str]
+) -> None:
+    finished = scankv("load", scores, "-", "--on-error", "skip", stdin=text)
+    assert finished.text.startswith("loaded 2 rows")
+    *reports, total = finished.stderr.splitlines()
+    assert sorted(report.split(": ")[1] for report in reports) == places
+    assert total == "skipped 4 bad rows"
+    assert scankv("count", scores).text == "5\n"
+
+
+def test_rows_that_the_server_would_refuse_are_skipped_too(scankv: CommandLine, scores: str) -> None:
+    lines = [json.dumps({"player": player}) for player in ("dan", "x" * 20_000, "eve", "y" * 20_000, "fay")]
+    finished = scankv("load", scores, "-", "--on-error", "skip", stdin="\n".join(lines))
+    assert finished.text.startswith("loaded 3 rows")
+    assert [report.split(": ")[1] for report in finished.stderr.splitlines()[:2]] == ["line 2", "line 4"]
+    assert "line 2" in scankv.fails("load", scores, "-", stdin="\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no header row"),
+        ("player,scor\n", 'the table has no column "scor"; did you mean "score"?'),
+        ("player\nann\n", 'the file has no column "score"'),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(scankv: CommandLine, scores: str, text: str, message: str) -> None:
+    assert message in scankv.fails("load", scores, "-", stdin=text)
+
+
+def test_an_arrow_file_with_other_types_is_refused(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.parquet"
+    pa.parquet.write_table(pa.table({"player": ["dan", "eve"], "score": ["1", "2"]}), path)
+    message = scankv.fails("load", scores, str(path))
+    assert f'{path}: row 1: column "score"' in message
+
+
+def test_damaged_and_missing_files_are_refused(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    sink = io.BytesIO()
+    pa.parquet.write_table(pa.table({"player": ["dan"], "score": [1]}), sink)
+    path = tmp_path / "cut.parquet"
+    path.write_bytes(sink.getvalue()[:-20])
+    assert str(path) in scankv.fails("load", scores, str(path))
+    path = tmp_path / "cut.csv.gz"
+    path.write_bytes(gzip.compress(b"player,score\n" + b"dan,1\n" * 1000)[:-10])
+    assert str(path) in scankv.fails("load", scores, str(path))
+    assert "No such file" in scankv.fails("load", scores, str(tmp_path / "missing.csv"))
+
+
+def test_options_of_a_new_table_need_create(scankv: CommandLine, scores: str) -> None:
+    assert "--create needs" in scankv.fails("load", scores, "-", "--create", stdin="a\n1\n")
+    assert "add --create" in scankv.fails("load", scores, "-", "--key", "player", stdin="a\n1\n")
+
+
+def test_a_table_that_is_there_is_not_created_again(scankv: CommandLine, scores: str) -> None:
+    assert scores in scankv.fails("load", scores, "-", "--create", "--key", "a", stdin="a\n1\n")
+
+
+def test_a_column_of_no_storable_type_is_refused(scankv: CommandLine, table: str, tmp_path: Path) -> None:
+    path = tmp_path / "nulls.parquet"
+    pa.parquet.write_table(pa.table({"a": [1], "b": pa.nulls(1)}), path)
+    assert '"b"' in scankv.fails("load", table, str(path), "--create", "--key", "a")
+
+
+@pytest.mark.parametrize("format_", ["csv", "jsonl"])
+def test_ctrl_c_ends_the_wait_for_more_input(scankv: CommandLine, scores: str, format_: str) -> None:
+    reader, writer = os.pipe()
+    row = "p%d,1\n" if format_ == "csv" else '{"player":"p%d"}\n'
+    with scankv.start("load", scores, "-", "--format", format_, stdin=reader) as process, open(writer, "wb") as pipe:
+        os.close(reader)
+        # More than a block, so that the command is in the middle of its work.
+        pipe.write(b"player,score\n" if format_ == "csv" else b"")
+        pipe.write("".join(row % number for number in range(1_200_000)).encode())
+        pipe.flush()
+        wait_until(lambda: unread(writer) == 0, "the input taken")
+        with sync.connect(scankv.url) as client:
+            wait_until(lambda: client.table(scores).count() > 3, "rows written")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def unread(pipe: int) -> int:
+    """Bytes in a pipe that nobody has read yet."""
+    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(count)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.command_line import CommandLine
+
+
+def test_a_row_is_found_by_its_key(scankv: CommandLine, scores: str) -> None:
+    assert scankv("get", scores, "ann", "--json").json == {"player": "ann", "score": 31}
+    assert [line.split() for line in scankv("get", scores, "bob", "cem").text.splitlines()] == [
+        ["player", "score"],
+        ["─" * 14],
+        ["bob", "27"],
+        ["cem", "null"],
+    ]
+
+
+def test_several_keys_are_one_line_each_and_a_missing_one_is_named(scankv: CommandLine, scores: str) -> None:
+    finished = scankv("get", scores, "cem", "zoe", "ann", "--json", code=1)
+    assert [json.loads(line)["player"] for line in finished.text.splitlines()] == ["cem", "ann"]
+    assert finished.stderr == f"scankv: error: {scores} has no row with the key zoe\n"
+
+
+def test_a_key_of_several_columns_is_written_with_commas(scankv: CommandLine, table: str) -> None:
+    scankv("create", table, "--schema", "day date, name string, n int64", "--key", "day,name")
+    scankv("put", table, "day=2013-01-01", "name=a,b", "n=1")
+    assert scankv("get", table, '2013-01-01,"a,b"', "--json").json == {"day": "2013-01-01", "name": "a,b", "n": 1}
+    assert "has 1 parts instead of 2: day,name" in scankv.fails("get", table, "2013-01-01")
+    assert '"today" is not date32' in scankv.fails("get", table, "today,x")
+    assert scankv("delete", table, '2013-01-01,"a,b"').text == "deleted 1 key\n"
+    assert scankv("count", table).text == "0\n"
+
+
+def test_put_inserts_and_replaces_whole_rows(scankv: CommandLine, scores: str) -> None:
+    assert scankv("put", scores, "player=dan", "score=5").text == "wrote 1 row\n"
+    scankv("put", scores, "player=ann")
+    assert scankv("put", scores, '{"player":"eve","score":1}', '{"player":"fay"}').text == "wrote 2 rows\n"
+    rows = [json.loads(line) for line in scankv("scan", scores, "--format", "jsonl").text.splitlines()]
+    assert {row["player"]: row["score"] for row in rows} == {
+        "ann": None,
+        "bob": 27,
+        "cem": None,
+        "dan": 5,
+        "eve": 1,
+        "fay": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["player=dan", "scor=5"], 'no column "scor"; did you mean "score"?'),
+        (["player=dan", "score=five"], '"five" is not int64'),
+        (["score=5"], '"player"'),
+        (['{"player":"dan","score":"5"}'], '"score" is string, not int64'),
+    ],
+)
+def test_a_bad_row_is_refused_and_changes_nothing(
+    scankv: CommandLine, scores: str, values: list[str], message: str
+) -> None:
+    assert message in scankv.fails("put", scores, *values)
+    assert scankv("count", scores).text == "3\n"
+
+
+def test_rows_are_deleted_by_key_and_counted(scankv: CommandLine, scores: str) -> None:
+    assert scankv("delete", scores, "ann", "zoe").text == "deleted 2 keys\n"
+    assert scankv("count", scores, "--json").json == {"table": scores, "rows": 2}
+
+
+def test_a_server_that_is_not_there_is_named(scankv: CommandLine) -> None:
+    for command in (["tables"], ["count", "a.b"], ["scan", "a.b"], ["stats"], ["wait", "--timeout", "0.2"]):
+        message = scankv.fails(*command, "--url", "127.0.0.1:1")
+        assert "127.0.0.1:1" in message
+
+
+def test_wrong_usage_has_exit_code_2(scankv: CommandLine) -> None:
+    scankv("scan", code=2)
+    scankv("scan", "a.b", "--limit", "-1", code=2)
+    scankv("scan", "a.b", "--format", "xml", code=2)
+    scankv("no-such-command", code=2)
+
+
+def test_an_address_that_is_none_is_refused(scankv: CommandLine) -> None:
+    assert "host:port" in scankv.fails("tables", "--url", "nowhere")
+
+
+def test_statistics_are_figures(scankv: CommandLine, scores: str) -> None:
+    figures = scankv("stats", "--json").json
+    assert figures["tables"] >= 1
+    assert figures["rows_written"] >= 3
+    assert figures["damaged_buckets"] == []
+    assert "rows written" in scankv("stats").text
+    assert scankv("count", scores).code == 0

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from aio_client import sync
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.command_line import CommandLine
+
+ROWS = [{"player": "ann", "score": 31}, {"player": "bob", "score": 27}, {"player": "cem", "score": None}]
+
+
+@pytest.fixture
+def large(scankv: CommandLine, table: str, tmp_path: Path) -> str:
+    """A table of 60 MiB, which is more than the pipes and windows between a server and a reader hold."""
+    path = tmp_path / "large.parquet"
+    ids = pa.array(range(120_000))
+    pa.parquet.write_table(pa.table({"id": ids, "text": pa.array(["x" * 500] * len(ids))}), path)
+    scankv("load", table, str(path), "--create", "--key", "id")
+    return table
+
+
+def test_rows_come_as_csv_into_a_pipe(scankv: CommandLine, scores: str) -> None:
+    lines = scankv("scan", scores).text.splitlines()
+    assert lines[0] == "player,score"
+    assert sorted(lines[1:]) == ["ann,31", "bob,27", "cem,"]
+
+
+@pytest.mark.parametrize("to_file", [False, True], ids=["pipe", "file"])
+@pytest.mark.parametrize("format_", ["csv", "jsonl", "parquet", "arrow"])
+def test_every_format_holds_the_rows(
+    scankv: CommandLine, scores: str, tmp_path: Path, format_: str, to_file: bool
+) -> None:
+    path = tmp_path / f"out.{format_}"
+    if to_file:
+        assert scankv("scan", scores, "--output", str(path)).stdout == b""
+        assert list(tmp_path.iterdir()) == [path]
+    data = path.read_bytes() if to_file else scankv("scan", scores, "--format", format_).stdout
+    assert sorted(_parsed(data, format_), key=lambda row: str(row["player"])) == ROWS
+
+
+def test_columns_and_limit_narrow_the_scan(scankv: CommandLine, scores: str) -> None:
+    assert scankv("scan", scores, "--columns", "score, player", "--limit", "0").text == "score,player\n"
+    assert len(scankv("scan", scores, "--columns", "score", "--limit", "2").text.splitlines()) == 3
+
+
+def test_a_table_is_printed_when_asked(scankv: CommandLine, scores: str) -> None:
+    lines = scankv("scan", scores, "--format", "table").text.splitlines()
+    assert lines[0].split() == ["player", "score"]
+    assert ["cem", "null"] in [line.split() for line in lines]
+
+
+def test_an_empty_table_has_its_columns(scankv: CommandLine, table: str) -> None:
+    scankv("create", table, "--schema", "a string, b int64", "--key", "a")
+    assert scankv("scan", table).text == "a,b\n"
+    assert scankv("scan", table, "--format", "jsonl").text == ""
+    assert pa.ipc.open_stream(scankv("scan", table, "--format", "arrow").stdout).read_all().schema.names == ["a", "b"]
+
+
+def test_a_column_that_is_not_there_is_named_with_the_near_one(
+    scankv: CommandLine, scores: str, tmp_path: Path
+) -> None:
+    message = scankv.fails("scan", scores, "--columns", "scor", "-o", str(tmp_path / "out.csv"))
+    assert '"scor"; did you mean "score"?' in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_named(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "out.csv"
+    assert f"{path}: No such file or directory" in scankv.fails("scan", scores, "-o", str(path))
+    assert "a table is for reading" in scankv.fails("scan", scores, "-o", str(path), "--format", "table")
+
+
+@pytest.mark.parametrize("format_", ["csv", "jsonl", "parquet", "arrow"])
+def test_a_closed_pipe_ends_it_quietly_and_frees_the_iterator(scankv: CommandLine, large: str, format_: str) -> None:
+    with scankv.start("scan", large, "--format", format_) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(100)
+        process.stdout.close()
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    wait_until(lambda: live_scans(scankv) == 0, "no live scan", timeout=5)
+
+
+def test_ctrl_c_ends_it_quickly_and_frees_the_iterator(scankv: CommandLine, large: str) -> None:
+    with scankv.start("scan", large) as process:
+        assert process.stdout is not None
+        # Nobody reads on: the command is stuck in writing when it is interrupted.
+        assert process.stdout.read(1)
+        assert live_scans(scankv) == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    wait_until(lambda: live_scans(scankv) == 0, "no live scan", timeout=5)
+
+
+def test_ctrl_c_leaves_no_half_file(scankv: CommandLine, large: str, tmp_path: Path) -> None:
+    with scankv.start("scan", large, "-o", str(tmp_path / "out.csv"), stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: any(tmp_path.glob(".out.csv.*.part")), "a file in the making")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) in (0, 130)
+    assert not list(tmp_path.glob(".out.csv.*"))
+
+
+def live_scans(scankv: CommandLine) -> int:
+    with sync.connect(scankv.url) as client:
+        return client.server_stats().live_scans
+
+
+def _parsed(data: bytes, format_: str) -> list[dict[str, object]]:
+    match format_:
+        case "csv":
+            rows = pa.csv.read_csv(io.BytesIO(data))
+        case "jsonl":
+            return [json.loads(line) for line in data.splitlines()]
+        case "parquet":
+            rows = pa.parquet.read_table(io.BytesIO(data))
+        case _:
+            opened = pa.ipc.open_file(data) if data.startswith(b"ARROW1") else pa.ipc.open_stream(data)
+            rows = opened.read_all()
+    parsed: list[dict[str, object]] = rows.to_pylist()
+    return parsed

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.support.command_line import CommandLine
+
+
+STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def on_terminal(scankv: CommandLine, *arguments: str, typed: str = "", width: int = 60) -> tuple[int, str]:
+    """Runs a command on a terminal of its own; gives its exit code and all that the terminal shows."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    os.write(controller, typed.encode())
+    with scankv.start(*arguments, stdin=terminal, stdout=terminal, stderr=terminal, terminal=True) as process:
+        os.close(terminal)
+        shown = b""
+        try:
+            while data := os.read(controller, 65_536):
+                shown += data
+        except OSError:
+            # The way in which a terminal ends.
+            pass
+        process.wait(20)
+    os.close(controller)
+    return process.returncode, STYLES.sub("", shown.decode().replace("\r\n", "\n"))
+
+
+def test_a_scan_is_a_table_that_stops_after_100_rows(scankv: CommandLine, table: str) -> None:
+    scankv("load", table, "-", "--create", "--key", "n", stdin="n\n" + "\n".join(map(str, range(150))) + "\n")
+    code, shown = on_terminal(scankv, "scan", table)
+    assert code == 0
+    assert len([line for line in shown.splitlines() if line.strip().isdigit()]) == 100
+    assert "100 rows, and there are more; --limit shows them" in shown
+    code, shown = on_terminal(scankv, "scan", table, "--limit", "120")
+    assert len([line for line in shown.splitlines() if line.strip().isdigit()]) == 120
+    assert "120 rows\n" in shown
+
+
+def test_columns_that_do_not_fit_are_named(scankv: CommandLine, table: str) -> None:
+    names = [f"column_{number}" for number in range(10)]
+    scankv("load", table, "-", "--create", "--key", "column_0", stdin=",".join(names) + "\n" + "1," * 9 + "1\n")
+    code, shown = on_terminal(scankv, "scan", table)
+    assert code == 0
+    assert shown.splitlines()[0].split() == names[:5]
+    assert "not enough width for: column_5, column_6" in shown
+    code, shown = on_terminal(scankv, "scan", table, width=200)
+    assert shown.splitlines()[0].split() == names
+
+
+def test_control_characters_do_not_reach_the_terminal(scankv: CommandLine, scores: str) -> None:
+    scankv("put", scores, '{"player": "\\u001b[31mred\\u0007"}')
+    _, shown = on_terminal(scankv, "scan", scores, "--columns", "player")
+    assert "·[31mred·" in shown
+
+
+def test_binary_formats_are_not_for_a_terminal(scankv: CommandLine, scores: str) -> None:
+    code, shown = on_terminal(scankv, "scan", scores, "--format", "parquet", width=200)
+    assert code == 1
+    assert "scankv: error: parquet is not for a terminal" in shown
+
+
+def test_dropping_asks_first(scankv: CommandLine, scores: str) -> None:
+    code, shown = on_terminal(scankv, "drop", scores, typed="n\n")
+    assert code == 1
+    assert f"Drop {scores} with its 3 rows?" in shown
+    assert scankv("count", scores).text == "3\n"
+    code, _ = on_terminal(scankv, "drop", scores, typed="y\n")
+    assert code == 0
+    assert scores in scankv.fails("count", scores)
+
+
+def test_loading_shows_how_far_it_is(scankv: CommandLine, scores: str, tmp_path: object) -> None:
+    path = f"{tmp_path}/more.csv"
+    with open(path, "w") as file:
+        file.write("player,score\n" + "".join(f"p{number},{number}\n" for number in range(300_000)))
+    code, shown = on_terminal(scankv, "load", scores, path, width=200)
+    assert code == 0, shown
+    assert "rows/s" in shown
+    assert f"loaded 300,000 rows into {scores}" in shown

@@ -1,0 +1,37 @@
+"""Reading of files as tests do it: everything at once, with what was reported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from scankv.formats.blocks import BadRows, good_rows
+from scankv.formats.files import open_input
+from scankv.formats.reader import infer_schema, read_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Reading:
+    rows: pa.Table
+    reported: list[str]
+    bad_rows: int
+
+
+def read(path: Path, schema: pa.Schema, *, skip: bool = False, null: Sequence[str] = ()) -> Reading:
+    """Reads a whole file; the file's name is taken out of the reports."""
+    reported: list[str] = []
+    bad = BadRows("file", skip=skip, report=lambda message: reported.append(message.removeprefix("file: ")))
+    with open_input(str(path)) as source:
+        batches = [good.rows for block in read_blocks(source, schema, bad, null) for good in good_rows(block, bad)]
+    return Reading(pa.Table.from_batches(batches, schema), reported, bad.count)
+
+
+def infer(path: Path, *, skip: bool = False, null: Sequence[str] = ()) -> pa.Schema:
+    with open_input(str(path), again=True) as source:
+        return infer_schema(source, BadRows("file", skip=skip), null)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from scankv.formats.files import BadFile
+from table_model.types import parse_schema
+from tests.unit.cli.reading import read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCORES = parse_schema("player string not null, score int64")
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    return tmp_path / "scores.csv"
+
+
+def test_columns_are_matched_by_name_and_read_as_their_types(csv: Path) -> None:
+    csv.write_text("score,player\n1,ann\n2,007\n")
+    assert read(csv, SCORES).rows.to_pylist() == [{"player": "ann", "score": 1}, {"player": "007", "score": 2}]
+
+
+def test_an_empty_field_is_null_and_a_quoted_one_an_empty_string(csv: Path) -> None:
+    csv.write_text('a,b\n,\n"",""\nNA,NA\nnull, NULL \n')
+    rows = read(csv, parse_schema("a string, b int64")).rows
+    assert rows.column("a").to_pylist() == [None, "", "NA", "null"]
+    assert rows.column("b").to_pylist() == [None, None, None, None]
+
+
+def test_further_null_texts_hold_in_every_column_unless_quoted(csv: Path) -> None:
+    csv.write_text('a,b\nNA,-\n"NA",1\n')
+    rows = read(csv, parse_schema("a string, b int64"), null=["NA", "-"]).rows
+    assert rows.to_pylist() == [{"a": None, "b": None}, {"a": "NA", "b": 1}]
+
+
+def test_line_breaks_quotes_byte_order_mark_and_carriage_returns_are_read(csv: Path) -> None:
+    csv.write_bytes(b'\xef\xbb\xbf"player" , score\r\n"a\r\n""b""",1\r\n\r\nc,2')
+    assert read(csv, SCORES).rows.to_pylist() == [{"player": 'a\r\n"b"', "score": 1}, {"player": "c", "score": 2}]
+
+
+def test_a_header_alone_is_no_rows(csv: Path) -> None:
+    for text in ("player,score", "player,score\n"):
+        csv.write_text(text)
+        assert read(csv, SCORES).rows.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there is no header row"),
+        ("\n\n", "there is no header row"),
+        ("player,score,score\n", 'the header has the column "score" twice'),
+        ("player,scores\n", 'the table has no column "scores"; did you mean "score"?'),
+        ("player\n", 'the file has no column "score"'),
+        ('"player,score\nann,1', "a quote in the header has no end"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(csv: Path, text: str, message: str) -> None:
+    csv.write_text(text)
+    with pytest.raises(BadFile, match=r"scores\.csv: ") as raised:
+        read(csv, SCORES)
+    assert message in raised.value.message
+
+
+BAD_ROWS = {
+    "ann,x": 'column "score": "x" is not int64',
+    "ann,1.5": 'column "score": "1.5" is not int64',
+    ",1": 'column "player": player is null, but it is NOT NULL',
+    "ann": "1 fields instead of 2",
+    "ann,1,2": "3 fields instead of 2",
+}
+
+
+@pytest.mark.parametrize("line", BAD_ROWS)
+def test_a_bad_row_stops_with_its_number_and_reason(csv: Path, line: str) -> None:
+    csv.write_text(f"player,score\nbob,1\n{line}\ncem,2\n")
+    with pytest.raises(BadFile) as raised:
+        read(csv, SCORES)
+    assert raised.value.message.startswith("file: row 3: ")
+    assert BAD_ROWS[line] in raised.value.message
+
+
+def test_bad_rows_are_skipped_with_their_numbers(csv: Path) -> None:
+    good = [f"p{number},{number}" for number in range(1000)]
+    lines = ["player,score", *good[:500], *BAD_ROWS, *good[500:], "last"]
+    csv.write_bytes("\n".join(lines).encode() + b"\n\xff,1\n")
+    reading = read(csv, SCORES, skip=True)
+    assert reading.rows.column("score").to_pylist() == list(range(1000))
+    assert reading.bad_rows == len(BAD_ROWS) + 2
+    rows = {report.partition(":")[0] for report in reading.reported}
+    assert rows == {f"row {number}" for number in [*range(502, 502 + len(BAD_ROWS)), 1007, 1008]}
+
+
+def test_many_bad_rows_are_counted_but_only_some_reported(csv: Path) -> None:
+    csv.write_text("player,score\n" + "ann,x\n" * 100)
+    reading = read(csv, SCORES, skip=True)
+    assert reading.bad_rows == 100
+    assert len(reading.reported) == 21
+    assert reading.reported[-1] == "further bad rows are only counted"
+
+
+def test_rows_larger_than_a_block_are_read(csv: Path) -> None:
+    players = ["x" * 5_000_000, "b", "c\n" * 5_000_000]
+    csv.write_text("player,score\n" + "".join(f'"{player}",1\n' for player in players))
+    assert read(csv, SCORES).rows.column("player").to_pylist() == players
+
+
+def test_rows_before_one_of_a_wrong_length_are_read_first(csv: Path) -> None:
+    csv.write_text("player,score\nann,1\nbob,x\ncem\n")
+    with pytest.raises(BadFile, match="row 3"):
+        read(csv, SCORES)
+
+
+def test_rows_keep_their_numbers_over_many_blocks(csv: Path) -> None:
+    lines = [f"player-{number:0100},{number}" for number in range(100_000)]
+    lines[90_000] = "bad,x"
+    csv.write_text("player,score\n" + "\n".join(lines))
+    reading = read(csv, SCORES, skip=True)
+    assert reading.reported == ['row 90002: column "score": "x" is not int64']
+    assert pa.compute.sum(reading.rows.column("score")).as_py() == sum(range(100_000)) - 90_000

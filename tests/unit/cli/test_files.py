@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sys
+import threading
+import zipfile
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from scankv.formats.files import BadFile, Format, format_of_name, open_input
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = pa.table({"a": [1, 2]})
+
+
+def parquet_bytes() -> bytes:
+    sink = io.BytesIO()
+    pa.parquet.write_table(ROWS, sink)
+    return sink.getvalue()
+
+
+def arrow_bytes(*, file: bool) -> bytes:
+    sink = io.BytesIO()
+    with (pa.ipc.new_file if file else pa.ipc.new_stream)(sink, ROWS.schema) as writer:
+        writer.write_table(ROWS)
+    return sink.getvalue()
+
+
+def zip_bytes(*members: str) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as archive:
+        for member in members:
+            archive.writestr(member, "a\n1\n")
+    return sink.getvalue()
+
+
+CONTENTS = {
+    "csv": (b"a\n1\n", Format.CSV),
+    "jsonl": (b'{"a":1}\n', Format.JSONL),
+    "parquet": (parquet_bytes(), Format.PARQUET),
+    "arrow file": (arrow_bytes(file=True), Format.ARROW),
+    "arrow stream": (arrow_bytes(file=False), Format.ARROW),
+    "csv.gz": (gzip.compress(b"a\n1\n"), Format.CSV),
+    "jsonl.gz": (gzip.compress(b'{"a":1}\n'), Format.JSONL),
+    "zip": (zip_bytes("a.csv"), Format.CSV),
+}
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_the_format_is_found_from_the_first_bytes(tmp_path: Path, kind: str) -> None:
+    content, format_ = CONTENTS[kind]
+    path = tmp_path / "no-ending"
+    path.write_bytes(content)
+    with open_input(str(path)) as source:
+        assert source.format is format_
+        assert source.size_bytes == len(content)
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+@pytest.mark.parametrize("again", [False, True])
+def test_standard_input_is_like_a_file(monkeypatch: pytest.MonkeyPatch, kind: str, again: bool) -> None:
+    content, format_ = CONTENTS[kind]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(content))))
+    with open_input("-", again=again) as source:
+        assert source.format is format_
+        first = source.open().read()
+        assert first
+        if again:
+            assert source.open().read() == first
+
+
+def test_standard_input_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    done = threading.Event()
+
+    def write() -> None:
+        os.write(writer, b"a\n")
+        done.wait(10)
+        os.close(writer)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(open(reader, "rb")))
+    with open_input("-") as source:
+        assert source.open().readline() == b"a\n"
+        done.set()
+    thread.join()
+
+
+def test_the_ending_of_a_name_says_its_format() -> None:
+    assert format_of_name("x.csv.gz") is Format.CSV
+    assert format_of_name("x.NDJSON") is Format.JSONL
+    assert format_of_name("a.b/x.parquet") is Format.PARQUET
+    assert format_of_name("x.feather") is Format.ARROW
+    assert format_of_name("x.txt") is format_of_name("x") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (CONTENTS["csv.gz"][0][:-6], "ended before the end"),
+        (b"\x1f\x8b" + b"x" * 50, "Unknown compression method"),
+        (CONTENTS["zip"][0][:-10], "not a zip file"),
+        (zip_bytes("a.csv", "b.csv"), "holds 2 files"),
+    ],
+)
+def test_a_damaged_archive_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
+    from tests.unit.cli.reading import infer
+
+    path = tmp_path / "damaged"
+    path.write_bytes(content)
+    with pytest.raises(BadFile, match=message) as raised:
+        infer(path)
+    assert str(path) in raised.value.message
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow file", "arrow stream"])
+def test_a_cut_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    from tests.unit.cli.reading import read
+
+    path = tmp_path / "cut"
+    path.write_bytes(CONTENTS[kind][0][:-60])
+    with pytest.raises(BadFile, match=str(path)):
+        read(path, ROWS.schema)
+
+
+def test_a_file_that_cannot_be_opened_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"missing.csv: No such file"), open_input(str(tmp_path / "missing.csv")):
+        pass
+    with pytest.raises(BadFile, match=r"Is a directory"), open_input(str(tmp_path)):
+        pass

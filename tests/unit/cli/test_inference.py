@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from scankv.formats.files import BadFile
+from tests.unit.cli.reading import infer, read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+FAR = 11_000
+"""Rows that fill more than one block."""
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "type_"),
+    [
+        ("1", "2", pa.int64()),
+        ("1", "", pa.int64()),
+        ("", "1", pa.int64()),
+        ("", "", pa.string()),
+        ("NA", "1", pa.int64()),
+        ("1", "1.5", pa.float64()),
+        ("1.5", "1", pa.float64()),
+        ("1", "x", pa.string()),
+        ("1.5", "x", pa.string()),
+        ("1", "007", pa.string()),
+        ("9007199254740993", "1.5", pa.string()),
+        ("1.5", "9007199254740993", pa.string()),
+        ("1", "9223372036854775808", pa.string()),
+        ("1e300", "1", pa.float64()),
+        ("true", "false", pa.bool_()),
+        ("true", "yes", pa.string()),
+        ("1", "true", pa.string()),
+        ("2013-01-01", "2013-12-31", pa.date32()),
+        ("2013-01-01", "2013-01-01 10:00:00", pa.timestamp("us")),
+        ("2013-01-01T10:00:00", "2013-01-01T10:00:00.123456789", pa.timestamp("ns")),
+        ("2013-01-01T10:00:00Z", "2013-01-01T10:00:00+01:00", pa.timestamp("us", "UTC")),
+        ("2013-01-01T10:00:00Z", "2013-01-01T10:00:00", pa.string()),
+        ("10:00:00", "23:59:59.5", pa.time64("us")),
+    ],
+)
+def test_the_whole_csv_file_decides_the_type(tmp_path: Path, first: str, last: str, type_: pa.DataType) -> None:
+    path = tmp_path / "late.csv"
+    _write_csv(path, [*[first] * FAR, last])
+    assert infer(path) == pa.schema([("id", pa.int64()), ("value", type_), ("filler", pa.string())])
+
+
+def test_every_row_can_be_read_with_the_inferred_schema(tmp_path: Path) -> None:
+    path = tmp_path / "late.csv"
+    _write_csv(path, [*["1"] * FAR, "1.5", "", "NA"])
+    reading = read(path, infer(path))
+    assert reading.rows.num_rows == FAR + 3
+    assert reading.rows.column("value").to_pylist()[-4:] == [1.0, 1.5, None, None]
+
+
+def test_rows_of_a_wrong_length_stop_or_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "short.csv"
+    path.write_text("a,b\n1,2\nx\n3,4\n")
+    with pytest.raises(BadFile, match="row 3: 1 fields instead of 2"):
+        infer(path)
+    assert infer(path, skip=True) == pa.schema([("a", pa.int64()), ("b", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "type_"),
+    [
+        (1, 2, pa.int64()),
+        (None, 1, pa.int64()),
+        (1, 1.5, pa.float64()),
+        (None, None, pa.string()),
+        ("2013-01-01", "no date", pa.string()),
+        ("2013-01-01", "2013-01-02", pa.string()),
+        ([], [1], pa.list_(pa.int64())),
+        ([1], [None, 1.5], pa.list_(pa.float64())),
+        ([None], None, pa.list_(pa.string())),
+        ({"a": 1}, {"b": "x"}, pa.struct([("a", pa.int64()), ("b", pa.string())])),
+        ([{"a": [1]}], [{"a": [1.5]}], pa.list_(pa.struct([("a", pa.list_(pa.float64()))]))),
+    ],
+)
+def test_the_whole_json_lines_file_decides_the_type(
+    tmp_path: Path, first: object, last: object, type_: pa.DataType
+) -> None:
+    path = tmp_path / "late.jsonl"
+    _write_jsonl(path, [*[first] * FAR, last])
+    schema = infer(path)
+    assert schema == pa.schema([("id", pa.int64()), ("value", type_), ("filler", pa.string())])
+    assert read(path, schema).rows.num_rows == FAR + 1
+
+
+def test_a_json_field_may_appear_late(tmp_path: Path) -> None:
+    path = tmp_path / "late.jsonl"
+    _write_jsonl(path, [*[1] * FAR])
+    with path.open("a") as file:
+        file.write('{"late": true}\n')
+    assert infer(path).field("late").type == pa.bool_()
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, "x"), ([1], 1), ({"a": 1}, [1]), (True, 1)])
+def test_json_values_that_no_type_holds_together_are_named_with_their_line(
+    tmp_path: Path, first: object, last: object
+) -> None:
+    path = tmp_path / "mixed.jsonl"
+    _write_jsonl(path, [*[first] * FAR, last, first])
+    with pytest.raises(BadFile, match=f'line {FAR + 1}: "value" is .* here and .* before'):
+        infer(path)
+    assert infer(path, skip=True).names == ["id", "value", "filler"]
+
+
+def test_a_file_without_rows_has_no_columns_to_infer(tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text("")
+    with pytest.raises(BadFile, match="no rows to take the columns from"):
+        infer(path)
+
+
+def _write_csv(path: Path, values: Sequence[str]) -> None:
+    filler = "x" * 400
+    lines = [f"{number},{value},{filler}" for number, value in enumerate(values)]
+    path.write_text("id,value,filler\n" + "\n".join(lines) + "\n")
+
+
+def _write_jsonl(path: Path, values: Sequence[object]) -> None:
+    filler = "x" * 400
+    rows = ({"id": number, "value": value, "filler": filler} for number, value in enumerate(values))
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from scankv.cli.outcome import complain, needs
+from table_model.errors import UsageError
+
+
+def test_a_missing_package_is_named_with_what_installs_it() -> None:
+    with pytest.raises(UsageError) as raised, needs("server"):
+        raise ModuleNotFoundError("No module named 'rocksdict'", name="rocksdict")
+    assert raised.value.message == 'rocksdict is not installed; run: pip install "scankv[server]"'
+
+
+def test_a_missing_module_of_our_own_is_a_bug() -> None:
+    with pytest.raises(ModuleNotFoundError), needs("server"):
+        raise ModuleNotFoundError("No module named 'streaming_server.x'", name="streaming_server.x")
+
+
+def test_a_complaint_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("first\n  second")
+    assert capsys.readouterr().err == "scankv: error: first second\n"

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from datetime import date
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from scankv.formats.csv_text import csv_header, csv_lines
+from scankv.formats.json_text import json_lines, read_json_lines
+from scankv.formats.text import from_text, to_text
+
+COLUMNS = {
+    "int8": pa.array([1, -128, None], pa.int8()),
+    "uint64": pa.array([2**64 - 1, 0, None], pa.uint64()),
+    "int64": pa.array([-(2**63), 2**63 - 1, None]),
+    "half": pa.array([1.5, float("inf"), None], pa.float16()),
+    "float": pa.array([0.1, float("-inf"), None], pa.float32()),
+    "double": pa.array([5e-324, 1e300, None]),
+    "decimal": pa.array([Decimal("1.50"), Decimal("-0.01"), None], pa.decimal128(38, 10)),
+    "hundreds": pa.array([Decimal(100), Decimal(0), None], pa.decimal128(10, -2)),
+    "bool": pa.array([True, False, None]),
+    "string": pa.array(["", 'a"b\\c,\r\n\x00\x1f/é😀', None]),
+    "binary": pa.array([b"\x00\xff", b"", None]),
+    "date": pa.array([date.min, date.max, None]),
+    "time_s": pa.array([0, 86_399, None], pa.time32("s")),
+    "time_ns": pa.array([1, 86_399_999_999_999, None], pa.time64("ns")),
+    "timestamp_s": pa.array([0, -1, None], pa.timestamp("s")),
+    "timestamp_ns": pa.array([0, -1, None], pa.timestamp("ns")),
+    "instant": pa.array([0, -1, None], pa.timestamp("us", "UTC")),
+    "berlin": pa.array([0, -1, None], pa.timestamp("ms", "Europe/Berlin")),
+    "offset": pa.array([0, -1, None], pa.timestamp("ns", "+05:30")),
+    "list": pa.array([[b"\x01", None], [], None], pa.list_(pa.binary())),
+    "struct": pa.array(
+        [{"a": 1, "b": [{"c": date(2013, 1, 1)}]}, {"a": None, "b": None}, None],
+        pa.struct([("a", pa.int64()), ("b", pa.list_(pa.struct([("c", pa.date32())])))]),
+    ),
+    "map": pa.array([[(1, [("x", 7)]), (2, None)], [], None], pa.map_(pa.int64(), pa.map_(pa.string(), pa.int8()))),
+}
+SLICES = [slice(0, 3), slice(1, 3), slice(1, 2), slice(2, 3), slice(0, 0)]
+
+
+@pytest.mark.parametrize("part", SLICES, ids=str)
+@pytest.mark.parametrize("name", COLUMNS)
+def test_every_type_comes_back_from_its_text(name: str, part: slice) -> None:
+    column = COLUMNS[name][part]
+    back = from_text(to_text(column), column.type)
+    back.validate(full=True)
+    assert back.equals(column)
+
+
+@pytest.mark.parametrize("part", SLICES[:-1], ids=str)
+def test_every_type_comes_back_from_json_lines(part: slice) -> None:
+    rows = pa.record_batch(COLUMNS).slice(part.start, part.stop - part.start)
+    back = read_json_lines(json_lines(rows), rows.schema)
+    back.validate(full=True)
+    assert back.equals(rows)
+
+
+def test_json_lines_are_what_python_writes() -> None:
+    rows = pa.record_batch(
+        {
+            "n": [1, None],
+            'quoted "name"': ['line\nbreak\t"\\\x01', "ü"],
+            "list": [[1.5, None], []],
+            "struct": [{"deep": ["x"]}, None],
+            "bool": [True, False],
+        }
+    )
+    assert [json.loads(line) for line in json_lines(rows).to_pybytes().splitlines()] == rows.to_pylist()
+
+
+def test_floats_without_a_json_number_come_back() -> None:
+    values = pa.array([float("nan"), float("inf"), float("-inf"), -0.0])
+    text = json_lines(pa.record_batch({"f": values})).to_pybytes()
+    assert text.split() == [b'{"f":NaN}', b'{"f":Infinity}', b'{"f":-Infinity}', b'{"f":-0}']
+    back = read_json_lines(text, pa.schema([("f", pa.float64())])).column("f")
+    assert [str(value) for value in back.to_pylist()] == ["nan", "inf", "-inf", "-0.0"]
+
+
+def test_no_rows_are_no_lines() -> None:
+    rows = pa.record_batch({"a": pa.array([], pa.int64())})
+    assert json_lines(rows).to_pybytes() == csv_lines(rows).to_pybytes() == b""
+
+
+def test_csv_quotes_what_needs_it_and_tells_an_empty_string_from_null() -> None:
+    rows = pa.record_batch({"a,b": ["plain", "", None, 'say "x"', "two\nlines", " spaced", "a,b"], "n": range(7)})
+    assert csv_header(rows.schema.names) == b'"a,b",n\n'
+    assert csv_lines(rows).to_pybytes().decode() == (
+        'plain,0\n"",1\n,2\n"say ""x""",3\n"two\nlines",4\n" spaced",5\n"a,b",6\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "type_"),
+    [
+        ("1.5", pa.int64()),
+        ("300", pa.uint8()),
+        ("abc", pa.float64()),
+        ("1.505", pa.decimal128(5, 2)),
+        ("abc", pa.binary()),
+        ("0g", pa.binary()),
+        ("2013-13-01", pa.date32()),
+        ("25:00:00", pa.time64("us")),
+        ("2013-01-01", pa.timestamp("us", "UTC")),
+        ("2013-01-01T00:00:00Z", pa.timestamp("us")),
+        ("[1", pa.list_(pa.int64())),
+        ("[1]} {", pa.list_(pa.int64())),
+        ('1}\n{"value":2', pa.list_(pa.int64())),
+        ('{"other":1}', pa.struct([("a", pa.int64())])),
+    ],
+)
+def test_a_text_of_another_type_is_refused(text: str, type_: pa.DataType) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        from_text(pa.array([text]), type_)
+
+
+def test_white_space_around_a_value_is_passed_over_except_in_strings() -> None:
+    assert from_text(pa.array([" 7 "]), pa.int64()).to_pylist() == [7]
+    assert from_text(pa.array([" 7 "]), pa.string()).to_pylist() == [" 7 "]

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import io
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from scankv.formats.files import Format
+from scankv.formats.writers import row_writer, whole_file
+from table_model.errors import UsageError
+from tests.unit.cli.reading import read
+from tests.unit.cli.test_text import COLUMNS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = pa.table(COLUMNS).drop_columns("hundreds")
+
+
+@pytest.mark.parametrize("seekable", [False, True])
+@pytest.mark.parametrize("format_", Format)
+def test_what_is_written_is_read_back(tmp_path: Path, format_: Format, seekable: bool) -> None:
+    path = tmp_path / f"rows.{format_}"
+    with path.open("wb") as stream:
+        writer = row_writer(format_, stream, ROWS.schema, seekable=seekable)
+        for rows in [*ROWS.to_batches(max_chunksize=2), *ROWS.to_batches()]:
+            writer.write(rows)
+        writer.close()
+    assert read(path, ROWS.schema).rows.equals(pa.concat_tables([ROWS, ROWS]))
+
+
+@pytest.mark.parametrize("format_", Format)
+def test_no_rows_are_a_file_too(tmp_path: Path, format_: Format) -> None:
+    path = tmp_path / f"rows.{format_}"
+    with path.open("wb") as stream:
+        row_writer(format_, stream, ROWS.schema).close()
+    assert read(path, ROWS.schema).rows.equals(ROWS.schema.empty_table())
+
+
+def test_columns_that_parquet_does_not_have_are_refused() -> None:
+    with pytest.raises(UsageError, match="Parquet cannot hold these columns: Scale must be"):
+        row_writer(Format.PARQUET, io.BytesIO(), pa.table(COLUMNS).schema)
+
+
+def test_parquet_joins_chunks_into_large_row_groups() -> None:
+    stream = io.BytesIO()
+    chunk = pa.record_batch({"a": range(8192)})
+    writer = row_writer(Format.PARQUET, stream, chunk.schema)
+    for _ in range(40):
+        writer.write(chunk)
+    writer.close()
+    metadata = pa.parquet.read_metadata(stream)
+    assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [
+        131_072,
+        131_072,
+        65_536,
+    ]
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    with whole_file(path) as stream:
+        stream.write(b"new")
+        assert not path.exists()
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
+def test_a_failure_leaves_the_file_that_was_there(tmp_path: Path, failure: type[BaseException]) -> None:
+    path = tmp_path / "out.csv"
+    path.write_bytes(b"old")
+    with pytest.raises(failure), whole_file(path) as stream:  # noqa: PT012  # the write is part of what fails
+        stream.write(b"new")
+        raise failure
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pipe_is_written_directly(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    received: list[bytes] = []
+    thread = threading.Thread(target=lambda: received.append(path.read_bytes()))
+    thread.start()
+    with whole_file(path) as stream:
+        stream.write(b"rows")
+    thread.join(10)
+    assert received == [b"rows"]
