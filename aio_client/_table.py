@@ -177,7 +177,7 @@ class Table:
         rows = to_pylist(await self.lookup(key))
         return rows[0] if rows else None
 
-    async def lookup(self, keys: object, missing: Literal["omit", "null"] = "omit") -> pa.Table:
+    async def lookup(self, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
         """The rows with these keys, in the order asked; a key given twice is there twice.
 
         What it shows is durable. Keys of one bucket are read at one instant as far as they fit into one request (10,000
@@ -203,7 +203,7 @@ class Table:
         request = lookup_pb2.CountRequest(table=self.name)
         return (await self._transport.call(self._transport.services.lookups.Count, request)).rows
 
-    def scan(self, columns: Sequence[str] | None = None, limit: int | None = None) -> Scan:
+    def scan(self, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Scan:
         """A scan of the table, to be refined and started.
 
         Args:

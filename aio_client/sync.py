@@ -173,17 +173,17 @@ class Table:
         """The row with this key, None when there is none. See `aio_client.Table.get`."""
         return self._runner.call(self._table.get, key)
 
-    def lookup(self, keys: object, missing: Literal["omit", "null"] = "omit") -> pa.Table:
+    def lookup(self, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
         """The rows with these keys in the order asked. See `aio_client.Table.lookup`."""
-        return self._runner.call(self._table.lookup, keys, missing)
+        return self._runner.call(partial(self._table.lookup, keys, missing=missing))
 
     def count(self) -> int:
         """The number of rows, exact."""
         return self._runner.call(self._table.count)
 
-    def scan(self, columns: Sequence[str] | None = None, limit: int | None = None) -> Scan:
+    def scan(self, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Scan:
         """A scan of the table. See `aio_client.Table.scan`."""
-        return Scan(self._runner, self._table.scan(columns, limit).spec)
+        return Scan(self._runner, self._table.scan(columns, limit=limit).spec)
 
     def statistics(self) -> list[BucketStatistics]:
         """The figures of every bucket."""

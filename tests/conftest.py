@@ -1,15 +1,20 @@
-"""Fixtures of all tests: a real server in its own process."""
+"""Fixtures of all tests: a real server in its own process; and how Hypothesis runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# No time limit for one example: a busy machine would break it.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
 import typer
 
 from scankv.cli import demo, inspect, load, rows, scan, serve, tables
-from scankv.cli.outcome import Commands
+from scankv.cli.outcome import TERMINATED, Commands
 
 app = typer.Typer(
     name="scankv",
@@ -37,4 +40,6 @@ for command in (
 
 def main() -> None:
     """Runs the command line of this process and exits with its code."""
+    # SIGTERM unwinds like Ctrl-C, so that no half file and no embedded server stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     app(prog_name="scankv")

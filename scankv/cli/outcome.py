@@ -1,7 +1,7 @@
 """How a command ends: its exit code, and the one line on standard error when it failed.
 
-0 done, or the reader of the output closed its pipe; 1 failed; 2 wrong usage; 130 interrupted. `serve` adds its own.
-What is not expected to fail shows a traceback.
+0 done, or the reader of the output closed its pipe; 1 failed; 2 wrong usage; 130 interrupted; 143 terminated.
+`serve` adds its own. What is not expected to fail shows a traceback.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 
 _ROOMS: Final = ("aio_client", "protos", "scankv", "streaming_server", "table_model")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _LONGEST_CELL: Final = 60
-_GAP: Final = 2
+_GAP: Final = 3
 _NULL: Final = "null"
 
 
@@ -85,7 +85,7 @@ def _hidden(cells: Mapping[str, Sequence[str | None]]) -> list[str]:
     """The last columns, as many as a terminal has no room for; the first one is always shown."""
     if not is_terminal():
         return []
-    room = Console().width
+    room = Console().width + _GAP
     names = list(cells)
     for index, name in enumerate(names):
         room -= max(len(cell or _NULL) for cell in [name, *cells[name]]) + _GAP

@@ -191,7 +191,7 @@ async def test_a_scan_left_early_leaves_nothing_at_the_server(server: ServerProc
         with pytest.raises(asyncio.CancelledError):
             await reader
         await no_scan_is_left(client)
-        assert (await scan.to_arrow()).num_rows == ROWS
+        assert (await table.scan().to_arrow()).num_rows == ROWS
 
 
 async def test_a_server_that_is_killed_interrupts_the_scan(server: ServerProcess) -> None:

@@ -12,7 +12,17 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from aio_client import ClientConfig, DataLoss, InvalidKey, SchemaMismatch, TableNotFound, UsageError, sync
+from aio_client import (
+    ClientConfig,
+    DataLoss,
+    InvalidKey,
+    ScanSpec,
+    SchemaMismatch,
+    TableNotFound,
+    Unavailable,
+    UsageError,
+    sync,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +76,14 @@ def test_errors_are_the_same(table: sync.Table) -> None:
         table.get("x")
     with pytest.raises(UsageError):
         table.scan(limit=-1)
+
+
+def test_no_server_is_an_error_that_names_the_address() -> None:
+    with sync.connect("127.0.0.1:1") as client:
+        with pytest.raises(Unavailable, match=r"no ScanKV server answers at 127\.0\.0\.1:1"):
+            client.tables()
+        with pytest.raises(Unavailable):
+            next(iter(client.scan(ScanSpec("game.scores"))))
 
 
 def test_a_scan_iterates_plainly(table: sync.Table) -> None:

@@ -4,6 +4,7 @@ import json
 from datetime import date
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -15,7 +16,7 @@ COLUMNS = {
     "int8": pa.array([1, -128, None], pa.int8()),
     "uint64": pa.array([2**64 - 1, 0, None], pa.uint64()),
     "int64": pa.array([-(2**63), 2**63 - 1, None]),
-    "half": pa.array([1.5, float("inf"), None], pa.float16()),
+    "half": pa.array([np.float16(1.5), np.float16("inf"), None], pa.float16()),
     "float": pa.array([0.1, float("-inf"), None], pa.float32()),
     "double": pa.array([5e-324, 1e300, None]),
     "decimal": pa.array([Decimal("1.50"), Decimal("-0.01"), None], pa.decimal128(38, 10)),

@@ -1,0 +1,185 @@
+"""A data directory that no server uses, looked at and changed from the inside."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from streaming_server.engine.last_row import merge_delete, merge_upsert
+from streaming_server.engine.prepare import KeyEncoder, prepare
+from streaming_server.storage.bucket import Bucket
+from streaming_server.storage.catalog import Catalog
+from streaming_server.storage.changelog import RowKind
+from streaming_server.storage.data_directory import DataDirectory
+from streaming_server.storage.offsets import count_of, epoch_of
+from streaming_server.storage.rocks import RocksResources
+from streaming_server.storage.row_codec import RowCodec
+from tests.support.tables import exact_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from streaming_server.storage.changelog import LogRecord
+    from table_model.schema import TableDefinition
+
+EVERYTHING = 2**62
+_MEBIBYTE = 1 << 20
+
+
+def resources() -> RocksResources:
+    """Small resources for buckets opened by a test."""
+    return RocksResources.of_sizes(block_cache_bytes=4 * _MEBIBYTE, write_buffer_bytes=64 * _MEBIBYTE)
+
+
+class OfflineBucket:
+    """A bucket opened by a test, written and read as the engine does, without a server.
+
+    Attributes:
+        bucket: The open bucket.
+        codec: The codec of its table.
+    """
+
+    def __init__(self, path: Path, definition: TableDefinition) -> None:
+        self.definition = definition
+        self.codec = RowCodec(definition)
+        self.keys = KeyEncoder(definition)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.bucket = Bucket(
+            path, f"bucket {path.name}", compression=definition.options.compression, resources=resources()
+        )
+
+    def upsert(self, *rows: dict[str, Any]) -> None:
+        """Applies one batch of rows; not durable before `sync`."""
+        batch = pa.RecordBatch.from_pylist(list(rows), schema=self.codec.schema)
+        for part in prepare(batch, self.keys, self.codec, keys_only=False):
+            old = self.bucket.get(part.keys.to_pylist())
+            deduplicate = self.definition.options.row_deduplicate
+            self.bucket.apply(merge_upsert(old, part, row_deduplicate=deduplicate))
+
+    def delete(self, *keys: dict[str, Any]) -> None:
+        """Deletes rows in one batch; not durable before `sync`."""
+        batch = pa.RecordBatch.from_pylist(list(keys), schema=self.definition.key_schema)
+        for part in prepare(batch, self.keys, self.codec, keys_only=True):
+            self.bucket.apply(merge_delete(self.bucket.get(part.keys.to_pylist()), part.keys, self.codec))
+
+    def sync(self) -> None:
+        """Makes all that was written durable."""
+        self.bucket.sync(self.bucket.state.log_offset)
+
+    def rows(self) -> pa.Table:
+        """All rows, read as a scan reads them."""
+        decoder = self.codec.decoder()
+        cursor = self.bucket.cursor(self.codec, decoder, self.keys.codec)
+        try:
+            batches = list(iter(lambda: cursor.next_batch(8192, _MEBIBYTE), None))
+        finally:
+            cursor.close()
+        return pa.Table.from_batches(batches, schema=decoder.schema)
+
+    def log(self) -> list[LogRecord]:
+        """All records of the changelog."""
+        return list(self.bucket.changes(self.definition, EVERYTHING))
+
+    def changes(self) -> list[tuple[str, dict[str, Any]]]:
+        """All changes, as the symbol of their kind and their row."""
+        return [
+            (RowKind(int(kind)).symbol, row)
+            for record in self.log()
+            for kind, row in zip(record.changes.kinds, record.changes.rows.to_pylist(), strict=True)
+        ]
+
+
+@contextmanager
+def opened(path: Path, definition: TableDefinition) -> Iterator[OfflineBucket]:
+    """An `OfflineBucket`, closed in order at the end of the block."""
+    offline = OfflineBucket(path, definition)
+    try:
+        yield offline
+    finally:
+        offline.bucket.close()
+
+
+def bucket_path(data_dir: Path, table: str, bucket: int) -> Path:
+    """Where a bucket lies in a data directory."""
+    database, name = table.split(".")
+    return data_dir / "tables" / database / name / "buckets" / f"{bucket:04}"
+
+
+def definition_in(data_dir: Path, table: str) -> TableDefinition:
+    """The definition of a table of a stopped server."""
+    directory = DataDirectory(data_dir)
+    try:
+        return Catalog(directory).get(table)
+    finally:
+        directory.close()
+
+
+@contextmanager
+def offline_table(data_dir: Path, table: str) -> Iterator[list[OfflineBucket]]:
+    """All buckets of a table of a stopped server."""
+    definition = definition_in(data_dir, table)
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(opened(bucket_path(data_dir, table, number), definition))
+            for number in range(definition.buckets)
+        ]
+
+
+def replayed(offline: OfflineBucket) -> list[tuple[Any, ...]]:
+    """The rows that the bucket's changelog amounts to, sorted by encoded key; checks each change against those before.
+
+    `+I` needs an absent key; `-U` and `-D` the row as it is, to the bit; `+U` comes right after the `-U` of its key.
+    """
+    state: dict[bytes, tuple[Any, ...]] = {}
+    updating: bytes | None = None
+    for record in offline.log():
+        rows = widened(record.changes.rows, offline.codec.schema)
+        encoded, _ = offline.keys.encode(rows)
+        for kind, key, row in zip(record.changes.kinds, encoded.to_pylist(), exact_rows(rows), strict=True):
+            assert (updating is not None) == (kind == RowKind.UPDATE_AFTER), "+U without its -U"
+            if kind == RowKind.INSERT:
+                assert key not in state, "+I of a row that is there"
+                state[key] = row
+            elif kind == RowKind.UPDATE_AFTER:
+                assert updating == key, "+U of another key than the -U before"
+                state[key] = row
+            else:
+                assert state[key] == row, "the before-image is not the row"
+                del state[key]
+            updating = key if kind == RowKind.UPDATE_BEFORE else None
+    assert updating is None, "-U without its +U"
+    return [state[key] for key in sorted(state)]
+
+
+def widened(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with null for the columns that it lacks."""
+    columns = [
+        batch.column(f.name) if f.name in batch.schema.names else pa.nulls(batch.num_rows, f.type) for f in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def check_log(records: Iterable[LogRecord]) -> None:
+    """Offsets have no gap within an epoch, counts none at all; epochs and commit times never go back."""
+    count, epoch, micros = 0, 0, 0
+    for record in records:
+        assert count_of(record.offset) == count, f"offset {record.offset} where change {count} belongs"
+        assert epoch_of(record.offset) == record.epoch >= epoch
+        assert record.commit_micros >= micros
+        assert len(record.changes) > 0
+        count, epoch, micros = count + len(record.changes), record.epoch, record.commit_micros
+
+
+def check_bucket(offline: OfflineBucket) -> pa.Table:
+    """The rows of a bucket, after checking that its changelog is in order and amounts to exactly these rows."""
+    records = offline.log()
+    check_log(records)
+    rows = offline.rows()
+    found = exact_rows(rows)
+    assert replayed(offline) == found, "the rows are not what the changelog says"
+    assert offline.bucket.state.rows == len(found)
+    assert offline.bucket.state.count == sum(len(record.changes) for record in records)
+    return rows

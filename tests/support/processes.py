@@ -1,0 +1,26 @@
+"""What the kernel knows of a process: its memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory of a process now."""
+    return _status(pid)["VmRSS"]
+
+
+def peak_resident_bytes(pid: int) -> int:
+    """The most memory the process has had since its start or the last `forget_peak`."""
+    return _status(pid)["VmHWM"]
+
+
+def forget_peak(pid: int) -> None:
+    """Lets the peak begin anew at what the process has now; see `proc_pid_clear_refs(5)`."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def _status(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pairs = (line.split(":", 1) for line in lines if line.startswith("Vm"))
+    return {name: int(value.split()[0]) * 1024 for name, value in pairs}

@@ -1,0 +1,104 @@
+"""A server spoken to without the client library: generated stubs, and errors as they travel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from protos.scankv.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    lookup_pb2_grpc,
+    scan_pb2_grpc,
+    table_pb2,
+    table_pb2_grpc,
+    write_pb2_grpc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pyarrow as pa
+
+_MAX_MESSAGE_BYTES = 64 << 20
+_TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """How a server said no: status code and message, and the reason and details of the ErrorInfo, if there was one."""
+
+    code: str
+    message: str
+    reason: str
+    details: Mapping[str, str]
+
+
+class Wire:
+    """The stubs of all services on one channel. Calls block."""
+
+    def __init__(self, address: str) -> None:
+        options = [
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        self.channel = grpc.insecure_channel(address, options)
+        self.tables = table_pb2_grpc.TableServiceStub(self.channel)
+        self.writes = write_pb2_grpc.WriteServiceStub(self.channel)
+        self.lookups = lookup_pb2_grpc.LookupServiceStub(self.channel)
+        self.scans = scan_pb2_grpc.ScanServiceStub(self.channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+
+    def create(self, name: str, schema: pa.Schema, key: Sequence[str] = (), buckets: int = 3) -> None:
+        """Creates a table; the key is the first column unless given."""
+        self.tables.CreateTable(
+            table_pb2.CreateTableRequest(
+                name=name,
+                arrow_schema=schema.serialize().to_pybytes(),
+                primary_key=key or schema.names[:1],
+                buckets=buckets,
+            ),
+            timeout=_TIMEOUT_SECONDS,
+        )
+
+    def statistics(self, name: str) -> list[table_pb2.BucketStatistics]:
+        """What the server knows of each bucket of a table."""
+        request = table_pb2.GetTableRequest(name=name, statistics=True)
+        return list(self.tables.GetTable(request, timeout=_TIMEOUT_SECONDS).buckets)
+
+    def server(self) -> admin_pb2.StatsResponse:
+        """The figures of the server."""
+        stats: admin_pb2.StatsResponse = self.admin.Stats(admin_pb2.StatsRequest(), timeout=_TIMEOUT_SECONDS)
+        return stats
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+
+
+def refusal(method: Callable[..., Any], request: Any) -> Refusal:
+    """Makes a call that must fail; how it did."""
+    try:
+        answer = method(request, timeout=_TIMEOUT_SECONDS)
+        if hasattr(answer, "__iter__"):
+            answer = list(answer)
+    except grpc.RpcError as error:
+        return refusal_of(error)
+    raise AssertionError(f"the server took it, and answered {str(answer)[:200]}")
+
+
+def refusal_of(error: grpc.RpcError) -> Refusal:
+    """What an error of gRPC says."""
+    assert isinstance(error, grpc.Call)
+    status = rpc_status.from_call(error)
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details if status is not None else ():
+        detail.Unpack(info)
+    return Refusal(error.code().name, error.details() or "", info.reason, dict(info.metadata))

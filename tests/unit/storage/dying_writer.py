@@ -1,0 +1,41 @@
+"""Writes to a bucket and ends without closing anything, as `kill -9` does.
+
+Run as `python -m tests.unit.storage.dying_writer PATH STEPS`; the steps are JSON: `[["upsert", [row, ...]], ["sync"]]`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.offline import OfflineBucket
+from tests.support.tables import SCORES, define
+
+DEFINITION = define(SCORES)
+_EXIT_CODE = 7
+
+
+def write_and_die(path: Path, *steps: tuple[str, *tuple[list[Any], ...]]) -> None:
+    """Does the steps in another process, which then dies."""
+    command = [sys.executable, "-m", __name__, str(path), json.dumps(steps)]
+    done = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    assert done.returncode == _EXIT_CODE, done.stderr
+
+
+def main(path: str, steps: str) -> None:
+    """Does the steps and dies."""
+    offline = OfflineBucket(Path(path), DEFINITION)
+    for name, *rows in json.loads(steps):
+        if name == "flush":
+            offline.bucket.flush()
+        else:
+            getattr(offline, name)(*(rows[0] if rows else ()))
+    os._exit(_EXIT_CODE)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

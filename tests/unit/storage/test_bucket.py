@@ -1,0 +1,217 @@
+"""One bucket on disk: what is applied is there together or not at all, survives, and is counted without gaps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from streaming_server.storage.bucket import BucketState
+from streaming_server.storage.durable_mark import DurableMark
+from streaming_server.storage.offsets import count_of, epoch_of, make_offset
+from table_model.errors import DataLoss
+from tests.support.offline import OfflineBucket, check_bucket, check_log, opened
+from tests.support.tables import SCORES, define
+from tests.unit.storage.dying_writer import DEFINITION, write_and_die
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "buckets" / "0000"
+
+
+def score(player: str, value: int | None) -> dict[str, Any]:
+    return {"player": player, "score": value}
+
+
+def test_the_changelog_of_an_inserted_updated_and_deleted_key(path: Path) -> None:
+    with opened(path, DEFINITION) as bucket:
+        bucket.upsert(score("ann", 1))
+        bucket.upsert(score("ann", 2))
+        bucket.delete({"player": "ann"})
+        assert bucket.changes() == [
+            ("+I", score("ann", 1)),
+            ("-U", score("ann", 1)),
+            ("+U", score("ann", 2)),
+            ("-D", score("ann", 2)),
+        ]
+        assert [record.offset for record in bucket.log()] == [0, 1, 3]
+        assert bucket.bucket.state.log_offset == 4
+        assert bucket.rows().num_rows == bucket.bucket.state.rows == 0
+
+
+def test_what_changes_nothing_takes_no_offset(path: Path) -> None:
+    with opened(path, DEFINITION) as bucket:
+        bucket.delete({"player": "nobody"})
+        assert bucket.bucket.state == BucketState()
+        bucket.upsert(score("ann", None))
+        before = bucket.bucket.state
+        bucket.upsert(score("ann", None))
+        bucket.delete({"player": "nobody"})
+        assert bucket.bucket.state == before
+
+
+def test_a_rewrite_takes_offsets_without_row_deduplication(path: Path) -> None:
+    with opened(path, define(SCORES, row_deduplicate="false")) as bucket:
+        bucket.upsert(score("ann", 1))
+        bucket.upsert(score("ann", 1))
+        assert [kind for kind, _ in bucket.changes()] == ["+I", "-U", "+U"]
+        check_bucket(bucket)
+
+
+def test_a_big_commit_is_several_records_of_one_moment(path: Path) -> None:
+    with opened(path, DEFINITION) as bucket:
+        bucket.upsert(*(score(str(i), i) for i in range(9000)))
+        records = bucket.log()
+        assert [len(record.changes) for record in records] == [4096, 4096, 808]
+        assert [record.offset for record in records] == [0, 4096, 8192]
+        assert len({record.commit_micros for record in records}) == 1
+        bucket.upsert(*(score(str(i), -i) for i in range(9000)))
+        assert check_bucket(bucket).num_rows == 9000
+
+
+def test_everything_is_there_after_an_orderly_close(path: Path) -> None:
+    with opened(path, DEFINITION) as bucket:
+        bucket.upsert(score("ann", 1), score("bob", None))
+        bucket.upsert(score("bob", 5))
+        state, rows = bucket.bucket.state, bucket.rows()
+    with opened(path, DEFINITION) as bucket:
+        assert check_bucket(bucket).equals(rows)
+        assert bucket.bucket.state == replace(state, clean=True)
+        bucket.upsert(score("eve", 3))
+        assert bucket.bucket.state.log_offset == 5
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_an_unclean_stop_begins_a_new_epoch_and_counts_on(path: Path, flush: bool) -> None:
+    written = [score("ann", 1), score("bob", 2)]
+    write_and_die(path, ("upsert", written), ("sync",), *([("flush",)] if flush else []))
+    with opened(path, DEFINITION) as bucket:
+        assert (bucket.bucket.state.epoch, bucket.bucket.state.count) == (1, 2)
+        bucket.upsert(score("ann", 3))
+        assert [record.offset for record in bucket.log()] == [0, make_offset(1, 2)]
+        assert bucket.bucket.state.epoch_starts == (0, 2)
+        check_bucket(bucket)
+    with opened(path, DEFINITION) as bucket:
+        assert bucket.bucket.state.epoch == 1
+        check_bucket(bucket)
+
+
+def test_every_unclean_stop_with_changes_begins_an_epoch(path: Path) -> None:
+    for number in range(4):
+        write_and_die(path, ("upsert", [score("ann", number)]), ("sync",))
+    with opened(path, DEFINITION) as bucket:
+        assert bucket.bucket.state.epoch == 4
+        assert [record.epoch for record in bucket.log()] == [0, 1, 2, 3]
+        assert bucket.bucket.state.epoch_starts == (0, 1, 3, 5, 7)
+        check_bucket(bucket)
+
+
+def test_an_unclean_stop_without_changes_begins_no_epoch(path: Path) -> None:
+    with opened(path, DEFINITION) as bucket:
+        bucket.upsert(score("ann", 1))
+    write_and_die(path)
+    with opened(path, DEFINITION) as bucket:
+        assert bucket.bucket.state.epoch == 0
+
+
+def test_commit_times_never_decrease_when_the_clock_goes_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(path, DEFINITION) as bucket:
+        for number, seconds in enumerate((2000, 1000, 3000, 0)):
+            monkeypatch.setattr("time.time_ns", lambda seconds=seconds: seconds * 10**9)
+            bucket.upsert(score("ann", number))
+        assert [record.commit_micros // 10**6 for record in bucket.log()] == [2000, 2000, 3000, 3000]
+    monkeypatch.setattr("time.time_ns", lambda: 10**9)
+    with opened(path, DEFINITION) as bucket:
+        bucket.upsert(score("ann", 9))
+        check_log(bucket.log())
+
+
+def test_a_cursor_shows_the_moment_it_was_made(path: Path) -> None:
+    with opened(path, DEFINITION) as bucket:
+        bucket.upsert(*(score(f"{i:03}", i) for i in range(300)))
+        cursor = bucket.bucket.cursor(bucket.codec, bucket.codec.decoder(), bucket.keys.codec)
+        try:
+            first = cursor.next_batch(10, 1 << 20)
+            assert first is not None
+            bucket.upsert(*(score(f"{i:03}", -1) for i in range(0, 300, 2)), score("100b", 5), score("999", 5))
+            bucket.delete(*({"player": f"{i:03}"} for i in range(1, 300, 4)))
+            bucket.bucket.flush()
+            rest = list(iter(lambda: cursor.next_batch(10, 1 << 20), None))
+            assert pa.Table.from_batches([first, *rest]).column("score").to_pylist() == list(range(300))
+        finally:
+            cursor.close()
+
+
+@pytest.mark.parametrize("max_rows", [1, 7, 100, 8192])
+@pytest.mark.parametrize("max_bytes", [1024, 100_000, 1 << 24])
+def test_chunks_keep_to_their_bounds_and_lose_nothing(path: Path, max_rows: int, max_bytes: int) -> None:
+    definition = define(pa.schema([("k", pa.int32()), ("v", pa.binary())]))
+    lengths = [i % 50 if i % 97 else 3000 for i in range(600)]
+    with opened(path, definition) as bucket:
+        bucket.upsert(*({"k": k, "v": b"v" * length} for k, length in enumerate(lengths)))
+        cursor = bucket.bucket.cursor(bucket.codec, bucket.codec.decoder(), bucket.keys.codec)
+        batches = list(iter(lambda: cursor.next_batch(max_rows, max_bytes), None))
+        cursor.close()
+    for batch in batches:
+        assert 1 <= batch.num_rows <= max_rows
+        sizes = [lengths[k] + 24 for k in batch.column("k").to_pylist()]
+        assert sum(sizes[:-1]) <= max_bytes
+    assert pa.Table.from_batches(batches).column("k").to_pylist() == list(range(600))
+
+
+def test_a_bucket_whose_log_is_shorter_than_its_mark_is_data_loss(path: Path) -> None:
+    with opened(path, DEFINITION) as bucket:
+        bucket.upsert(score("ann", 1))
+    mark = DurableMark(path.with_suffix(".durable"))
+    mark.write(2)
+    mark.close()
+    with pytest.raises(DataLoss, match="lost acknowledged changes"):
+        OfflineBucket(path, DEFINITION)
+    mark = DurableMark(path.with_suffix(".durable"))
+    mark.write(1)
+    mark.close()
+    with opened(path, DEFINITION) as bucket:
+        check_bucket(bucket)
+
+
+def test_a_refused_bucket_can_be_opened_again_once_it_is_mended(path: Path) -> None:
+    with opened(path, DEFINITION) as bucket:
+        bucket.upsert(score("ann", 1))
+    mark = path.with_suffix(".durable")
+    good = mark.read_bytes()
+    for position in range(len(good)):
+        mark.write_bytes(good[:position] + bytes([good[position] ^ 0x10]) + good[position + 1 :])
+        with pytest.raises(DataLoss, match="mark"):
+            OfflineBucket(path, DEFINITION)
+    for length in range(1, len(good)):
+        mark.write_bytes(good[:length])
+        with pytest.raises(DataLoss, match="mark"):
+            OfflineBucket(path, DEFINITION)
+    mark.write_bytes(good)
+    with opened(path, DEFINITION) as bucket:
+        assert check_bucket(bucket).num_rows == 1
+
+
+def test_a_missing_or_empty_mark_loses_no_rows(path: Path) -> None:
+    """It may open or refuse: but what it shows is all of it."""
+    with opened(path, DEFINITION) as bucket:
+        bucket.upsert(score("ann", 1))
+    path.with_suffix(".durable").unlink()
+    try:
+        with opened(path, DEFINITION) as bucket:
+            assert check_bucket(bucket).num_rows == 1
+    except DataLoss:
+        pass
+
+
+def test_offsets_carry_their_epoch() -> None:
+    for epoch, count in [(0, 0), (0, 2**40), (3, 7), (2**15 - 1, 2**48 - 1)]:
+        offset = make_offset(epoch, count)
+        assert (epoch_of(offset), count_of(offset)) == (epoch, count)
+        assert 0 <= offset < 2**63

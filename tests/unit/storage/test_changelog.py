@@ -1,0 +1,91 @@
+"""Changelog records: what is encoded comes back, at its offset, in records of bounded size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streaming_server.storage.changelog import (
+    MAX_CHANGES_PER_RECORD,
+    Changes,
+    RowKind,
+    decode_record,
+    encode_records,
+)
+from streaming_server.storage.offsets import make_offset
+from table_model.errors import DataLoss
+from tests.support.tables import SCORES, define, exact_rows, scores
+from tests.unit.storage.strategies import batches, definitions
+
+if TYPE_CHECKING:
+    from table_model.schema import TableDefinition
+
+DEFINITION = define(SCORES)
+
+
+def changes_of(batch: pa.RecordBatch, kinds: list[int] | None = None) -> Changes:
+    return Changes(np.array(kinds or [RowKind.INSERT] * batch.num_rows, np.uint8), batch)
+
+
+def encoded(changes: Changes, definition: TableDefinition = DEFINITION) -> list[tuple[bytes, bytes]]:
+    schema_id = definition.schema.id
+    return list(encode_records(changes, epoch=2, count=10, schema_id=schema_id, commit_micros=123_456_789))
+
+
+@given(st.data())
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_any_changes_come_back_to_the_bit(data: st.DataObject) -> None:
+    definition = data.draw(definitions())
+    batch = data.draw(batches(definition.schema.arrow, min_rows=1))
+    kinds = data.draw(st.lists(st.sampled_from(RowKind), min_size=batch.num_rows, max_size=batch.num_rows))
+    ((key, value),) = encoded(changes_of(batch, [int(kind) for kind in kinds]), definition)
+    record = decode_record(key, value, definition)
+    record.changes.rows.validate(full=True)
+    assert exact_rows(record.changes.rows) == exact_rows(batch)
+    assert record.changes.kinds.tolist() == kinds
+    assert (record.offset, record.epoch, record.commit_micros) == (make_offset(2, 10), 2, 123_456_789)
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 500, MAX_CHANGES_PER_RECORD, MAX_CHANGES_PER_RECORD + 1, 10_000])
+def test_a_commit_of_any_size_comes_back_in_records_of_bounded_size(rows: int) -> None:
+    batch = scores([str(i) for i in range(rows + 5)], [None if i % 7 == 0 else i for i in range(rows + 5)]).slice(5)
+    records = [decode_record(key, value, DEFINITION) for key, value in encoded(changes_of(batch))]
+    assert pa.Table.from_batches([record.changes.rows for record in records]).equals(pa.Table.from_batches([batch]))
+    place = 10
+    for record in records:
+        assert record.offset == make_offset(2, place)
+        assert 1 <= len(record.changes) <= MAX_CHANGES_PER_RECORD
+        place += len(record.changes)
+
+
+def test_records_sort_by_offset_over_epochs() -> None:
+    batch = scores(["a"], [1])
+    keys = [
+        next(encode_records(changes_of(batch), epoch=epoch, count=count, schema_id=1, commit_micros=0))[0]
+        for epoch, count in [(0, 0), (0, 255), (0, 256), (0, 2**40), (1, 2), (1, 3), (200, 1), (30_000, 2**47)]
+    ]
+    assert keys == sorted(keys)
+
+
+def test_a_record_of_an_older_schema_keeps_its_columns() -> None:
+    ((key, value),) = encoded(changes_of(scores(["a"], [1])))
+    altered = DEFINITION.add_columns(pa.schema([("more", pa.list_(pa.string()))]))
+    record = decode_record(key, value, altered)
+    assert record.schema_id == 1
+    assert record.changes.rows.schema.names == ["player", "score"]
+
+
+def test_every_shortened_record_is_data_loss() -> None:
+    ((key, value),) = encoded(changes_of(scores(["a", "bb"], [1, 2])))
+    for length in range(len(value)):
+        with pytest.raises(DataLoss):
+            decode_record(key, value[:length], DEFINITION)
+
+
+def test_the_symbols_are_those_of_flink() -> None:
+    assert [kind.symbol for kind in RowKind] == ["+I", "-U", "+U", "-D"]
