@@ -100,19 +100,20 @@ def _load(client: sync.Client, name: str, source: Input, null_texts: list[str], 
 def _progress(source: Input) -> Iterator[tuple[Callable[[str], None], Callable[[int, float], None]]]:
     """A bar on standard error when that is a terminal: prints a message above it, and shows rows and rows a second."""
     console = stderr_console()
-    progress = Progress(
-        BarColumn(),
-        TextColumn("{task.fields[rows]:,} rows  {task.fields[rate]:,.0f} rows/s"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    task = progress.add_task("", total=source.size_bytes, rows=0, rate=0.0)
+    if not console.is_terminal:
+        yield _report, lambda rows, rate: None
+        return
+    columns = BarColumn(), TextColumn("{task.fields[rows]:,} rows  {task.fields[rate]:,.0f} rows/s")
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=source.size_bytes, rows=0, rate=0.0)
 
-    def show(rows: int, rate: float) -> None:
-        # An archive is read twice at its end.
-        read = min(source.bytes_read, source.size_bytes or source.bytes_read)
-        progress.update(task, completed=read, rows=rows, rate=rate)
+        def show(rows: int, rate: float) -> None:
+            # An archive is read twice at its end.
+            read = min(source.bytes_read, source.size_bytes or source.bytes_read)
+            progress.update(task, completed=read, rows=rows, rate=rate)
 
-    with progress:
-        yield lambda message: typer.echo(message, err=True), show
+        yield _report, show
+
+
+def _report(message: str) -> None:
+    typer.echo(message, err=True)

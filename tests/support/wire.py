@@ -46,6 +46,8 @@ class Wire:
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", -1),
             ("grpc.use_local_subchannel_pool", 1),
+            # Without probing, the window stays small, so that a reader that stops reading stops the server.
+            ("grpc.http2.bdp_probe", 0),
         ]
         self.channel = grpc.insecure_channel(address, options)
         self.tables = table_pb2_grpc.TableServiceStub(self.channel)
