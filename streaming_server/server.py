@@ -23,7 +23,6 @@ from protos.scankv.v1 import (
     lookup_pb2,
     lookup_pb2_grpc,
     scan_pb2,
-    scan_pb2_grpc,
     table_pb2,
     table_pb2_grpc,
     write_pb2,
@@ -118,7 +117,7 @@ class Server:
         version = metadata.version("scankv")
         scans = ScanService(self._tables, self._registry, self.incarnation, self.config.chunk_bytes)
         admin = AdminService(self._tables, self._registry, writes, self.incarnation, version)
-        scan_pb2_grpc.add_ScanServiceServicer_to_server(scans, self._server)
+        scans.add_to_server(self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), self._server)
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, self._server)
         lookup_pb2_grpc.add_LookupServiceServicer_to_server(LookupService(self._tables), self._server)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from protos.scankv.v1 import scan_pb2
+from streaming_server.scan.framing import frame_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,8 +47,8 @@ class StreamIdentity:
 
 def stream_messages(
     source: ChunkSource, spec: StreamSpec, identity: StreamIdentity, scan: LiveScan, started: float
-) -> Iterator[scan_pb2.ScanKvResponse]:
-    """The messages of one stream, each made when it is asked for.
+) -> Iterator[bytes]:
+    """The messages of one stream, serialised `ScanKvResponse`s, each made when it is asked for.
 
     Raises:
         DataLoss: The source found damage; there will be no trailer.
@@ -62,21 +63,19 @@ def stream_messages(
             table_incarnation=identity.table_incarnation,
             row_estimate=source.row_estimate,
         )
-    )
+    ).SerializeToString()
     rows, chunks, checksum = 0, 0, 0
     while spec.limit is None or rows < spec.limit:
         most = spec.chunk_rows if spec.limit is None else min(spec.chunk_rows, spec.limit - rows)
         chunk = source.next_chunk(most, spec.chunk_bytes)
         if chunk is None:
             break
-        data = chunk.batch.serialize().to_pybytes()
+        data = chunk.batch.serialize()
         checksum = google_crc32c.extend(checksum, data)
         rows, chunks = rows + chunk.batch.num_rows, chunks + 1
         scan.rows_scanned = source.rows_scanned
-        scan.bytes_returned += len(data)
-        yield scan_pb2.ScanKvResponse(
-            chunk=scan_pb2.ScanChunk(bucket=chunk.bucket, record_batch=data, row_count=chunk.batch.num_rows)
-        )
+        scan.bytes_returned += data.size
+        yield frame_chunk(chunk.bucket, data, chunk.batch.num_rows)
     yield scan_pb2.ScanKvResponse(
         trailer=scan_pb2.ScanTrailer(
             rows_scanned=source.rows_scanned,
@@ -87,4 +86,4 @@ def stream_messages(
             crc32c=checksum,
             elapsed_micros=int((time.monotonic() - started) * 1_000_000),
         )
-    )
+    ).SerializeToString()

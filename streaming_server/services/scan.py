@@ -1,4 +1,7 @@
-"""`ScanService`: one server stream for one scan."""
+"""`ScanService`: one server stream for one scan.
+
+Its messages leave the producer serialised, so it is registered by a handler of its own and not by the generated one.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from protos.scankv.v1 import scan_pb2, scan_pb2_grpc
+import grpc
+
+from protos.scankv.v1 import scan_pb2
 from streaming_server.scan.producer import StreamIdentity, StreamSpec, stream_messages
 from streaming_server.services.errors import mapped_errors
 from table_model.errors import InvalidRequest
@@ -15,13 +20,11 @@ from table_model.limits import DEFAULT_CHUNK_ROWS, MAX_CHUNK_BYTES, MAX_CHUNK_RO
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import grpc
-
     from streaming_server.engine.tables import Tables
     from streaming_server.scan.registry import ScanRegistry
 
 
-class ScanService(scan_pb2_grpc.ScanServiceServicer):
+class ScanService:
     """Serves `ScanKv`. See `protos/scankv/v1/scan.proto` for what it promises.
 
     Args:
@@ -37,10 +40,18 @@ class ScanService(scan_pb2_grpc.ScanServiceServicer):
         self._incarnation = incarnation
         self._chunk_bytes = chunk_bytes
 
-    async def ScanKv(  # type: ignore[override]  # messages are written to the context, not yielded
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Registers the service, once, before the server starts."""
+        handler = grpc.unary_stream_rpc_method_handler(
+            self.ScanKv, request_deserializer=scan_pb2.ScanKvRequest.FromString, response_serializer=None
+        )
+        name = scan_pb2.DESCRIPTOR.services_by_name["ScanService"].full_name
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"ScanKv": handler}),))
+
+    async def ScanKv(
         self,
         request: scan_pb2.ScanKvRequest,
-        context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, scan_pb2.ScanKvResponse],
+        context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes],
     ) -> None:
         """Opens the view, then sends its messages; frees it however the call ends."""
         started = time.monotonic()
@@ -70,8 +81,8 @@ class ScanService(scan_pb2_grpc.ScanServiceServicer):
 
 
 async def _send(
-    messages: Iterator[scan_pb2.ScanKvResponse],
-    context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, scan_pb2.ScanKvResponse],
+    messages: Iterator[bytes],
+    context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes],
 ) -> None:
     """Sends the messages, making each while the one before is on its way: one built, one in flight, never more."""
     in_flight: asyncio.Task[None] | None = None

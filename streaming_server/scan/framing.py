@@ -1,0 +1,37 @@
+"""A chunk as the bytes of its protobuf message, with the rows copied once instead of three times.
+
+Setting a `bytes` field copies it, serialising the message copies it again, and both touch fresh memory; for chunks of
+some 400 KB that was 7 % of a scan. Only the framing of the one large field is written here: tag and length as in
+https://protobuf.dev/programming-guides/encoding; the small fields come from protobuf, and their order does not matter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protos.scankv.v1 import scan_pb2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LENGTH_DELIMITED = 2
+_CHUNK_TAG = bytes([scan_pb2.ScanKvResponse.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
+_RECORD_BATCH_TAG = bytes([scan_pb2.ScanChunk.RECORD_BATCH_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
+
+
+def frame_chunk(bucket: int, record_batch: pa.Buffer, row_count: int) -> bytes:
+    """A serialised `ScanKvResponse` with a chunk: what protobuf makes of the same fields, up to their order."""
+    small = scan_pb2.ScanChunk(bucket=bucket, row_count=row_count).SerializeToString()
+    field = _RECORD_BATCH_TAG + _varint(record_batch.size)
+    size = len(small) + len(field) + record_batch.size
+    return b"".join((_CHUNK_TAG, _varint(size), small, field, record_batch))
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)

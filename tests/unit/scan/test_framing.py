@@ -1,0 +1,23 @@
+"""A framed chunk is the protobuf message of the same fields."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from protos.scankv.v1 import scan_pb2
+from streaming_server.scan.framing import frame_chunk
+
+
+@given(st.integers(0, 1023), st.integers(0, 70_000), st.integers(1, 65_536))
+@example(0, 0, 1)
+@example(0, 127, 1)
+@example(1, 128, 127)
+@example(127, 16_383, 128)
+@example(1023, 16_384, 65_536)
+@example(5, 3_000_000, 8192)
+def test_a_framed_chunk_parses_as_its_fields(bucket: int, size: int, rows: int) -> None:
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    expected = scan_pb2.ScanKvResponse(chunk=scan_pb2.ScanChunk(bucket=bucket, record_batch=data, row_count=rows))
+    assert scan_pb2.ScanKvResponse.FromString(frame_chunk(bucket, pa.py_buffer(data), rows)) == expected
