@@ -84,7 +84,7 @@ def _from_rows(keys: object, schema: pa.Schema) -> pa.RecordBatch:
         batches = list(rows_of(keys).batches(schema))
     except SchemaMismatch as error:
         raise _invalid(f"keys: {error.message}", error) from error
-    return pa.Table.from_batches(batches, schema=schema).combine_chunks().to_batches()[0] if batches else _none(schema)
+    return pa.concat_batches(batches) if batches else _none(schema)
 
 
 def _from_array(keys: Any, schema: pa.Schema) -> pa.RecordBatch:  # noqa: ANN401  # an array of one of three libraries

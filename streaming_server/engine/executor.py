@@ -39,15 +39,18 @@ class StorageExecutor:
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs `function` in a thread and returns what it gives.
 
-        A caller that is cancelled still waits for the end: what it holds meanwhile, a mutex above all, must not be let
-        go while the thread works. Keep the work short.
+        A caller that is cancelled once the work has begun still waits for its end: what it holds meanwhile, a mutex
+        above all, must not be let go while the thread works. Keep the work short.
         """
-        future = asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        work = self._pool.submit(function, *args)
+        future = asyncio.wrap_future(work)
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
             try:
                 await asyncio.wait([future])
             except asyncio.CancelledError as error:
+                if work.cancel():
+                    raise
                 cancelled = error
         if cancelled is not None:
             future.exception()

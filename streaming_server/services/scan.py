@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -18,7 +19,7 @@ from table_model.errors import InvalidRequest
 from table_model.limits import DEFAULT_CHUNK_ROWS, MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, MIN_CHUNK_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from streaming_server.engine.tables import Tables
     from streaming_server.scan.registry import ScanRegistry
@@ -55,7 +56,7 @@ class ScanService:
     ) -> None:
         """Opens the view, then sends its messages; frees it however the call ends."""
         started = time.monotonic()
-        async with mapped_errors(request, context):
+        async with mapped_errors(request, context), _one_in_flight(context) as send:
             table = self._tables.table(request.table)
             spec = self._spec(request)
             columns = tuple(request.columns.names) if request.HasField("columns") else None
@@ -67,7 +68,8 @@ class ScanService:
             with self._registry.admitted(request.table, context.peer()) as scan:
                 source = await table.open_view(tuple(request.buckets) or None, columns)
                 try:
-                    await _send(stream_messages(source, spec, identity, scan, started), context)
+                    for message in stream_messages(source, spec, identity, scan, started):
+                        await send(message)
                 finally:
                     source.close()
 
@@ -80,21 +82,34 @@ class ScanService:
         return StreamSpec(limit=request.limit if request.HasField("limit") else None, chunk_rows=rows, chunk_bytes=size)
 
 
-async def _send(
-    messages: Iterator[bytes],
+@asynccontextmanager
+async def _one_in_flight(
     context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes],
-) -> None:
-    """Sends the messages, making each while the one before is on its way: one built, one in flight, never more."""
-    in_flight: asyncio.Task[None] | None = None
+) -> AsyncIterator[Callable[[bytes], Awaitable[None]]]:
+    """Gives a `send` that returns while its message is on its way, so that the next one is made meanwhile.
+
+    One is built, one in flight, never more. The block ends, also with an error, when the last message has been sent:
+    gRPC takes one operation of a kind at a time, so a status sent beside a message would be lost, and the call hang.
+    """
+    writes: list[asyncio.Task[None]] = []
+
+    async def settle() -> None:
+        while writes:
+            await writes.pop()
+
+    async def send(message: bytes) -> None:
+        await settle()
+        writes.append(asyncio.create_task(context.write(message)))
+        # Let the write begin before the next chunk takes the loop.
+        await asyncio.sleep(0)
+
     try:
-        for message in messages:
-            if in_flight is not None:
-                await in_flight
-            in_flight = asyncio.create_task(context.write(message))
-            # Let the write begin before the next chunk takes the loop.
-            await asyncio.sleep(0)
-        if in_flight is not None:
-            await in_flight
+        try:
+            yield send
+        except Exception:
+            await settle()
+            raise
+        await settle()
     finally:
-        if in_flight is not None and not in_flight.done():
-            in_flight.cancel()
+        for write in writes:
+            write.cancel()

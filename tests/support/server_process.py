@@ -45,7 +45,7 @@ class ServerProcess:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.startswith(READY):
-            self.process.wait()
+            self._reap()
             raise RuntimeError(f"the server did not start: {line!r}\n{self.log_path.read_text()}")
         self.url = line.removeprefix(READY).strip()
 

@@ -14,7 +14,7 @@ from streaming_server.storage.offsets import count_of, epoch_of, make_offset
 from table_model.errors import DataLoss
 from tests.support.offline import OfflineBucket, check_bucket, check_log, opened
 from tests.support.tables import SCORES, define
-from tests.unit.storage.dying_writer import DEFINITION, write_and_die
+from tests.support.dying_writer import DEFINITION, write_and_die
 
 if TYPE_CHECKING:
     from pathlib import Path

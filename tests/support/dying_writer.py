@@ -1,6 +1,6 @@
 """Writes to a bucket and ends without closing anything, as `kill -9` does.
 
-Run as `python -m tests.unit.storage.dying_writer PATH STEPS`; the steps are JSON: `[["upsert", [row, ...]], ["sync"]]`.
+Run as `python -m tests.support.dying_writer PATH STEPS`; the steps are JSON: `[["upsert", [row, ...]], ["sync"]]`.
 """
 
 from __future__ import annotations

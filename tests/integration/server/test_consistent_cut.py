@@ -1,0 +1,109 @@
+"""One stream is one instant over all buckets, whoever writes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from tests.integration.server import generation_writer
+from tests.integration.server.generation_writer import SCHEMA, keys_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aio_client import Client, Table
+    from tests.support.server_process import ServerProcess
+
+BUCKETS = 4
+SCANS = 1000
+READERS = 4
+WRITERS = ("first", "second")
+
+
+@contextmanager
+def writing(url: str, table: str, writer: str) -> Iterator[None]:
+    """A process that stamps generations during the block."""
+    command = [sys.executable, "-m", generation_writer.__name__, url, table, writer]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "started\n"
+            yield
+            assert process.poll() is None
+            process.communicate(timeout=30)
+            assert process.returncode == 0
+        finally:
+            process.kill()
+
+
+def generations_of(rows: pa.Table, writer: str) -> list[int]:
+    """The generations of a writer's rows in bucket order, which is the order in which they were written."""
+    found = dict(zip(rows.column("key").to_pylist(), rows.column("generation").to_pylist(), strict=True))
+    return [found[key] for key in keys_of(writer, BUCKETS)]
+
+
+def assert_one_instant(generations: list[int]) -> None:
+    assert generations == sorted(generations, reverse=True), generations
+    assert generations[0] - generations[-1] <= 1, generations
+
+
+@pytest.mark.asyncio
+async def test_every_scan_sees_one_instant_of_all_buckets(
+    client: Client, shared_server: ServerProcess, name: str
+) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["key"], buckets=BUCKETS)
+    # Rows of nobody, so that a scan is many chunks long.
+    await table.upsert(pa.table({"key": [f"none {i}" for i in range(1000)], "generation": [0] * 1000}))
+    with ExitStack() as writers:
+        for writer in WRITERS:
+            writers.enter_context(writing(shared_server.url, name, writer))
+        async with asyncio.TaskGroup() as group:
+            readers = [group.create_task(read(table, SCANS // READERS)) for _ in range(READERS)]
+    seen = {writer: {g for reader in readers for g in reader.result()[writer]} for writer in WRITERS}
+    for writer in WRITERS:
+        assert len(seen[writer]) > 20, "the writers did not write while the scans ran"
+
+
+async def read(table: Table, scans: int) -> dict[str, set[int]]:
+    """Scans so many times; which generations it saw of each writer."""
+    seen: dict[str, set[int]] = {writer: set() for writer in WRITERS}
+    latest = dict.fromkeys(WRITERS, 0)
+    for _ in range(scans):
+        rows = await table.scan().with_chunk(rows=100).to_arrow()
+        for writer in WRITERS:
+            generations = generations_of(rows, writer)
+            assert_one_instant(generations)
+            assert generations[-1] >= latest[writer], "a later scan shows an earlier moment"
+            latest[writer] = generations[-1]
+            seen[writer].update(generations)
+    return seen
+
+
+@pytest.mark.asyncio
+async def test_rows_that_come_in_bucket_order_and_go_in_reverse_are_always_the_first_ones(
+    client: Client, name: str
+) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["key"], buckets=BUCKETS)
+    keys = keys_of("coming and going", BUCKETS)
+    done = asyncio.Event()
+
+    async def write() -> None:
+        while not done.is_set():
+            for key in keys:
+                await table.upsert([{"key": key, "generation": 1}])
+            for key in reversed(keys):
+                await table.delete([key])
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(write())
+        for _ in range(200):
+            rows = await table.scan().to_arrow()
+            assert set(rows.column("key").to_pylist()) == set(keys[: rows.num_rows])
+            assert 0 <= await table.count() <= BUCKETS
+        done.set()

@@ -1,0 +1,45 @@
+"""The server's event loop stays free while it streams: no piece of work holds it for long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from aio_client import sync
+from tests.integration.server import ticking_server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = 2_000_000
+LONGEST_MILLIS = 20.0
+TRIES = 6
+
+
+def test_one_chunk_blocks_the_loop_for_less_than_twenty_milliseconds(tmp_path: Path) -> None:
+    """Takes the best of some scans: what the machine does besides makes ticks late too, but not in all of them."""
+    command = [sys.executable, "-m", ticking_server.__name__, str(tmp_path / "data"), str(ROWS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def longest() -> float:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("\n")
+            return float(process.stdout.readline())
+
+        try:
+            delays: list[float] = []
+            with sync.connect(process.stdout.readline().strip()) as client:
+                scan = client.table("test.ticks").scan()
+                while not delays or (min(delays) >= LONGEST_MILLIS and len(delays) < TRIES):
+                    longest()
+                    assert sum(rows.num_rows for rows in scan) == ROWS
+                    delays.append(longest())
+            process.stdin.close()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert min(delays) < LONGEST_MILLIS, f"the loop was held for {delays} ms"

@@ -1,0 +1,366 @@
+"""How scans and servers end: dropped tables, cancelled and killed readers, draining, and what others are told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+import pyarrow as pa
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from aio_client import (
+    Client,
+    ScanInterrupted,
+    ScanKvError,
+    ServerDraining,
+    Table,
+    TableNotFound,
+    TooManyScans,
+    Unavailable,
+    connect,
+)
+from protos.scankv.v1 import scan_pb2
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import await_until, wait_until
+from tests.support.wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
+ROWS = 60_000
+
+
+async def filled(client: Client, name: str) -> Table:
+    """A table that does not fit into the buffers between server and client."""
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
+    await table.upsert(pa.table({"k": range(ROWS), "v": [f"{k:0200}" for k in range(ROWS)]}))
+    return table
+
+
+@pytest_asyncio.fixture
+async def own_client(server: ServerProcess) -> AsyncIterator[Client]:
+    async with connect(server.url) as client:
+        yield client
+
+
+async def no_scan_within_a_second(client: Client) -> None:
+    async def none_is_live() -> bool:
+        return (await client.server_stats()).live_scans == 0
+
+    await await_until(none_is_live, "the scan freed", timeout=1.0)
+
+
+@pytest.mark.asyncio
+async def test_a_scan_of_a_table_that_is_dropped_ends_with_table_not_found(own_client: Client) -> None:
+    table = await filled(own_client, "test.dropped")
+    async with table.scan().with_chunk(rows=100).stream() as stream:
+        await anext(stream)
+        await own_client.drop_table("test.dropped")
+        with pytest.raises(TableNotFound, match=r"test\.dropped"):
+            async for _ in stream:
+                pass
+    await no_scan_within_a_second(own_client)
+    with pytest.raises(TableNotFound):
+        await table.upsert([{"k": 1, "v": "x"}])
+    again = await own_client.create_table("test.dropped", SCHEMA, primary_key=["k"], buckets=3)
+    assert (await again.scan().to_arrow()).num_rows == 0
+    assert (await again.upsert([{"k": 1, "v": "x"}])).rows == 1
+
+
+@pytest.mark.asyncio
+async def test_readers_that_stopped_reading_learn_that_the_table_was_dropped(own_client: Client) -> None:
+    """The server cannot send the error before what is on its way, and nothing of the scan must be held meanwhile."""
+    table = await filled(own_client, "test.dropped")
+    streams = [table.scan().with_chunk(rows=size).stream() for size in (1, 50, 500, 5000, 50_000)]
+    for stream in streams:
+        await anext(stream)
+    await asyncio.wait_for(own_client.drop_table("test.dropped"), 10)
+    for stream in streams:
+        with pytest.raises(TableNotFound):
+            await asyncio.wait_for(_read_all(stream), 10)
+    await no_scan_within_a_second(own_client)
+
+
+@pytest.mark.asyncio
+async def test_tables_are_dropped_and_made_again_under_fire(own_client: Client, server: ServerProcess) -> None:
+    """Writers, readers and drops of one name: each gets its answer or TableNotFound, and the name stays usable."""
+    name = "test.contended"
+    stop = asyncio.Event()
+    answers = {"write": 0, "scan": 0, "count": 0}
+
+    async def again_and_again(what: str) -> None:
+        while not stop.is_set():
+            try:
+                table = await own_client.table(name)
+                if what == "write":
+                    await table.upsert(pa.table({"k": range(2000), "v": ["x" * 100] * 2000}))
+                elif what == "scan":
+                    await table.scan().with_chunk(rows=50).to_arrow()
+                else:
+                    await table.count()
+                answers[what] += 1
+            except TableNotFound:
+                await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        for what in [*answers, *answers, "scan"]:
+            group.create_task(again_and_again(what))
+        for _ in range(12):
+            await own_client.create_table(name, SCHEMA, primary_key=["k"], buckets=4)
+            before = dict(answers)
+
+            async def all_went_on(before: dict[str, int] = before) -> bool:
+                return all(answers[what] > before[what] for what in answers)
+
+            await await_until(all_went_on, "every kind of call answered")
+            await own_client.drop_table(name)
+        stop.set()
+    await no_scan_within_a_second(own_client)
+    assert not list((server.data_dir / "trash").iterdir())
+    assert not (server.data_dir / "tables" / "test" / "contended").exists()
+    assert "DATA_LOSS" not in server.log
+    assert "incident" not in server.log
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["aclose", "break", "cancel", "client"])
+async def test_a_scan_that_is_given_up_is_freed_within_a_second(
+    own_client: Client, server: ServerProcess, how: str
+) -> None:
+    await filled(own_client, "test.given_up")
+    async with connect(server.url) as other:
+        stream = (await other.table("test.given_up")).scan().with_chunk(rows=100).stream()
+        await anext(stream)
+        assert (await own_client.server_stats()).live_scans == 1
+        if how == "aclose":
+            await stream.aclose()
+        elif how == "break":
+            del stream
+        elif how == "cancel":
+            reader = asyncio.create_task(_read_all(stream))
+            await asyncio.sleep(0)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+        else:
+            await other.aclose()
+        await no_scan_within_a_second(own_client)
+    assert (await (await own_client.table("test.given_up")).scan().to_arrow()).num_rows == ROWS
+
+
+async def _read_all(stream: object) -> None:
+    async for _ in stream:  # type: ignore[attr-defined]
+        pass
+
+
+READER = """
+import sys
+from aio_client import sync
+with sync.connect(sys.argv[1]) as client:
+    stream = client.table(sys.argv[2]).scan().with_chunk(rows=100).stream()
+    next(stream)
+    print("reading", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.asyncio
+async def test_the_scan_of_a_killed_reader_is_freed_within_a_second(own_client: Client, server: ServerProcess) -> None:
+    await filled(own_client, "test.killed")
+    command = [sys.executable, "-c", READER, server.url, "test.killed"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert await asyncio.to_thread(reader.stdout.readline) == "reading\n"
+        assert (await own_client.server_stats()).live_scans == 1
+        reader.kill()
+    await no_scan_within_a_second(own_client)
+
+
+def test_a_scan_past_its_deadline_is_freed_within_a_second(server: ServerProcess) -> None:
+    async def fill() -> None:
+        async with connect(server.url) as client:
+            await filled(client, "test.late")
+
+    asyncio.run(fill())
+    with Wire(server.url) as wire:
+        answers = wire.scans.ScanKv(scan_pb2.ScanKvRequest(table="test.late"), timeout=0.5)
+        next(answers)
+        # Nobody reads on, so the server waits for room until the deadline is over.
+        wait_until(lambda: wire.server().live_scans == 0, "the scan freed", timeout=1.5)
+        with pytest.raises(grpc.RpcError):
+            list(answers)
+
+
+def test_a_scan_cancelled_before_its_header_is_freed_within_a_second(shared_server: ServerProcess, name: str) -> None:
+    with Wire(shared_server.url) as wire:
+        wire.create(name, SCHEMA, buckets=50)
+        for _ in range(30):
+            wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=name)).cancel()
+        wait_until(lambda: wire.server().live_scans == 0, "the scans freed", timeout=1.0)
+
+
+@pytest.mark.asyncio
+async def test_a_scan_too_many_is_refused_and_let_in_later(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--set", "max_live_scans=2") as server:
+        async with connect(server.url) as client:
+            table = await filled(client, "test.popular")
+            async with table.scan().stream(), table.scan().stream():
+                with pytest.raises(TooManyScans) as caught:
+                    await anext(table.scan().stream())
+                assert caught.value.retry_after
+            await no_scan_within_a_second(client)
+            assert (await table.scan().limit(7).to_arrow()).num_rows == 7
+
+
+@pytest.mark.asyncio
+async def test_sigterm_lets_a_running_scan_finish_and_refuses_new_ones(
+    own_client: Client, server: ServerProcess
+) -> None:
+    table = await filled(own_client, "test.drained")
+    async with connect(server.url) as reader:
+        stream = (await reader.table("test.drained")).scan().with_chunk(rows=500).stream()
+        rows = (await anext(stream)).num_rows
+        server.process.send_signal(signal.SIGTERM)
+        await await_until(lambda: _is_refused(table), "new scans refused")
+        assert server.process.poll() is None
+        async for batch in stream:
+            rows += batch.num_rows
+        assert rows == ROWS
+    await own_client.aclose()
+    assert await asyncio.to_thread(server.stop, 20) == 0
+    assert "Traceback" not in server.log
+
+
+async def _is_refused(table: Table) -> bool:
+    try:
+        await table.scan().limit(1).to_arrow()
+    except (ServerDraining, Unavailable):
+        return True
+    return False
+
+
+@pytest.mark.asyncio
+async def test_a_reader_that_does_not_read_holds_the_drain_no_longer_than_allowed(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--set", "drain_seconds=1") as server:
+        async with connect(server.url) as client:
+            table = await filled(client, "test.stalled")
+            stream = table.scan().with_chunk(rows=500).stream()
+            await anext(stream)
+            started = time.monotonic()
+            assert await asyncio.to_thread(server.stop, 20) == 0
+            assert 0.9 < time.monotonic() - started < 6
+            with pytest.raises((ScanInterrupted, ServerDraining, Unavailable)):
+                await _read_all(stream)
+        server.restart()
+        async with connect(server.url) as client:
+            table = await client.table("test.stalled")
+            assert await table.count() == ROWS
+            assert [bucket.epoch for bucket in await table.statistics()] == [0, 0, 0]
+
+
+@pytest.mark.asyncio
+async def test_every_write_acknowledged_while_draining_is_there_afterwards(server: ServerProcess) -> None:
+    acknowledged: list[int] = []
+
+    async def write(client: Client, writer: int) -> None:
+        table = await client.table("test.last_words")
+        for number in range(10_000):
+            try:
+                await table.upsert([{"k": writer * 100_000 + number, "v": "x"}])
+            except ScanKvError:
+                return
+            acknowledged.append(writer * 100_000 + number)
+
+    async with connect(server.url) as client:
+        await client.create_table("test.last_words", SCHEMA, primary_key=["k"], buckets=3)
+        async with asyncio.TaskGroup() as group:
+            for writer in range(8):
+                group.create_task(write(client, writer))
+
+            async def some() -> bool:
+                return len(acknowledged) > 200
+
+            await await_until(some, "some writes acknowledged")
+            assert await asyncio.to_thread(server.stop, 60) == 0
+    server.restart()
+    async with connect(server.url) as client:
+        table = await client.table("test.last_words")
+        found = set((await table.scan().to_arrow()).column("k").to_pylist())
+        assert set(acknowledged) <= found
+        assert {bucket.epoch for bucket in await table.statistics()} == {0}
+
+
+def test_an_interrupt_drains_too(server: ServerProcess) -> None:
+    os.kill(server.process.pid, signal.SIGINT)
+    assert server.process.wait(20) == 0
+
+
+@pytest.fixture
+def channel(shared_server: ServerProcess) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(shared_server.url) as channel:
+        yield channel
+
+
+SERVICES = {f"scankv.v1.{name}Service" for name in ("Scan", "Table", "Write", "Lookup", "Admin")}
+
+
+def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="scankv.v1.ScanService"),
+    ]
+    listed, described = stub.ServerReflectionInfo(iter(requests), timeout=10)
+    names = {service.name for service in listed.list_services_response.service}
+    assert names >= SERVICES | {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert b"ScanKvRequest" in described.file_descriptor_response.file_descriptor_proto[0]
+
+
+def test_health_is_known_for_each_service(channel: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    for service in ("", *SERVICES):
+        answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_health_says_when_the_server_drains(server: ServerProcess) -> None:
+    async def fill() -> None:
+        async with connect(server.url) as client:
+            await filled(client, "test.watched")
+
+    asyncio.run(fill())
+    with Wire(server.url) as wire:
+        scan = wire.scans.ScanKv(scan_pb2.ScanKvRequest(table="test.watched"), timeout=30)
+        next(scan)
+        watch = health_pb2_grpc.HealthStub(wire.channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        server.process.send_signal(signal.SIGTERM)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+        assert list(scan)[-1].HasField("trailer")
+    assert server.process.wait(20) == 0
+
+
+def test_a_taken_port_is_refused_by_its_number(server: ServerProcess, tmp_path: Path) -> None:
+    port = server.url.rsplit(":", 1)[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "scankv", "serve", "--data", str(tmp_path / "other"), "--port", port],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 4
+    assert port in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,99 @@
+"""What a scan costs the server in memory: a few chunks, however large the rows or the table, or slow the reader."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from aio_client import sync
+from tests.support.processes import forget_peak, peak_resident_bytes, resident_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.server_process import ServerProcess
+
+MEBIBYTE = 1 << 20
+BOUND = 64 * MEBIBYTE
+BIG = pa.schema([("k", pa.int64()), ("value", pa.binary())])
+
+
+@pytest.mark.parametrize("rows", [1000, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_a_scan_of_rows_of_a_mebibyte_stays_within_its_bound(server: ServerProcess, rows: int) -> None:
+    with sync.connect(server.url) as client:
+        table = client.create_table("test.big", BIG, primary_key=["k"], buckets=3)
+        table.upsert(pa.RecordBatchReader.from_batches(BIG, big_rows(rows)))
+    server.stop()
+    server.restart()
+    with sync.connect(server.url) as client:
+        table = client.table("test.big")
+        assert table.count() == rows
+        peak = peak_of_scan(server, table.scan(), rows)
+    assert peak <= BOUND, f"{peak / MEBIBYTE:.1f} MiB above idle"
+
+
+def big_rows(rows: int) -> Iterator[pa.RecordBatch]:
+    """Rows of 1 MiB; they repeat within, so that the disk has less to do."""
+    value = random.Random(7).randbytes(MEBIBYTE // 64) * 64
+    for start in range(0, rows, 20):
+        keys = range(start, min(start + 20, rows))
+        values = [value[key % 1000 :] + value[: key % 1000] for key in keys]
+        yield pa.record_batch([pa.array(keys, pa.int64()), pa.array(values, pa.binary())], schema=BIG)
+
+
+def peak_of_scan(server: ServerProcess, scan: sync.Scan, expected: int) -> int:
+    """Reads a scan to its end; how much more memory the server had meanwhile than before."""
+    pid = server.process.pid
+    idle = resident_bytes(pid)
+    forget_peak(pid)
+    assert sum(batch.num_rows for batch in scan) == expected
+    return peak_resident_bytes(pid) - idle
+
+
+def test_a_scan_that_nobody_reads_stays_within_its_bound(server: ServerProcess) -> None:
+    rows = 400_000
+    with sync.connect(server.url) as client:
+        schema = pa.schema([("k", pa.int64()), ("v", pa.binary())])
+        table = client.create_table("test.wide", schema, primary_key=["k"], buckets=3)
+        value = random.Random(7).randbytes(rows + 200)
+        for start in range(0, rows, 100_000):
+            keys = np.arange(start, start + 100_000)
+            table.upsert(pa.table({"k": keys, "v": pa.array([value[key : key + 150] for key in keys], pa.binary())}))
+    server.stop()
+    server.restart()
+    with sync.connect(server.url) as client:
+        table = client.table("test.wide")
+        assert table.count() == rows
+        pid = server.process.pid
+        idle = resident_bytes(pid)
+        forget_peak(pid)
+        streams = [table.scan().stream() for _ in range(8)]
+        for stream in streams:
+            next(iter(stream))
+        assert client.server_stats().live_scans == 8
+        stalled = peak_resident_bytes(pid) - idle
+        for stream in streams:
+            stream.close()
+        assert peak_of_scan(server, table.scan(), rows) <= BOUND
+    assert stalled <= 2 * BOUND, f"{stalled / MEBIBYTE:.1f} MiB above idle for {len(streams)} scans that nobody reads"
+
+
+def test_many_scans_one_after_another_leave_nothing_behind(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client:
+        table = client.create_table("test.t", pa.schema([("k", pa.int64())]), primary_key=["k"], buckets=4)
+        table.upsert(pa.table({"k": range(20_000)}))
+
+        def scan_often(times: int) -> int:
+            for number in itertools.islice(itertools.count(), times):
+                limit = None if number % 2 else 10
+                assert table.scan().limit(limit).to_arrow().num_rows == (limit or 20_000)
+            return resident_bytes(server.process.pid)
+
+        before = scan_often(40)
+        assert scan_often(120) - before < 16 * MEBIBYTE
+        assert client.server_stats().live_scans == 0

@@ -1,0 +1,167 @@
+"""Rows through the whole server: each once, of every type, as of one instant."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.support.tables import bits_of, exact_rows
+
+if TYPE_CHECKING:
+    from aio_client import Client, Table
+
+pytestmark = pytest.mark.asyncio
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
+
+
+async def rows_of(table: Table) -> dict[int, Any]:
+    found = (await table.scan().to_arrow()).to_pydict()
+    assert len(set(found["k"])) == len(found["k"])
+    return dict(zip(found["k"], found["v"], strict=True))
+
+
+async def test_fifty_keys_over_three_buckets_come_back_once_each(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
+    await table.upsert(pa.table({"k": range(50), "v": [str(k) for k in range(50)]}))
+    async with table.scan().stream() as stream:
+        batches = [rows async for rows in stream]
+    keys = [key for rows in batches for key in rows.column("k").to_pylist()]
+    assert sorted(keys) == list(range(50))
+    assert sum(stream.log_offsets.values()) == 50
+    assert all(offset > 0 for offset in stream.log_offsets.values())
+    for rows in batches:
+        assert rows.column("k").to_pylist() == sorted(rows.column("k").to_pylist())
+
+
+async def test_an_empty_table_gives_schema_and_offsets_and_no_rows(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
+    async with table.scan().stream() as stream:
+        assert stream.schema == table.schema
+        assert stream.log_offsets == {0: 0, 1: 0, 2: 0}
+        assert [rows async for rows in stream] == []
+    assert await table.count() == 0
+    assert await table.get(1) is None
+    await table.upsert([{"k": 1, "v": "x"}])
+    await table.delete([1])
+    assert (await table.scan().to_arrow()).num_rows == 0
+
+
+async def test_a_scan_sees_nothing_that_is_written_after_its_first_chunk(client: Client, name: str) -> None:
+    rows = 60_000
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=4)
+    await table.upsert(pa.table({"k": range(rows), "v": [f"old {k}" for k in range(rows)]}))
+    async with table.scan().with_chunk(rows=512).stream() as stream:
+        received = [await anext(stream)]
+        await table.upsert(pa.table({"k": range(0, rows, 2), "v": ["new"] * (rows // 2)}))
+        await table.delete(list(range(1, rows, 4)))
+        await table.upsert(pa.table({"k": range(rows, rows + 5000), "v": ["added"] * 5000}))
+        received += [rows async for rows in stream]
+    seen = pa.Table.from_batches(received).sort_by("k")
+    assert seen.column("k").to_pylist() == list(range(rows))
+    assert seen.column("v").to_pylist() == [f"old {k}" for k in range(rows)]
+    after = await rows_of(table)
+    assert len(after) == await table.count() == rows - rows // 4 + 5000
+    assert after[0] == "new"
+
+
+async def test_scans_that_overlap_each_see_their_own_moment(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+    async with asyncio.TaskGroup() as group:
+        scans = []
+        for generation in range(12):
+            await table.upsert(pa.table({"k": range(3000), "v": [str(generation)] * 3000}))
+            scans.append(group.create_task(table.scan().with_chunk(rows=100).to_arrow()))
+            async with table.scan().stream() as stream:
+                await anext(stream)
+    for scan in scans:
+        assert scan.result().num_rows == 3000
+        assert len(set(scan.result().column("v").to_pylist())) == 1
+
+
+ZEROS_AND_NANS = [0.0, -0.0, math.nan, -math.nan, math.inf, -math.inf, 1.0, -1.0, 5e-324]
+
+
+async def test_minus_zero_in_a_key_becomes_zero_and_nan_is_one_key(client: Client, name: str) -> None:
+    schema = pa.schema([("k", pa.float64()), ("v", pa.float64())])
+    table = await client.create_table(name, schema, primary_key=["k"], buckets=3)
+    for value in ZEROS_AND_NANS:
+        await table.upsert(pa.table({"k": pa.array([value]), "v": pa.array([value])}))
+    found = await table.scan().to_arrow()
+    keys = sorted(bits_of(key) for key in found.column("k").to_pylist())
+    assert keys == sorted(bits_of(key) for key in [0.0, math.nan, math.inf, -math.inf, 1.0, -1.0, 5e-324])
+    values = {bits_of(k): bits_of(v) for k, v in zip(*found.to_pydict().values(), strict=True)}
+    assert values[bits_of(0.0)] == bits_of(-0.0), "a value column keeps the sign"
+    assert math.isnan((await table.get(math.nan) or {})["v"])
+    for zero in (0.0, -0.0):
+        row = await table.get(zero)
+        assert row is not None
+        assert bits_of(row["k"]) == bits_of(0.0)
+    await table.delete([-0.0, -math.nan])
+    assert await table.count() == 5
+
+
+async def test_long_values_and_bytes_that_are_no_text_come_back(client: Client, name: str) -> None:
+    schema = pa.schema([("k", pa.binary()), ("s", pa.string()), ("b", pa.binary()), ("l", pa.list_(pa.string()))])
+    table = await client.create_table(name, schema, primary_key=["k"], buckets=2)
+    rows: list[dict[str, Any]] = [
+        {"k": b"", "s": "", "b": b"", "l": []},
+        {"k": b"\x00", "s": None, "b": None, "l": None},
+        {"k": b"\x00\x00\xff", "s": "x" * 2**20, "b": b"\xff\xfe" * 2**19, "l": ["y" * 2**20, None, ""]},
+        {"k": b"\xff" * 8000, "s": "\x00", "b": bytes(range(256)), "l": [None]},
+    ]
+    await table.upsert(rows)
+    found = {row["k"]: row for row in await table.scan().to_pylist()}
+    assert found == {row["k"]: row for row in rows}
+    for row in rows:
+        assert await table.get(row["k"]) == row
+
+
+async def test_a_thousand_columns_come_back(client: Client, name: str) -> None:
+    schema = pa.schema([("k", pa.int64()), *((f"c{i}", pa.string() if i % 2 else pa.float64()) for i in range(999))])
+    table = await client.create_table(name, schema, primary_key=["k"])
+    columns = [
+        pa.array(range(100)),
+        *([pa.array(np.arange(100.0)), pa.array([str(i) for i in range(100)])] * 500)[:999],
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=table.schema)
+    await table.upsert(batch)
+    scanned = (await table.scan().to_arrow()).sort_by("k")
+    assert exact_rows(scanned.combine_chunks()) == exact_rows(batch)
+
+
+async def test_the_changelog_offsets_of_one_key(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=1)
+    assert (await table.upsert([{"k": 1, "v": "a"}])).log_offsets == {0: 1}
+    assert (await table.upsert([{"k": 1, "v": "b"}])).log_offsets == {0: 3}
+    assert (await table.upsert([{"k": 1, "v": "b"}])).log_offsets == {0: 3}
+    assert (await table.delete([1])).log_offsets == {0: 4}
+    assert (await table.delete([1])).log_offsets == {0: 4}
+    async with table.scan().stream() as stream:
+        assert stream.log_offsets == {0: 4}
+
+
+async def test_writers_of_the_same_keys_leave_one_of_their_rows_whole(client: Client, name: str) -> None:
+    schema = pa.schema([("k", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])
+    table = await client.create_table(name, schema, primary_key=["k"], buckets=3)
+    rounds, writers, keys = 20, 8, 50
+
+    async def write(writer: int) -> None:
+        for number in range(rounds):
+            stamp = writer * rounds + number
+            await table.upsert(pa.table({"k": range(keys), "a": [stamp] * keys, "b": [-stamp] * keys}))
+            if number % 5 == 4:
+                await table.delete(list(range(writer, keys, writers)))
+
+    async with asyncio.TaskGroup() as group:
+        for writer in range(writers):
+            group.create_task(write(writer))
+    found = await table.scan().to_pylist()
+    assert len(found) == await table.count() <= keys
+    assert all(row["a"] == -row["b"] for row in found)
+    assert {row["k"] for row in found} <= set(range(keys))

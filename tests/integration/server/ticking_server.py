@@ -1,0 +1,75 @@
+"""A server whose event loop is watched: a ticker beside it tells the longest time that the loop was not free.
+
+Run as `python -m tests.integration.server.ticking_server DIRECTORY ROWS`; fills the table `test.ticks`, says its address,
+and then, for each line on standard input, the longest delay of a tick since the line before, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from streaming_server.config import ServerConfig
+from streaming_server.server import Server
+from tests.support.tables import ipc_stream
+
+SCHEMA = pa.schema(
+    [pa.field("k", pa.int64(), nullable=False), ("score", pa.float64()), ("name", pa.string()), ("city", pa.string())]
+)
+_TICK_SECONDS = 0.005
+_ROWS_AT_ONCE = 250_000
+
+
+class Ticker:
+    """Measures by how much its ticks are late, which is how long something else had the event loop."""
+
+    def __init__(self) -> None:
+        self._longest = 0.0
+
+    async def run(self) -> None:
+        """Ticks for ever."""
+        while True:
+            due = time.monotonic() + _TICK_SECONDS
+            await asyncio.sleep(_TICK_SECONDS)
+            self._longest = max(self._longest, time.monotonic() - due)
+
+    def take(self) -> float:
+        """The longest delay in milliseconds since this was asked before."""
+        longest, self._longest = self._longest, 0.0
+        return longest * 1000
+
+
+async def fill(server: Server, rows: int) -> None:
+    """Writes the rows past the wire."""
+    await server._tables.create(
+        "test.ticks", SCHEMA, primary_key=["k"], bucket_key=[], buckets=4, options={"row_deduplicate": "false"}
+    )
+    table = server._tables.table("test.ticks")
+    for start in range(0, rows, _ROWS_AT_ONCE):
+        keys = np.arange(start, min(start + _ROWS_AT_ONCE, rows))
+        names = pa.array(keys).cast(pa.string())
+        batch = pa.record_batch([pa.array(keys), pa.array(keys / 7), names, names], schema=SCHEMA)
+        await table.upsert(ipc_stream(SCHEMA, batch), 0)
+
+
+async def main(directory: str, rows: str) -> None:
+    """Serves until standard input ends."""
+    async with Server(ServerConfig(data=Path(directory), port=0)) as server:
+        await fill(server, int(rows))
+        sys.stdout.write(f"{server.address}\n")
+        sys.stdout.flush()
+        ticker = Ticker()
+        ticking = asyncio.create_task(ticker.run())
+        while await asyncio.to_thread(sys.stdin.readline):
+            sys.stdout.write(f"{ticker.take():.3f}\n")
+            sys.stdout.flush()
+        ticking.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

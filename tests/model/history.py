@@ -1,0 +1,223 @@
+"""A random history: operations on a table through the client, and on its model, which must agree after each."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tests.model.model_table import ModelTable
+from tests.model.random_rows import ADDED, SCHEMA, Layout, random_key, random_row
+from tests.support.tables import exact_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from random import Random
+
+    from aio_client import Client, Table
+    from tests.support.server_process import ServerProcess
+
+_BATCH_ROWS = [0, 1, 1, 2, 5, 20, 100]
+
+
+class History:
+    """One table and its model. Everything random comes from `random`, so that a seed tells the whole history.
+
+    Attributes:
+        table: The table, asked for after the last change of its columns.
+        earlier: The table as it was asked for at each moment that it had other columns.
+        model: What the table must be.
+    """
+
+    def __init__(self, server: ServerProcess, client: Client, table: Table, random: Random) -> None:
+        self.table = table
+        self.earlier: list[Table] = []
+        self.model = ModelTable(table)
+        self._server = server
+        self._client = client
+        self._random = random
+        self._written: list[dict[str, Any]] = []
+
+    @classmethod
+    async def begin(cls, server: ServerProcess, client: Client, random: Random) -> History:
+        """Creates a random table without rows."""
+        layout = Layout.random(random)
+        table = await client.create_table(
+            "test.history",
+            SCHEMA,
+            primary_key=layout.primary_key,
+            bucket_key=layout.bucket_key,
+            buckets=layout.buckets,
+            **layout.options,
+        )
+        return cls(server, client, table, random)
+
+    async def run(self, operations: int) -> None:
+        """So many random operations. Somewhere in them come one drain of the server, two kills, and two alterations."""
+        moments = self._random.sample(range(1, operations), 5)
+        rare = dict(zip(moments, [self.drain, self.kill, self.kill, self.alter, self.alter], strict=True))
+        frequent = {
+            self.upsert: 8,
+            self.upsert_together: 2,
+            self.upsert_as_before_the_last_column: 1,
+            self.delete: 3,
+            self.lookup: 3,
+            self.get: 1,
+            self.count: 2,
+            self.scan: 4,
+        }
+        for number in range(operations):
+            chosen = self._random.choices(list(frequent), list(frequent.values()))[0]
+            operation = rare.get(number, chosen)
+            with noted(f"operation {number}: {operation.__name__}"):
+                await operation()
+
+    async def upsert(self) -> None:
+        """Puts rows, as dictionaries or as Arrow data."""
+        await self._upsert(self.table, self._random_rows(self.table.schema))
+
+    async def upsert_as_before_the_last_column(self) -> None:
+        """Puts rows through a table that does not know of the columns added since."""
+        table = self._random.choice([self.table, *self.earlier])
+        await self._upsert(table, self._random_rows(table.schema))
+
+    async def upsert_together(self) -> None:
+        """Puts several batches at once that have no key in common."""
+        rows = self._random_rows(self.table.schema)
+        shares = [[row for row in rows if row["number"] % 3 == share] for share in range(3)]
+        async with asyncio.TaskGroup() as group:
+            for share in shares:
+                group.create_task(self._upsert(self.table, share))
+
+    async def delete(self) -> None:
+        """Deletes keys, absent ones and some twice."""
+        keys = self._random_keys()
+        given = self._random.choice([keys, [self._named(key) for key in keys], self._key_batch(keys)])
+        result = await self.table.delete(given)
+        assert result.rows == len(keys)
+        self.model.delete(keys)
+
+    async def lookup(self) -> None:
+        """Reads rows by key in the order asked, absent ones left out or null."""
+        keys = self._random_keys()
+        found = exact_rows(await self.table.lookup(keys))
+        assert found == [self.model.rows[key] for key in keys if key in self.model.rows]
+        filled = exact_rows(await self.table.lookup(self._key_batch(keys), missing="null"))
+        assert filled == [self.model.rows.get(key, self._null_row(key)) for key in keys]
+
+    async def get(self) -> None:
+        """Reads one row."""
+        key = random_key(self._random, self.model.key)
+        row = await self.table.get(key)
+        assert (None if row is None else self._exact(row)) == self.model.rows.get(key)
+
+    async def count(self) -> None:
+        """Counts, all together and by bucket."""
+        assert await self.table.count() == len(self.model.rows)
+        statistics = await self.table.statistics()
+        assert [bucket.rows for bucket in statistics] == [
+            len(self.model.rows_in(number)) for number in range(self.model.buckets)
+        ]
+
+    async def scan(self) -> None:
+        """Reads all rows or some buckets, all columns or some, to the end or up to a limit."""
+        names, buckets = self.model.schema.names, range(self.model.buckets)
+        some = self._random.sample(names, self._random.randint(0, len(names)))
+        wanted = self._random.sample(buckets, self._random.randint(1, len(buckets)))
+        columns = self._random.choice([None, [*self.model.key, *(name for name in some if name not in self.model.key)]])
+        limit = self._random.choice([None, None, 0, 1, 20])
+        chunk = self._random.choice([1, 7, 1000])
+        scan = self.table.scan(columns, limit=limit).with_buckets(wanted).with_chunk(rows=chunk)
+        batches = [batch async for batch in scan.stream()]
+        assert all(0 < batch.num_rows <= chunk for batch in batches)
+        found = {key: row for batch in batches for key, row in self.model.by_key(batch).items()}
+        available = 0
+        for bucket in wanted:
+            expected = self._projected(self.model.rows_in(bucket), columns)
+            shown = [(key, row) for key, row in found.items() if self.model.bucket_of(key) == bucket]
+            assert shown == list(expected.items())[: len(shown)]
+            available += len(expected)
+        returned = sum(batch.num_rows for batch in batches)
+        assert len(found) == returned == min(available, available if limit is None else limit)
+
+    async def check(self) -> None:
+        """Reads everything."""
+        rows = await self.table.scan().to_arrow()
+        assert rows.schema == self.model.schema
+        assert self.model.by_key(rows) == self.model.rows
+        await self.count()
+
+    async def alter(self) -> None:
+        """Adds columns; all rows are null there."""
+        columns = ADDED[len(self.earlier)]
+        self.earlier.append(self.table)
+        self.table = await self._client.alter_table(self.table.name, add_columns=columns)
+        self.model.add_columns(columns)
+        await self.check()
+
+    async def drain(self) -> None:
+        """Stops the server with SIGTERM and starts it again."""
+        assert await asyncio.to_thread(self._server.stop) == 0
+        await self._restart()
+
+    async def kill(self) -> None:
+        """Kills the server with SIGKILL and starts it again."""
+        await asyncio.to_thread(self._server.kill)
+        await self._restart()
+
+    async def _restart(self) -> None:
+        await asyncio.to_thread(self._server.restart)
+        await self._client.wait_ready()
+        await self.check()
+
+    async def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
+        batch = pa.RecordBatch.from_pylist(rows, table.schema)
+        # Before the first await, so that tasks side by side leave the order of random choices as it is.
+        given = self._random.choice([rows, batch, pa.Table.from_batches([batch])])
+        self._written = (self._written + rows)[-100:]
+        result = await table.upsert(given)
+        assert result.rows == len(rows)
+        self.model.upsert(batch)
+
+    def _random_rows(self, schema: pa.Schema) -> list[dict[str, Any]]:
+        """New rows, and some that were written lately, so that they may change nothing."""
+        rows = []
+        for _ in range(self._random.choice(_BATCH_ROWS)):
+            again = self._written and self._random.random() < 0.2
+            row = self._random.choice(self._written) if again else random_row(self._random, schema)
+            rows.append({name: row.get(name) for name in schema.names})
+        return rows
+
+    def _random_keys(self) -> list[tuple[Any, ...]]:
+        return [random_key(self._random, self.model.key) for _ in range(self._random.choice(_BATCH_ROWS))]
+
+    def _named(self, key: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(self.model.key, key, strict=True))
+
+    def _key_batch(self, keys: list[tuple[Any, ...]]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([self._named(key) for key in keys], self.model.key_schema)
+
+    def _null_row(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        named = self._named(key)
+        return tuple(named.get(name) for name in self.model.schema.names)
+
+    def _exact(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        return exact_rows(pa.RecordBatch.from_pylist([row], self.model.schema))[0]
+
+    def _projected(self, rows: dict[Any, Any], columns: list[str] | None) -> dict[Any, Any]:
+        if columns is None:
+            return rows
+        places = [self.model.schema.get_field_index(name) for name in columns]
+        return {key: tuple(row[place] for place in places) for key, row in rows.items()}
+
+
+@contextmanager
+def noted(what: str) -> Iterator[None]:
+    """Says with every error of the block where it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what)
+        raise

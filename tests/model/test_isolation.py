@@ -1,0 +1,186 @@
+"""A scan shows the table as it was when the scan was opened, however slowly it is read and whatever is written."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import connect
+from tests.model.history import noted
+from tests.model.model_table import ModelTable
+from tests.model.offline_checks import stored_changes
+from tests.support.offline import offline_table
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aio_client import Client, ScanStream, Table
+    from tests.model.model_table import Row
+
+SCHEMA = pa.schema([("group", pa.string()), ("number", pa.int64()), ("version", pa.int64()), ("payload", pa.binary())])
+ADDED = pa.schema([("note", pa.string())])
+KEY = ("group", "number")
+GROUPS = ["", "\x00", "a", "b"]
+NUMBERS = 100
+PAYLOAD_BYTES = 2048
+# Far less than the rows of a table, so that the server cannot send a scan ahead that nobody reads.
+READ_AHEAD_BYTES = 64 * 1024
+
+
+@dataclass
+class OpenScan:
+    """A scan underway, what it has to show, and what it has shown."""
+
+    stream: ScanStream
+    schema: pa.Schema
+    expected: dict[Row, Row]
+    found: dict[Row, Row] = field(default_factory=dict)
+    ended: bool = False
+
+    async def read(self, model: ModelTable, chunks: int) -> None:
+        """Reads on; at the end compares."""
+        for _ in range(chunks):
+            batch = await anext(self.stream, None)
+            if batch is None:
+                assert self.stream.schema == self.schema
+                assert self.found == self.expected
+                self.ended = True
+                return
+            rows = model.by_key(batch)
+            assert not rows.keys() & self.found.keys(), "a key is in two chunks"
+            self.found |= rows
+
+
+def random_rows(random: Random, rows: int, version: int) -> pa.RecordBatch:
+    """Rows whose payload is like no other."""
+    values: list[dict[str, Any]] = [
+        {
+            "group": random.choice(GROUPS),
+            "number": random.randrange(NUMBERS),
+            "version": version,
+            "payload": random.randbytes(PAYLOAD_BYTES),
+        }
+        for _ in range(rows)
+    ]
+    return pa.RecordBatch.from_pylist(values, SCHEMA)
+
+
+def random_keys(random: Random, keys: int) -> list[Row]:
+    return [(random.choice(GROUPS), random.randrange(NUMBERS)) for _ in range(keys)]
+
+
+async def write(table: Table, random: Random, version: int, model: ModelTable | None = None) -> None:
+    """One random upsert or delete, also of the model if there is one."""
+    if random.random() < 0.6:
+        rows = random_rows(random, random.choice([1, 5, 40]), version)
+        await table.upsert(rows)
+        if model is not None:
+            model.upsert(rows)
+    else:
+        keys = random_keys(random, random.choice([1, 5, 60]))
+        await table.delete(keys)
+        if model is not None:
+            model.delete(keys)
+
+
+async def held(client: Client, scans: int) -> None:
+    """Waits until the server holds iterators for exactly so many scans."""
+
+    async def live() -> bool:
+        return (await client.server_stats()).live_scans == scans
+
+    await await_until(live, f"{scans} live scans on the server")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
+async def test_many_open_scans_each_show_the_moment_of_their_opening(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    scans, writes_before_each = 25, 3
+    # A small write buffer is flushed, and table files are compacted, under the open iterators.
+    with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", "--set", "write_buffer_bytes=1048576") as server:
+        async with connect(server.url, read_ahead_bytes=READ_AHEAD_BYTES) as client, AsyncExitStack() as stack:
+            table = await client.create_table("test.isolation", SCHEMA, primary_key=KEY, buckets=4)
+            model = ModelTable(table)
+            await table.upsert(rows := random_rows(random, 600, 0))
+            model.upsert(rows)
+            opened: list[OpenScan] = []
+            for number in range(scans):
+                for _ in range(writes_before_each):
+                    await write(table, random, number, model)
+                if number == scans // 2:
+                    await client.alter_table(table.name, add_columns=ADDED)
+                    model.add_columns(ADDED)
+                stream = await stack.enter_async_context(table.scan().with_chunk(rows=8).stream())
+                opened.append(OpenScan(stream, model.schema, dict(model.rows)))
+                await random.choice(opened).read(model, chunks=2)
+            await held(client, scans)
+            while unread := [scan for scan in opened if not scan.ended]:
+                await random.choice(unread).read(model, chunks=20)
+                await write(table, random, scans, model)
+            await held(client, 0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
+async def test_a_scan_beside_writers_is_the_changelog_up_to_its_offsets(server: ServerProcess, seed: int) -> None:
+    with noted(f"seed {seed}"):
+        async with connect(server.url, read_ahead_bytes=READ_AHEAD_BYTES) as client:
+            table = await client.create_table("test.isolation", SCHEMA, primary_key=KEY, buckets=3)
+            await table.upsert(random_rows(Random(seed), 300, 0))
+            done = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                for number in range(5):
+                    group.create_task(write_until(done, table, Random(100 * seed + number)))
+                readers = [group.create_task(scans_of(table, 20)) for _ in range(3)]
+                await asyncio.wait(readers)
+                done.set()
+        assert server.stop() == 0
+        scans = [scan for reader in readers for scan in reader.result()]
+        assert len({tuple(log_offsets.values()) for log_offsets, _ in scans}) > 10, "nobody wrote while the scans ran"
+        check_scans(server.data_dir, ModelTable(table), scans)
+
+
+async def write_until(done: asyncio.Event, table: Table, random: Random) -> None:
+    """Writes at random."""
+    version = 1
+    while not done.is_set():
+        await write(table, random, version)
+        version += 1
+
+
+async def scans_of(table: Table, scans: int) -> list[tuple[dict[int, int], pa.Table]]:
+    """Scans so many times; the offsets and the rows of each."""
+    found = []
+    for _ in range(scans):
+        async with table.scan().with_chunk(rows=16).stream() as stream:
+            batches = [batch async for batch in stream]
+            found.append((stream.log_offsets, pa.Table.from_batches(batches, stream.schema)))
+    return found
+
+
+def check_scans(data_dir: Path, model: ModelTable, scans: list[tuple[dict[int, int], pa.Table]]) -> None:
+    """Each scan has to be what the changes below its offsets amount to, in every bucket."""
+    with offline_table(data_dir, "test.isolation") as buckets:
+        changes = [list(stored_changes(offline)) for offline in buckets]
+    for log_offsets, rows in scans:
+        state: dict[Row, Row] = {}
+        for number, offset in log_offsets.items():
+            for at, kind, row in changes[number]:
+                if at >= offset:
+                    break
+                key = model.key_of(row, model.schema.names)
+                if kind in ("+I", "+U"):
+                    state[key] = row
+                else:
+                    del state[key]
+        assert len(log_offsets) == model.buckets
+        assert model.by_key(rows) == state
