@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
 from protos.scankv.v1 import (
@@ -53,7 +53,7 @@ class Wire:
         self.tables = table_pb2_grpc.TableServiceStub(self.channel)
         self.writes = write_pb2_grpc.WriteServiceStub(self.channel)
         self.lookups = lookup_pb2_grpc.LookupServiceStub(self.channel)
-        self.scans = scan_pb2_grpc.ScanServiceStub(self.channel)
+        self.scans: Any = scan_pb2_grpc.ScanServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
 
     def create(self, name: str, schema: pa.Schema, key: Sequence[str] = (), buckets: int = 3) -> None:

@@ -1,7 +1,7 @@
 """A server whose event loop is watched: a ticker beside it tells the longest time that the loop was not free.
 
-Run as `python -m tests.integration.server.ticking_server DIRECTORY ROWS`; fills the table `test.ticks`, says its address,
-and then, for each line on standard input, the longest delay of a tick since the line before, in milliseconds.
+Run as `python -m tests.integration.server.ticking_server DIRECTORY ROWS`; fills the table `test.ticks`, says its
+address, and then, for each line on standard input, the longest delay of a tick since the line before, in milliseconds.
 """
 
 from __future__ import annotations

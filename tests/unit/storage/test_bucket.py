@@ -12,9 +12,9 @@ from streaming_server.storage.bucket import BucketState
 from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.offsets import count_of, epoch_of, make_offset
 from table_model.errors import DataLoss
+from tests.support.dying_writer import DEFINITION, write_and_die
 from tests.support.offline import OfflineBucket, check_bucket, check_log, opened
 from tests.support.tables import SCORES, define
-from tests.support.dying_writer import DEFINITION, write_and_die
 
 if TYPE_CHECKING:
     from pathlib import Path
