@@ -62,7 +62,8 @@ class ServerProcess:
     def stop(self, timeout: float = 60) -> int:
         """Drains the server with SIGTERM; its exit code."""
         if self.process.poll() is None:
-            self.process.terminate()
+            # To the group: a wrapper such as strace keeps the signal to itself.
+            os.killpg(self.process.pid, signal.SIGTERM)
         try:
             return self.process.wait(timeout)
         finally:

