@@ -1,0 +1,1 @@
+"""How fast ScanKV is, always against something measured in the same run: `python -m benchmarks`."""

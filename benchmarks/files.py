@@ -1,0 +1,51 @@
+"""T4's files, opened without a server but exactly as the server opens them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import t4
+from streaming_server.config import ServerConfig
+from streaming_server.storage.bucket import Bucket
+from streaming_server.storage.catalog import Catalog
+from streaming_server.storage.data_directory import DataDirectory
+from streaming_server.storage.rocks import RocksResources, RocksStore
+
+if TYPE_CHECKING:
+    from table_model.schema import TableDefinition
+
+
+def definition(data: Path) -> TableDefinition:
+    """The definition of T4 in a data directory that no server uses."""
+    return _locate(data)[0]
+
+
+def open_bucket(data: Path) -> Bucket:
+    """The one bucket of T4 in a data directory that no server uses."""
+    table, path = _locate(data)
+    return Bucket(path, "T4", compression=table.options.compression, resources=resources())
+
+
+def open_rocks(data: Path) -> RocksStore:
+    """RocksDB below the one bucket of T4 in a data directory that no server uses."""
+    table, path = _locate(data)
+    return RocksStore(path, "T4", compression=table.options.compression, resources=resources())
+
+
+def resources() -> RocksResources:
+    """Block cache and write buffers of a server with default settings."""
+    config = ServerConfig(data=Path("unused"))
+    return RocksResources.of_sizes(
+        block_cache_bytes=config.block_cache_bytes, write_buffer_bytes=config.write_buffer_bytes
+    )
+
+
+def _locate(data: Path) -> tuple[TableDefinition, Path]:
+    """The definition of T4, and the RocksDB directory of its bucket."""
+    directory = DataDirectory(data)
+    try:
+        catalog = Catalog(directory)
+        return catalog.get(t4.TABLE), catalog.path(t4.TABLE) / "buckets" / "0000"
+    finally:
+        directory.close()

@@ -1,0 +1,57 @@
+"""Measures what the command line names, prints Markdown on stdout, and keeps it and JSON in files when asked."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.bench import Bench
+from benchmarks.experiments import EXPERIMENTS
+from benchmarks.measure import progress
+from benchmarks.report import to_json, to_markdown
+from benchmarks.workloads import WORKLOADS
+
+
+def main() -> None:
+    """Runs the benchmarks that the command line names."""
+    arguments = _parser().parse_args()
+    chosen = EXPERIMENTS if arguments.experiments else WORKLOADS
+    names = arguments.only or list(chosen)
+    if unknown := set(names) - set(chosen):
+        _parser().error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(chosen)}")
+    settings = {"rows": f"{arguments.rows:,}", "runs": str(arguments.runs)}
+    described = machine.describe()
+    with tempfile.TemporaryDirectory(prefix="scankv-bench-") as directory:
+        bench = Bench(Path(directory), arguments.rows, arguments.runs)
+        results = {}
+        for name in names:
+            progress(name)
+            results[name] = chosen[name](bench)
+    markdown = to_markdown(settings, described, results)
+    print(markdown, end="")
+    if arguments.markdown:
+        arguments.markdown.write_text(markdown)
+    if arguments.json:
+        arguments.json.write_text(to_json(settings, described, results))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--rows", type=_positive, default=2_000_000, help="rows of T4 (default: 2,000,000)")
+    parser.add_argument("--runs", type=_positive, default=5, help="rounds that count (default: 5)")
+    parser.add_argument("--only", action="append", metavar="NAME", help="one benchmark instead of all; repeatable")
+    parser.add_argument(
+        "--experiments", action="store_true", help="the experiments behind the choices of ARCHITECTURE.md instead"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to put the results as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="where to put the results as Markdown")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value

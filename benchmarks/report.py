@@ -1,0 +1,91 @@
+"""The results as Markdown for people and as JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from benchmarks.bench import Figure, Result, Table
+
+NOT_MEASURED = (
+    "A network: everything runs on one machine over loopback, and client and server take each other's cores.",
+    "Disk reads: the table files are in the page cache when the first run that counts begins.",
+    "Other shapes of data: T4 has four narrow columns without nulls, keys that were written in order, and one bucket. "
+    "Wide rows, long strings, nested types and many buckets are other numbers.",
+    "A table that changes: no writes run beside the scans, and there are no overwritten rows, no tombstones and no "
+    "unfinished compaction in the store.",
+    "Many clients at once, and the fairness between them.",
+    "Encryption and authentication: there are none.",
+    "Latency: how long the first row or one small request takes.",
+    "A quiet machine: others may have used it meanwhile. Trust the ratios, and those only as far as their range is "
+    "narrow; rows/s are of this machine on this day.",
+)
+
+
+def to_markdown(settings: Mapping[str, str], machine: Mapping[str, str], results: Mapping[str, Result]) -> str:
+    """The report as Markdown."""
+    found = results.values()
+    parts = [f"# Benchmarks\n\n{_inline(settings)}", f"Machine: {_inline(machine)}"]
+    if figures := [figure for result in found for figure in result.figures]:
+        header = ("work", "against", "measured", "range over the runs", "must be", "met")
+        parts.append(f"## Figures\n\n{_grid(header, map(_figure_row, figures))}")
+    parts += [_table(table) for result in found for table in result.tables]
+    parts.append(f"## How it was measured\n\n{_items(note for result in found for note in result.notes)}")
+    parts.append(f"## What this does not measure\n\n{_items(NOT_MEASURED)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def to_json(settings: Mapping[str, str], machine: Mapping[str, str], results: Mapping[str, Result]) -> str:
+    """The report as JSON: figures, tables and notes by benchmark."""
+    report = {
+        "settings": dict(settings),
+        "machine": dict(machine),
+        "results": {name: _plain(result) for name, result in results.items()},
+        "not_measured": NOT_MEASURED,
+    }
+    return json.dumps(report, indent=2) + "\n"
+
+
+def _plain(result: Result) -> dict[str, object]:
+    plain = asdict(result)
+    plain["figures"] = [{**asdict(figure), "met": figure.is_met} for figure in result.figures]
+    return plain
+
+
+def _figure_row(figure: Figure) -> Sequence[str]:
+    least, greatest = _number(figure.spread.least), _number(figure.spread.greatest)
+    bounds = [
+        *([] if figure.at_least is None else [f"at least {_number(figure.at_least)}"]),
+        *([] if figure.at_most is None else [f"at most {_number(figure.at_most)}"]),
+    ]
+    unit = "" if figure.unit == "ratio" else f" {figure.unit}"
+    met = ("yes" if figure.is_met else "**no**") if bounds else ""
+    measured = f"**{_number(figure.spread.median)}**{unit}"
+    return figure.work, figure.against, measured, f"{least} to {greatest}", ", ".join(bounds), met
+
+
+def _table(table: Table) -> str:
+    rows = ([cell if isinstance(cell, str) else _number(cell) for cell in row] for row in table.rows)
+    return f"## {table.title}\n\n{_grid(table.columns, rows)}"
+
+
+def _grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _items(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _inline(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _number(value: float) -> str:
+    """Three digits or all before the point: 0.643, 12.4, 336,776."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,64 @@
+"""The one store of a run: T4 loaded through the client, settled, and shared by all that read it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+from aio_client.sync import connect
+from benchmarks import t4
+from benchmarks.files import open_rocks
+from benchmarks.measure import progress
+from benchmarks.server import ServerProcess
+from benchmarks.workers import run_alone
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOAD_ROWS = 100_000
+
+
+class Store:
+    """A data directory that holds T4, and copies of it for readers that cannot share the server's lock.
+
+    Attributes:
+        rows: The rows of T4 in it.
+        data: The data directory, for a server.
+    """
+
+    def __init__(self, directory: Path, rows: int) -> None:
+        """Builds the store in `directory`.
+
+        The client upserts the rows. After the server has stopped in order, the bucket is flushed and compacted, so that
+        nothing runs in the background later and every copy has the same, final files.
+        """
+        self.rows = rows
+        self.data = directory / "data"
+        progress(f"loading {rows:,} rows of T4 through the client")
+        with ServerProcess(self.data) as server, connect(server.url) as client:
+            table = client.create_table(t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS)
+            for batch in t4.batches(rows, _LOAD_ROWS):
+                table.upsert(batch)
+        run_alone(_settle, self.data)
+
+    def copy(self, name: str) -> Path:
+        """A data directory with the same table files, as hard links; everything that RocksDB changes is copied."""
+        path = self.data.with_name(name)
+        shutil.copytree(self.data, path, copy_function=_link_table_files)
+        return path
+
+
+def _settle(data: Path) -> None:
+    store = open_rocks(data)
+    store.flush()
+    for family in (store.rows, store.log, store.meta):
+        family.compact_range(None, None)
+    store.close()
+
+
+def _link_table_files(source: str, target: str) -> None:
+    if source.endswith(".sst"):
+        os.link(source, target)
+    else:
+        shutil.copy2(source, target)

@@ -1,0 +1,51 @@
+"""T4, the standard table of the benchmarks: one bucket, four columns, the same rows on every machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from table_model.schema import TableDefinition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TABLE: Final = "bench.t4"
+BUCKETS: Final = 1
+PRIMARY_KEY: Final = ("id",)
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("amount", pa.float64()),
+        pa.field("ts", pa.timestamp("us")),
+    ]
+)
+
+_FIRST_TS: Final = 1_700_000_000_000_000
+_SPREAD, _PRIME = 2_654_435_761, 1_000_003
+
+
+def definition() -> TableDefinition:
+    """The table for those who write it without a server."""
+    return TableDefinition.create(
+        TABLE, SCHEMA, primary_key=PRIMARY_KEY, buckets=BUCKETS, incarnation="", created_millis=0
+    )
+
+
+def rows(start: int, count: int) -> pa.RecordBatch:
+    """Rows `start` to `start + count`: ids ascend; names and amounts are scattered; about 47 stored bytes a row."""
+    ids = np.arange(start, start + count, dtype=np.int64)
+    scattered = ids * _SPREAD % _PRIME
+    names = pc.binary_join_element_wise("name", pa.array(scattered).cast(pa.string()), "-")
+    ts = pa.array(_FIRST_TS + 1000 * ids).cast(pa.timestamp("us"))
+    return pa.RecordBatch.from_arrays([pa.array(ids), names, pa.array(scattered / 100), ts], schema=SCHEMA)
+
+
+def batches(total: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """The first `total` rows in batches of at most `batch_rows`."""
+    for start in range(0, total, batch_rows):
+        yield rows(start, min(batch_rows, total - start))

@@ -1,0 +1,145 @@
+"""Where the time of a scan goes: each stage of a chunk by itself, and what is left of the real stream."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Final, Self
+
+import google_crc32c
+import pyarrow as pa
+
+from benchmarks.bench import Result, Table
+from benchmarks.files import definition, open_rocks
+from benchmarks.measure import Spread, progress
+from benchmarks.proc import cpu_seconds
+from benchmarks.readers.scankv import ScanKvReader
+from benchmarks.server import ServerProcess
+from benchmarks.workers import Worker
+from protos.scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
+from streaming_server.storage.rocks import scan_options
+from streaming_server.storage.row_codec import RowCodec
+from table_model.limits import DEFAULT_CHUNK_ROWS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.bench import Bench
+
+SERVER_STAGES: Final = ("iterate", "decode", "Arrow IPC", "checksum", "protobuf")
+CLIENT_STAGES: Final = ("protobuf, client", "checksum, client", "Arrow IPC, client")
+_RECEIVED: Final = 100
+_WALL, _SERVER_CPU, _CLIENT_CPU = "whole stream, wall clock", "processor time, server", "processor time, client"
+_REST = "gRPC, event loop, waiting"
+
+
+class StageClock:
+    """Does what server and client do with every chunk, without gRPC, and notes the time after each stage."""
+
+    def __init__(self, data: Path) -> None:
+        self._store = open_rocks(data)
+        self._decoder = RowCodec(definition(data)).decoder()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.close()
+
+    def read(self) -> dict[str, float]:
+        """The mean seconds per chunk of each stage, over one pass."""
+        server, message = self._serve()
+        return server | self._receive(message)
+
+    def _serve(self) -> tuple[dict[str, float], bytes]:
+        """The server's stages over all rows, and the first message.
+
+        What a stage has made stays until it makes the next, as in the server: were it dropped at once, the allocator
+        would return its memory to the system every time, at more cost than that of the stage.
+        """
+        seconds, chunks, first = dict.fromkeys(SERVER_STAGES, 0.0), 0, b""
+        options = scan_options()  # The iterator only borrows it.
+        values = self._store.row_values(options)
+        while True:
+            marks = [time.perf_counter()]
+            part = list(islice(values, DEFAULT_CHUNK_ROWS))
+            if not part:
+                return _per_chunk(seconds, chunks), first
+            marks.append(time.perf_counter())
+            batch = self._decoder.decode(pa.array(part, pa.binary()))
+            del part
+            marks.append(time.perf_counter())
+            data = batch.serialize().to_pybytes()
+            marks.append(time.perf_counter())
+            google_crc32c.extend(0, data)
+            marks.append(time.perf_counter())
+            chunk = ScanChunk(bucket=0, record_batch=data, row_count=batch.num_rows)
+            response = ScanKvResponse(chunk=chunk)
+            message = response.SerializeToString()
+            marks.append(time.perf_counter())
+            _add(seconds, marks)
+            first = first or message
+            chunks += 1
+
+    def _receive(self, message: bytes) -> dict[str, float]:
+        """The client's stages, over one message many times."""
+        seconds = dict.fromkeys(CLIENT_STAGES, 0.0)
+        for _ in range(_RECEIVED):
+            marks = [time.perf_counter()]
+            received = ScanKvResponse.FromString(message).chunk.record_batch
+            marks.append(time.perf_counter())
+            google_crc32c.extend(0, received)
+            marks.append(time.perf_counter())
+            pa.ipc.read_record_batch(pa.py_buffer(received), self._decoder.schema).validate()
+            marks.append(time.perf_counter())
+            _add(seconds, marks)
+        return _per_chunk(seconds, _RECEIVED)
+
+
+def _add(seconds: dict[str, float], marks: list[float]) -> None:
+    for stage, (start, end) in zip(seconds, pairwise(marks), strict=True):
+        seconds[stage] += end - start
+
+
+def _per_chunk(seconds: dict[str, float], chunks: int) -> dict[str, float]:
+    return {stage: total / chunks for stage, total in seconds.items()}
+
+
+def run(bench: Bench) -> Result:
+    """Times the stages and the real stream in turn."""
+    store, found = bench.store, []
+    chunks = -(-store.rows // DEFAULT_CHUNK_ROWS)
+    with (
+        Worker(StageClock, store.copy("stages")) as stages,
+        ServerProcess(store.data) as server,
+        Worker(ScanKvReader, server.url) as reader,
+    ):
+        for number in range(-1, bench.runs):
+            seconds = stages.call(StageClock.read)
+            before = cpu_seconds(server.pid), cpu_seconds(reader.pid)
+            wall = reader.call(ScanKvReader.read).checked(store.rows).seconds
+            seconds[_WALL] = wall / chunks
+            seconds[_SERVER_CPU] = (cpu_seconds(server.pid) - before[0]) / chunks
+            seconds[_CLIENT_CPU] = (cpu_seconds(reader.pid) - before[1]) / chunks
+            if number >= 0:
+                found.append(seconds)
+                progress(f"  run {number + 1} of {bench.runs}: {1e6 * seconds[_WALL]:,.0f} us per chunk")
+    for seconds in found:
+        seconds[_REST] = seconds[_WALL] - sum(seconds[stage] for stage in SERVER_STAGES)
+    order = (*SERVER_STAGES, _REST, _WALL, _SERVER_CPU, *CLIENT_STAGES, _CLIENT_CPU)
+    spreads = {stage: Spread.of(1e6 * seconds[stage] for seconds in found) for stage in order}
+    share = {stage: Spread.of(100 * seconds[stage] / seconds[_WALL] for seconds in found).median for stage in order}
+    return Result(
+        tables=[
+            Table(
+                f"Where the time of a chunk goes ({DEFAULT_CHUNK_ROWS:,} rows)",
+                ("microseconds per chunk", "median", "least", "greatest", "% of the wall clock"),
+                [(name, s.median, s.least, s.greatest, share[name]) for name, s in spreads.items()],
+            )
+        ],
+        notes=[
+            "Shares: the stages are timed one after the other in one process, without gRPC. `gRPC, event loop, "
+            "waiting` is what the real stream takes beyond the server's stages; the client's stages run beside them in "
+            "the client's process. Processor time is that of all threads of a process.",
+        ],
+    )
