@@ -177,6 +177,7 @@ class LiveTable:
             cursors = {live.number: bucket.cursor(codec, decoder, self._keys.codec) for live, bucket in opened}
             source = LiveKvSource(
                 decoder.schema,
+                codec.definition.schema.id,
                 cursors,
                 {number: state.log_offset for number, state in states.items()},
                 sum(state.rows for state in states.values()),

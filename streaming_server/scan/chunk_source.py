@@ -27,6 +27,10 @@ class ChunkSource(Protocol):
         """The Arrow schema of every chunk."""
 
     @property
+    def schema_id(self) -> int:
+        """The version of the table's schema that the chunks have."""
+
+    @property
     def log_offsets(self) -> Mapping[int, int]:
         """For each bucket of the view, the offset of the first change that is not in it."""
 

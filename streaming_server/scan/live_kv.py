@@ -21,6 +21,7 @@ class LiveKvSource:
 
     Args:
         schema: The schema of the chunks.
+        schema_id: The version of the table's schema that they have.
         cursors: A cursor for each bucket, made at one instant.
         log_offsets: The log offset of each bucket at that instant.
         row_estimate: The rows of the view.
@@ -30,12 +31,14 @@ class LiveKvSource:
     def __init__(
         self,
         schema: pa.Schema,
+        schema_id: int,
         cursors: Mapping[int, BucketCursor],
         log_offsets: Mapping[int, int],
         row_estimate: int,
         on_error: Callable[[int, ScanKvError], ScanKvError],
     ) -> None:
         self.schema = schema
+        self.schema_id = schema_id
         self.log_offsets = log_offsets
         self.row_estimate = row_estimate
         self._cursors = dict(cursors)

@@ -42,7 +42,6 @@ class StreamIdentity:
 
     server_incarnation: str
     table_incarnation: str
-    schema_id: int
 
 
 def stream_messages(
@@ -58,7 +57,7 @@ def stream_messages(
             scan_id=scan.scan_id,
             server_incarnation=identity.server_incarnation,
             arrow_schema=source.schema.serialize().to_pybytes(),
-            schema_id=identity.schema_id,
+            schema_id=source.schema_id,
             log_offsets=source.log_offsets,
             table_incarnation=identity.table_incarnation,
             row_estimate=source.row_estimate,

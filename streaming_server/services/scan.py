@@ -61,9 +61,7 @@ class ScanService:
             spec = self._spec(request)
             columns = tuple(request.columns.names) if request.HasField("columns") else None
             identity = StreamIdentity(
-                server_incarnation=self._incarnation,
-                table_incarnation=table.definition.incarnation,
-                schema_id=table.definition.schema.id,
+                server_incarnation=self._incarnation, table_incarnation=table.definition.incarnation
             )
             with self._registry.admitted(request.table, context.peer()) as scan:
                 source = await table.open_view(tuple(request.buckets) or None, columns)

@@ -118,6 +118,8 @@ def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogR
         batch = pa.ipc.read_record_batch(pa.py_buffer(value)[_HEADER.size + 4 * targets :], schema)
         batch.validate(full=True)
         kinds = batch.column(0).to_numpy()
+        if len(kinds) and kinds.max() > max(RowKind):
+            raise DataLoss(f"the changelog record at offset {offset} has the unknown row kind {kinds.max()}")
     except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, SchemaMismatch) as error:
         raise DataLoss("a changelog record is damaged") from error
     if batch.num_rows != count:

@@ -31,10 +31,12 @@ async def test_the_header_names_the_schema_that_it_carries(tmp_path: Path) -> No
 
             async with held:
                 call = scan_pb2_grpc.ScanServiceStub(channel).ScanKv(scan_pb2.ScanKvRequest(table="test.t"))
-                first = asyncio.create_task(call.read())
+                first = asyncio.ensure_future(call.read())
                 await await_until(scan_waits, "the scan waiting for the bucket")
                 await client.alter_table("test.t", add_columns=pa.schema([("added", pa.int8())]))
-            header = (await first).header
-            assert await call.read() is not None
+            message = await first
+            assert isinstance(message, scan_pb2.ScanKvResponse)
+            header = message.header
+            call.cancel()
             columns = pa.ipc.read_schema(pa.py_buffer(header.arrow_schema)).names
             assert (header.schema_id, columns) in [(1, ["k"]), (2, ["k", "added"])]
