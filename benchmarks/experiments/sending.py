@@ -1,4 +1,4 @@
-"""Chunks made on the event loop or in a thread, and carried by protobuf or by a frame of our own."""
+"""Chunks made on the event loop or in a thread, and framed by protobuf or by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(bench: Bench) -> Result:
         rates = interleaved(bench.runs, {variant.value: partial(read, variant) for variant in Variant})
     rows = []
     for variant in Variant:
-        ratio = paired_ratios(rates[variant], rates[Variant.INLINE])
+        ratio = paired_ratios(rates[variant], rates[Variant.SERVED])
         gap = Spread.of(gaps[variant][1:])
         rate = Spread.of(rates[variant]).median
         rows.append((variant.value, rate, ratio.median, ratio.least, ratio.greatest, 1e3 * gap.median))

@@ -18,11 +18,12 @@ from benchmarks.files import definition, open_bucket
 from benchmarks.measure import Timing
 from protos.scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
 from streaming_server.engine.prepare import KeyEncoder
+from streaming_server.scan.framing import frame_chunk
 from streaming_server.storage.row_codec import RowCodec
 from table_model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
     from pathlib import Path
 
     from streaming_server.storage.cursor import BucketCursor
@@ -43,9 +44,10 @@ _CLIENT_OPTIONS: Final = (
 class Variant(StrEnum):
     """A way to do a scan."""
 
-    INLINE = "protobuf, made on the event loop"
-    THREAD = "protobuf, made in a thread"
-    FRAMED = "hand-framed, made on the event loop"
+    SERVED = "on the event loop, protobuf with the rows framed by hand (the server's way)"
+    THREAD = "the same in a thread"
+    PROTOBUF = "on the event loop, protobuf by its library"
+    FRAMED = "on the event loop, a frame of our own on both sides"
 
 
 class VariantServer:
@@ -108,7 +110,7 @@ class VariantServer:
     async def _scan(self, request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         variant = Variant(request.decode())
         cursor = self._bucket.cursor(self._codec, self._codec.decoder(), self._keys)
-        messages = (_framed if variant is Variant.FRAMED else _protobuf)(cursor)
+        messages = _MESSAGES[variant](cursor)
         in_flight: asyncio.Task[None] | None = None
         while (message := await self._next(variant, messages)) is not None:
             if in_flight is not None:
@@ -125,26 +127,36 @@ class VariantServer:
         return next(messages, None)
 
 
-def _batches(cursor: BucketCursor) -> Iterator[pa.RecordBatch]:
-    while (batch := cursor.next_batch(DEFAULT_CHUNK_ROWS, DEFAULT_CHUNK_BYTES)) is not None:
-        yield batch
+def _served(cursor: BucketCursor) -> Iterator[bytes]:
+    for rows, data in _record_batches(cursor):
+        yield frame_chunk(0, data, rows)
 
 
 def _protobuf(cursor: BucketCursor) -> Iterator[bytes]:
-    checksum = 0
-    for batch in _batches(cursor):
-        data = batch.serialize().to_pybytes()
-        checksum = google_crc32c.extend(checksum, data)
-        chunk = ScanChunk(bucket=0, record_batch=data, row_count=batch.num_rows)
+    for rows, data in _record_batches(cursor):
+        chunk = ScanChunk(bucket=0, record_batch=data.to_pybytes(), row_count=rows)
         yield ScanKvResponse(chunk=chunk).SerializeToString()
 
 
 def _framed(cursor: BucketCursor) -> Iterator[bytes]:
+    for rows, data in _record_batches(cursor):
+        yield b"".join((_FRAME.pack(_CHUNK_KIND, 0, rows), data))
+
+
+def _record_batches(cursor: BucketCursor) -> Iterator[tuple[int, pa.Buffer]]:
     checksum = 0
-    for batch in _batches(cursor):
+    while (batch := cursor.next_batch(DEFAULT_CHUNK_ROWS, DEFAULT_CHUNK_BYTES)) is not None:
         data = batch.serialize()
         checksum = google_crc32c.extend(checksum, data)
-        yield b"".join((_FRAME.pack(_CHUNK_KIND, 0, batch.num_rows), data))
+        yield batch.num_rows, data
+
+
+_MESSAGES: Final[Mapping[Variant, Callable[[BucketCursor], Iterator[bytes]]]] = {
+    Variant.SERVED: _served,
+    Variant.THREAD: _served,
+    Variant.PROTOBUF: _protobuf,
+    Variant.FRAMED: _framed,
+}
 
 
 class VariantReader:

@@ -51,10 +51,9 @@ class _AllRows(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no
         self._codec = codec
         self._keys = keys
 
-    def do_get(self, context: object, ticket: object) -> flight.RecordBatchStream:  # Flight's signature
+    def do_get(self, context: object, ticket: object) -> flight.RecordBatchStream:
         decoder = self._codec.decoder()
         cursor = self._bucket.cursor(self._codec, decoder, self._keys)
-        # A little faster than Flight's GeneratorStream.
         return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(decoder.schema, _batches(cursor)))
 
 

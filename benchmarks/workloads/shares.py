@@ -16,7 +16,8 @@ from benchmarks.proc import cpu_seconds
 from benchmarks.readers.scankv import ScanKvReader
 from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker
-from protos.scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
+from protos.scankv.v1.scan_pb2 import ScanKvResponse
+from streaming_server.scan.framing import frame_chunk
 from streaming_server.storage.rocks import scan_options
 from streaming_server.storage.row_codec import RowCodec
 from table_model.limits import DEFAULT_CHUNK_ROWS
@@ -55,7 +56,7 @@ class StageClock:
         """The server's stages over all rows, and the first message.
 
         What a stage has made stays until it makes the next, as in the server: were it dropped at once, the allocator
-        would return its memory to the system every time, at more cost than that of the stage.
+        would return its memory to the system every time, which costs more than the stage.
         """
         seconds, chunks, first = dict.fromkeys(SERVER_STAGES, 0.0), 0, b""
         options = scan_options()  # The iterator only borrows it.
@@ -69,13 +70,11 @@ class StageClock:
             batch = self._decoder.decode(pa.array(part, pa.binary()))
             del part
             marks.append(time.perf_counter())
-            data = batch.serialize().to_pybytes()
+            data = batch.serialize()
             marks.append(time.perf_counter())
             google_crc32c.extend(0, data)
             marks.append(time.perf_counter())
-            chunk = ScanChunk(bucket=0, record_batch=data, row_count=batch.num_rows)
-            response = ScanKvResponse(chunk=chunk)
-            message = response.SerializeToString()
+            message = frame_chunk(0, data, batch.num_rows)
             marks.append(time.perf_counter())
             _add(seconds, marks)
             first = first or message
