@@ -7,16 +7,24 @@
     │   ├── InvalidRequest
     │   │   ├── SchemaMismatch
     │   │   ├── InvalidOption
-    │   │   └── InvalidKey
+    │   │   ├── InvalidKey
+    │   │   └── InvalidResumeToken
     │   ├── UnknownField
     │   ├── RequestTooLarge
     │   ├── TooManyScans
+    │   ├── ScanNotFound
+    │   ├── ScanCancelled
+    │   ├── SnapshotLost
+    │   ├── SnapshotNotTaken
+    │   ├── TooManySnapshots
     │   ├── DataLoss
     │   └── InternalError
     ├── ConnectionFailed         the connection
     │   ├── Unavailable
     │   ├── DeadlineExceeded
     │   ├── ServerDraining
+    │   ├── ScanStalled
+    │   ├── ScanTooLong
     │   └── ScanInterrupted
     ├── UsageError               you misused us
     └── ProtocolViolation        the protocol was broken
@@ -44,6 +52,8 @@ class ScanKvError(Exception):
         details: Where it was: some of `table`, `column`, `row` (0-based index in the data given), `bucket`, `option`,
             `address`. All values are strings.
         retry_after: Seconds after which trying again makes sense, or None.
+        resume_token: For an error that ended a scan, what goes on behind the last rows its reader received:
+            `scan.resume_from(error.resume_token)`. None when it had received none.
     """
 
     code: ClassVar[str] = "UNKNOWN"
@@ -53,15 +63,20 @@ class ScanKvError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after = retry_after
+        self.resume_token: bytes | None = None
         self.details: dict[str, str] = {name: str(value) for name, value in details.items() if value is not None}
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles with all attributes: errors travel between processes in Spark and multiprocessing."""
-        return (type(self)._restore, (self.message, self.retry_after, self.details))
+        return (type(self)._restore, (self.message, self.retry_after, self.details, self.resume_token))
 
     @classmethod
-    def _restore(cls, message: str, retry_after: float | None, details: dict[str, str]) -> ScanKvError:
-        return cls(message, retry_after=retry_after, **details)
+    def _restore(
+        cls, message: str, retry_after: float | None, details: dict[str, str], resume_token: bytes | None
+    ) -> ScanKvError:
+        error = cls(message, retry_after=retry_after, **details)
+        error.resume_token = resume_token
+        return error
 
 
 class ServerRefused(ScanKvError):
@@ -107,6 +122,12 @@ class InvalidKey(InvalidRequest):
     reason = "INVALID_KEY"
 
 
+class InvalidResumeToken(InvalidRequest):
+    """A resume token is damaged, or comes from another query, table, schema or snapshot."""
+
+    reason = "INVALID_RESUME_TOKEN"
+
+
 class UnknownField(ServerRefused):
     """The request carries a field that this server does not know; it must not guess without it."""
 
@@ -126,6 +147,41 @@ class TooManyScans(ServerRefused):
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_SCANS"
+
+
+class ScanNotFound(ServerRefused):
+    """No live scan has that id: it ended, or never was."""
+
+    code = "NOT_FOUND"
+    reason = "SCAN_NOT_FOUND"
+
+
+class ScanCancelled(ServerRefused):
+    """An operator ended the scan: the rows received are not the whole."""
+
+    code = "ABORTED"
+    reason = "SCAN_CANCELLED"
+
+
+class SnapshotLost(ServerRefused):
+    """No lease has that id: it was released, has expired, went with its table, or never was."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "SNAPSHOT_LOST"
+
+
+class SnapshotNotTaken(ServerRefused):
+    """Taking the snapshot would have held the table's writers for too long; `retry_after` says when to try again."""
+
+    code = "ABORTED"
+    reason = "SNAPSHOT_NOT_TAKEN"
+
+
+class TooManySnapshots(ServerRefused):
+    """The server keeps as many leases, or as much disk for them, as it allows."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_SNAPSHOTS"
 
 
 class DataLoss(ServerRefused):
@@ -165,6 +221,20 @@ class ServerDraining(ConnectionFailed):
 
     code = "UNAVAILABLE"
     reason = "SERVER_DRAINING"
+
+
+class ScanStalled(ConnectionFailed):
+    """The reader took nothing for the server's stall timeout, so the server ended the scan."""
+
+    code = "DEADLINE_EXCEEDED"
+    reason = "SCAN_STALLED"
+
+
+class ScanTooLong(ConnectionFailed):
+    """The scan took longer than the server's longest scan, so the server ended it."""
+
+    code = "DEADLINE_EXCEEDED"
+    reason = "SCAN_TOO_LONG"
 
 
 class ScanInterrupted(ConnectionFailed):

@@ -19,6 +19,7 @@ import datetime as dt
 import math
 import struct
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -31,7 +32,7 @@ from table_model.limits import MAX_KEY_BYTES
 from table_model.types import is_key_type
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -45,7 +46,7 @@ _MAX_ARRAY_BYTES: Final = 2**31 - 1
 class KeyCodec:
     """Encodes the keys of one table, or of one bucket key. Immutable, thread-safe, picklable.
 
-    `encode` and `encode_one` give the same bytes for the same key.
+    `encode`, `encode_one` and `encode_stored` give the same bytes for the same key.
     """
 
     def __init__(self, types: Sequence[pa.DataType], names: Sequence[str] | None = None) -> None:
@@ -65,6 +66,7 @@ class KeyCodec:
         for name, type_ in zip(self.names, self.types, strict=True):
             if not is_key_type(type_):
                 raise SchemaMismatch(f'column "{name}": {type_} cannot be in a key', column=name)
+        self._stored_encoders = tuple(map(_stored_encoder, self.types))
 
     def encode(self, columns: Sequence[pa.Array]) -> pa.BinaryArray:
         """Encodes keys, column-wise.
@@ -120,6 +122,14 @@ class KeyCodec:
         if len(key) > MAX_KEY_BYTES:
             raise InvalidKey(f"the key has {len(key):,} bytes when encoded; the limit is {MAX_KEY_BYTES:,}")
         return key
+
+    def encode_stored(self, values: Sequence[bytes]) -> bytes:
+        """Encodes one key from the bytes that Arrow has for its values: numbers little-endian, a bool as one byte.
+
+        Takes a few microseconds, a fraction of what `encode` takes for an array of one. Checks nothing: the values
+        must be as many and as long as the types say.
+        """
+        return b"".join([encode(value) for encode, value in zip(self._stored_encoders, values, strict=True)])
 
     @staticmethod
     def canonical(column: pa.Array) -> pa.Array:
@@ -257,8 +267,7 @@ def _encode_scalar(scalar: pa.Scalar) -> bytes:
     """The scalar twin of the vectorised encoding of one column."""
     type_, value = scalar.type, scalar.as_py() if not pa.types.is_temporal(scalar.type) else scalar.value
     if _is_variable(type_):
-        plain: bytes = value.encode() if isinstance(value, str) else value
-        return plain.replace(b"\x00", _ESCAPED_ZERO) + _END
+        return _encode_bytes(value.encode() if isinstance(value, str) else value)
     if pa.types.is_boolean(type_):
         return b"\x01" if value else b"\x00"
     width = type_.bit_width // 8
@@ -266,8 +275,15 @@ def _encode_scalar(scalar: pa.Scalar) -> bytes:
         return _encode_float(value, width)
     if pa.types.is_decimal128(type_):
         value = int(Fraction(value) * Fraction(10) ** type_.scale)
-    lowest = 0 if pa.types.is_unsigned_integer(type_) else -(1 << (width * 8 - 1))
-    return int(value - lowest).to_bytes(width, "big")
+    return _encode_integer(int(value), width, signed=not pa.types.is_unsigned_integer(type_))
+
+
+def _encode_bytes(plain: bytes) -> bytes:
+    return plain.replace(b"\x00", _ESCAPED_ZERO) + _END
+
+
+def _encode_integer(value: int, width: int, *, signed: bool) -> bytes:
+    return (value + (1 << (width * 8 - 1)) if signed else value).to_bytes(width, "big")
 
 
 def _encode_float(value: float, width: int) -> bytes:
@@ -275,3 +291,26 @@ def _encode_float(value: float, width: int) -> bytes:
     bits = int.from_bytes(struct.pack({2: ">e", 4: ">f", 8: ">d"}[width], math.nan if math.isnan(plain) else plain))
     sign = 1 << (width * 8 - 1)
     return (((sign << 1) - 1 - bits) if bits & sign else bits | sign).to_bytes(width, "big")
+
+
+def _stored_encoder(type_: pa.DataType) -> Callable[[bytes], bytes]:
+    """The function that encodes a value of the type from Arrow's bytes of it; picklable."""
+    if _is_variable(type_):
+        return _encode_bytes
+    if pa.types.is_boolean(type_):
+        return _encode_stored_bool
+    if pa.types.is_floating(type_):
+        return _encode_stored_float
+    return partial(_encode_stored_integer, signed=not pa.types.is_unsigned_integer(type_))
+
+
+def _encode_stored_bool(value: bytes) -> bytes:
+    return b"\x01" if any(value) else b"\x00"
+
+
+def _encode_stored_float(value: bytes) -> bytes:
+    return _encode_float(struct.unpack({2: "<e", 4: "<f", 8: "<d"}[len(value)], value)[0], len(value))
+
+
+def _encode_stored_integer(value: bytes, *, signed: bool) -> bytes:
+    return _encode_integer(int.from_bytes(value, "little", signed=signed), len(value), signed=signed)

@@ -51,3 +51,15 @@ DEFAULT_CHUNK_BYTES: Final = 1024 * 1024
 
 MAX_CHUNK_BYTES: Final = 16 * 1024 * 1024
 """Bytes of stored rows: the most that a scan may ask for as the bound of a chunk."""
+
+MIN_LEASE_SECONDS: Final = 1.0
+"""Seconds: the shortest time to live of a snapshot's lease."""
+
+MAX_LEASE_SECONDS: Final = 7 * 24 * 3600.0
+"""Seconds: the longest time to live of a snapshot's lease."""
+
+MAX_SPLITS: Final = 1024
+"""Key ranges that a snapshot may be cut into."""
+
+MAX_RESUME_TOKEN_BYTES: Final = 64 * 1024
+"""Bytes of a resume token."""

@@ -16,6 +16,7 @@ from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.offsets import count_of, make_offset
 from streaming_server.storage.rocks import RocksResources, RocksStore
 from table_model.errors import DataLoss
+from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from table_model.schema import TableDefinition
 
 _STATE_KEY = b"state"
+_ALL_KEYS = KeyRange()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,8 @@ class BucketChange:
 class Bucket:
     """One bucket of a table, open.
 
-    Not thread-safe: hold the bucket's mutex for everything but `sync`, which may run beside all else, one at a time.
+    Not thread-safe: hold the bucket's mutex for everything but `sync`, which may run beside all else, one at a time,
+    and `flush` and `checkpoint`, which may run beside all but `close`.
     """
 
     def __init__(self, path: Path, place: str, *, compression: str, resources: RocksResources) -> None:
@@ -119,13 +122,7 @@ class Bucket:
             raise
 
     def _recover(self) -> BucketState:
-        try:
-            stored = self._store.meta.get(_STATE_KEY)
-            state = BucketState() if stored is None else BucketState.from_bytes(stored)
-        except (ValueError, TypeError, KeyError) as error:
-            raise DataLoss(f"{self.place} is damaged: its state cannot be read") from error
-        except Exception as error:
-            raise self._store.failure(error) from error
+        state = stored_state(self._store)
         durable = self._mark.read()
         if durable is None:
             raise DataLoss(f"{self.place} is damaged: its durable mark cannot be read")
@@ -175,9 +172,17 @@ class Bucket:
         self._store.write(batch)
         self._state = state
 
-    def cursor(self, codec: RowCodec, decoder: RowDecoder, keys: KeyCodec) -> BucketCursor:
-        """A cursor over the rows as of now."""
-        return BucketCursor(self._store, codec, decoder, keys, self._state.longest_row)
+    def cursor(
+        self,
+        codec: RowCodec,
+        decoder: RowDecoder,
+        keys: KeyCodec,
+        key_range: KeyRange = _ALL_KEYS,
+        *,
+        reverse: bool = False,
+    ) -> BucketCursor:
+        """A cursor over the rows of a key range as of now, against key order with `reverse`."""
+        return BucketCursor(self._store, codec, decoder, keys, self._state.longest_row, key_range, reverse=reverse)
 
     def sync(self, offset: int) -> None:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""
@@ -197,6 +202,13 @@ class Bucket:
         """Moves unflushed writes into table files."""
         self._store.flush()
 
+    def checkpoint(self, path: Path) -> None:
+        """Makes a copy of the bucket as of now in the directory `path`, which must not exist, for `Checkpoint` to read.
+
+        Shares the table files with the bucket, and keeps those that the bucket deletes later.
+        """
+        self._store.checkpoint(path)
+
     def close(self) -> None:
         """Closes the bucket in order: the next start continues the epoch. All cursors must be closed before."""
         try:
@@ -209,3 +221,14 @@ class Bucket:
         finally:
             self._mark.close()
             self._store.close()
+
+
+def stored_state(store: RocksStore) -> BucketState:
+    """The state that a bucket's directory holds. Raises DataLoss when it cannot be read."""
+    try:
+        stored = store.meta.get(_STATE_KEY)
+        return BucketState() if stored is None else BucketState.from_bytes(stored)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataLoss(f"{store.place} is damaged: its state cannot be read") from error
+    except Exception as error:
+        raise store.failure(error) from error

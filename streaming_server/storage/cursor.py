@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 import pyarrow as pa
 
 from streaming_server.storage.rocks import scan_options
 from table_model.errors import DataLoss, ScanKvError
+from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,38 +21,74 @@ if TYPE_CHECKING:
     from streaming_server.storage.row_codec import RowCodec, RowDecoder
     from table_model.key_codec import KeyCodec
 
+_ALL_KEYS: Final = KeyRange()
+_FIRST_STEP_ROWS: Final = 64
+
 
 class BucketCursor:
-    """The rows of one bucket in key order, as of the moment the cursor was made.
+    """The rows of one bucket in key order, as of the moment the cursor was made; or of a range, or against key order.
 
     RocksDB's fast value iterator ends at a damaged block as if it were the end of the data. So the cursor holds a
     second, slower iterator of the same moment, the *sentinel*: at the end it seeks to the last row seen, steps once,
-    and must find nothing and report no error.
+    and must find nothing in the range and report no error.
+
+    The upper end of the range is RocksDB's, in both directions. A lower end would be too, but rocksdict cannot set it,
+    so in reverse the cursor looks at the keys itself: each step reads at most as many rows as came before it (64 at
+    first), and what lies below the range is dropped.
 
     Make it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
 
     Attributes:
         longest_row: Bytes of the longest row the bucket has held, which bounds what one step can read.
-        rows_scanned: Rows read so far.
+        rows_scanned: Rows of the range read so far, decoded or not.
+        open_cursors: How many cursors of this process are open.
     """
 
+    open_cursors: ClassVar[int] = 0
+
     def __init__(
-        self, store: RocksStore, codec: RowCodec, decoder: RowDecoder, keys: KeyCodec, longest_row: int
+        self,
+        store: RocksStore,
+        codec: RowCodec,
+        decoder: RowDecoder,
+        keys: KeyCodec,
+        longest_row: int,
+        key_range: KeyRange = _ALL_KEYS,
+        *,
+        reverse: bool = False,
     ) -> None:
         self.longest_row = max(longest_row, 1)
         self.rows_scanned = 0
         self._store = store
         self._decoder = decoder
-        self._key_decoder = codec.decoder(codec.definition.primary_key)
-        self._keys = keys
+        self._row_keys = codec.row_keys(keys)
+        self._range = key_range
+        self._reverse = reverse
+        self._floor = key_range.start if reverse else None
         self._last: bytes | None = None
-        # Iterators only borrow their options: these live as long as they do, and are never changed.
-        self._options = scan_options()
+        self._proven = key_range.is_empty
+        self._open = False
+        self._values: Iterator[bytes] = iter(())
+        self._sentinel: RdictIter | None = None
+        # Iterators only borrow their options: these are freed after them, as the last attribute, and never changed.
+        self._options = scan_options(key_range.end)
+        if key_range.is_empty:
+            return
         try:
-            self._values: Iterator[bytes] = store.row_values(self._options)
-            self._sentinel: RdictIter | None = store.rows.iter(self._options)
+            self._values = store.row_values(self._options, None if reverse else key_range.start, reverse=reverse)
+            self._sentinel = store.rows.iter(self._options)
         except Exception as error:
             raise store.failure(error) from error
+        self._open = True
+        BucketCursor.open_cursors += 1
+
+    @property
+    def last_key(self) -> bytes | None:
+        """The encoded key of the last row read, decoded or not; None before the first. Takes a few microseconds.
+
+        Raises DataLoss when the row is damaged.
+        """
+        return None if self._last is None else self._key_of(self._last)
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
         """The next rows: at least one, at most `max_rows`; None at the end.
@@ -58,16 +96,30 @@ class BucketCursor:
         All rows but the last are within `max_bytes` stored bytes. Raises DataLoss when a row cannot be decoded or the
         end is not the end.
         """
-        values = self._read(max_rows, max_bytes)
+        values = self._advance(max_rows, max_bytes)
         if not values:
-            self._verify_end()
             return None
-        self.rows_scanned += len(values)
-        self._last = values[-1]
         try:
             return self._decoder.decode(pa.array(values, pa.binary()))
         except DataLoss as error:
-            raise DataLoss(f"{self._store.place}: {error.message}") from error
+            raise self._here(error) from error
+
+    def skim(self, max_rows: int, max_bytes: int) -> int:
+        """Reads on as `next_batch` does, but decodes nothing: how many rows that were, 0 at the end.
+
+        Raises DataLoss when the end is not the end. A damaged row goes unnoticed.
+        """
+        return len(self._advance(max_rows, max_bytes))
+
+    def _advance(self, max_rows: int, max_bytes: int) -> list[bytes]:
+        """The next stored rows; none at the end, which is proven then."""
+        values = self._read(max_rows, max_bytes)
+        if values:
+            self.rows_scanned += len(values)
+            self._last = values[-1]
+        elif not self._proven:
+            self._prove_end()
+        return values
 
     def _read(self, max_rows: int, max_bytes: int) -> list[bytes]:
         """Reads in steps so small that even rows of the greatest length would stay within the budget."""
@@ -75,7 +127,11 @@ class BucketCursor:
         room, wanted = max_bytes, max_rows
         while wanted > 0 and room > max_bytes // 2:
             step = min(max(room // self.longest_row, 1), wanted)
+            if self._floor is not None:
+                step = min(step, max(self.rows_scanned + len(values), _FIRST_STEP_ROWS))
             part = list(islice(self._values, step))
+            if self._floor is not None and part:
+                self._cut_at(self._floor, part)
             values += part
             if len(part) < step or step == wanted:
                 break
@@ -83,27 +139,47 @@ class BucketCursor:
             room -= sum(map(len, part))
         return values
 
-    def _verify_end(self) -> None:
-        """Proves that the value iterator stopped because there is nothing more."""
-        sentinel = self._sentinel
+    def _cut_at(self, floor: bytes, part: list[bytes]) -> None:
+        """Drops rows below `floor` from a step in descending order; to have seen one proves the end of the range."""
+        if self._key_of(part[-1]) >= floor:
+            return
+        del part[bisect_left(part, True, key=lambda row: self._key_of(row) < floor) :]
+        self._values = iter(())
+        self._proven = True
+
+    def _prove_end(self) -> None:
+        """Proves that the value iterator stopped because there is nothing more in the range."""
+        sentinel, last = self._sentinel, self.last_key
         assert sentinel is not None
         try:
-            if self._last is None:
-                sentinel.seek_to_first()
+            if last is None:
+                self._seek_begin(sentinel)
             else:
-                key = self._key_of(self._last)
-                sentinel.seek(key)
-                if not sentinel.valid() or sentinel.key() != key:
-                    sentinel.status()
-                    self._short()
-                sentinel.next()
+                self._seek_behind(sentinel, last)
             sentinel.status()
-            if sentinel.valid():
+            if sentinel.valid() and sentinel.key() in self._range:
                 self._short()
         except ScanKvError:
             raise
         except Exception as error:
             raise self._store.failure(error) from error
+
+    def _seek_begin(self, sentinel: RdictIter) -> None:
+        """To where the range begins in the cursor's direction."""
+        if self._reverse:
+            sentinel.seek_to_last()
+        elif self._range.start is None:
+            sentinel.seek_to_first()
+        else:
+            sentinel.seek(self._range.start)
+
+    def _seek_behind(self, sentinel: RdictIter, last: bytes) -> None:
+        """To the row behind `last`, which must be there."""
+        (sentinel.seek_for_prev if self._reverse else sentinel.seek)(last)
+        if not sentinel.valid() or sentinel.key() != last:
+            sentinel.status()
+            self._short()
+        (sentinel.prev if self._reverse else sentinel.next)()
 
     def _short(self) -> NoReturn:
         raise DataLoss(
@@ -111,11 +187,17 @@ class BucketCursor:
         )
 
     def _key_of(self, value: bytes) -> bytes:
-        row = self._key_decoder.decode(pa.array([value], pa.binary()))
-        key: bytes = self._keys.encode(row.columns)[0].as_py()
-        return key
+        try:
+            return self._row_keys.key_of(value)
+        except DataLoss as error:
+            raise self._here(error) from error
+
+    def _here(self, error: DataLoss) -> DataLoss:
+        return DataLoss(f"{self._store.place}: {error.message}")
 
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
         self._values = iter(())
         self._sentinel = None
+        BucketCursor.open_cursors -= self._open
+        self._open = False

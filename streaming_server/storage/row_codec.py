@@ -23,6 +23,7 @@ from streaming_server.storage.arrow_buffers import (
     validity_buffer,
     var_offsets,
 )
+from streaming_server.storage.row_keys import RowKeys
 from streaming_server.storage.row_layout import HEADER, ROW_FORMAT, RowLayout, Slot
 from streaming_server.storage.shredding import assemble, shred
 from table_model.errors import DataLoss
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streaming_server.storage.arrow_buffers import Bytes, Mask, Offsets
+    from table_model.key_codec import KeyCodec
     from table_model.schema import Column, TableDefinition
 
 _HEADER_NUMBERS = struct.Struct("<IH")
@@ -84,6 +86,12 @@ class RowCodec:
         schema = self.definition.schema
         names = schema.names if columns is None else columns
         return RowDecoder(self._layouts, self._layout, [schema.column(name) for name in names], schema.select(columns))
+
+    def row_keys(self, keys: KeyCodec) -> RowKeys:
+        """A reader of the encoded keys of single stored rows; `keys` is the codec of the table's primary key."""
+        definition = self.definition
+        columns = [definition.schema.column(name) for name in definition.primary_key]
+        return RowKeys(self._layouts.values(), columns, keys)
 
 
 class RowDecoder:

@@ -129,13 +129,21 @@ def offline_table(data_dir: Path, table: str) -> Iterator[list[OfflineBucket]]:
 
 
 def replayed(offline: OfflineBucket) -> list[tuple[Any, ...]]:
-    """The rows that the bucket's changelog amounts to, sorted by encoded key; checks each change against those before.
+    """The rows that the bucket's whole changelog amounts to; see `replayed_to`."""
+    return replayed_to(offline, EVERYTHING)
+
+
+def replayed_to(offline: OfflineBucket, offset: int) -> list[tuple[Any, ...]]:
+    """The rows that the changes below an offset amount to, by encoded key; checks each change against those before.
 
     `+I` needs an absent key; `-U` and `-D` the row as it is, to the bit; `+U` comes right after the `-U` of its key.
     """
     state: dict[bytes, tuple[Any, ...]] = {}
     updating: bytes | None = None
     for record in offline.log():
+        if record.offset >= offset:
+            break
+        assert record.offset + len(record.changes) <= offset, "the offset is within a record"
         rows = widened(record.changes.rows, offline.codec.schema)
         encoded, _ = offline.keys.encode(rows)
         for kind, key, row in zip(record.changes.kinds, encoded.to_pylist(), exact_rows(rows), strict=True):

@@ -1,0 +1,62 @@
+"""One bucket of a pinned view: a RocksDB checkpoint, opened to be read and checked against the view's manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streaming_server.storage.bucket import stored_state
+from streaming_server.storage.cursor import BucketCursor
+from streaming_server.storage.offsets import count_of
+from streaming_server.storage.rocks import RocksStore
+from table_model.errors import DataLoss
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from streaming_server.storage.rocks import RocksResources
+    from streaming_server.storage.row_codec import RowCodec, RowDecoder
+    from streaming_server.storage.snapshots import PinnedBucket
+    from table_model.key_codec import KeyCodec
+    from table_model.key_range import KeyRange
+
+
+class Checkpoint:
+    """A bucket as of a pin, open to be read; it never changes. Make cursors from one thread at a time.
+
+    Args:
+        path: RocksDB's directory.
+        place: What errors call it, as `bucket 3 of game.scores in snapshot view 5f0c`.
+        pinned: What the manifest says of the bucket.
+        compression: That of its table.
+        resources: Shared by all buckets of the process.
+
+    Raises:
+        DataLoss: It is damaged: RocksDB cannot open it, or it is not what the manifest says.
+    """
+
+    def __init__(
+        self, path: Path, place: str, pinned: PinnedBucket, *, compression: str, resources: RocksResources
+    ) -> None:
+        self._longest_row = pinned.longest_row
+        self._store = RocksStore(path, place, compression=compression, resources=resources, read_only=True)
+        try:
+            state = stored_state(self._store)
+            # The epoch may differ: a bucket that came up after an unclean stop is in a new one before it is stored.
+            if (state.count, state.rows) != (count_of(pinned.log_offset), pinned.rows):
+                raise DataLoss(
+                    f"{place} is damaged: it has {state.count} changes and {state.rows} rows, where the manifest says "
+                    f"{count_of(pinned.log_offset)} and {pinned.rows}"
+                )
+        except BaseException:
+            self._store.close()
+            raise
+
+    def cursor(
+        self, codec: RowCodec, decoder: RowDecoder, keys: KeyCodec, key_range: KeyRange, *, reverse: bool = False
+    ) -> BucketCursor:
+        """A cursor over the rows of a key range, against key order with `reverse`."""
+        return BucketCursor(self._store, codec, decoder, keys, self._longest_row, key_range, reverse=reverse)
+
+    def close(self) -> None:
+        """Closes the files. All cursors must be closed before."""
+        self._store.close()

@@ -1,0 +1,40 @@
+"""Which keys a scan reads, as bytes in the order of `key_codec`: pure arithmetic on encoded keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The keys from `start` up to, but without, `end`. Immutable, hashable, picklable.
+
+    Attributes:
+        start: The first encoded key. None: from the first key there is.
+        end: The encoded key behind the last one. None: to the last key there is.
+    """
+
+    start: bytes | None = None
+    end: bytes | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key at all can be in it. An empty range is never taken for all keys."""
+        return self.end is not None and (self.start or b"") >= self.end
+
+    def __contains__(self, key: bytes) -> bool:
+        return (self.start is None or key >= self.start) and (self.end is None or key < self.end)
+
+    def behind(self, key: bytes, *, reverse: bool = False) -> KeyRange:
+        """What is left of the range once everything up to `key` was read; in descending order with `reverse`."""
+        if reverse:
+            return KeyRange(self.start, key if self.end is None else min(key, self.end))
+        # The next key there can be: nothing sorts between a key and the same with a zero byte behind it.
+        successor = key + b"\0"
+        return KeyRange(successor if self.start is None else max(successor, self.start), self.end)
+
+    def __and__(self, other: KeyRange) -> KeyRange:
+        """The keys that are in both."""
+        starts = [start for start in (self.start, other.start) if start is not None]
+        ends = [end for end in (self.end, other.end) if end is not None]
+        return KeyRange(max(starts, default=None), min(ends, default=None))

@@ -1,0 +1,120 @@
+"""Cursors over a damaged table file: whatever the range, the direction and the limit, no row is missing unnoticed."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from table_model.errors import DataLoss
+from table_model.key_range import KeyRange
+from tests.support.offline import OfflineBucket, bucket_path, definition_in, opened
+from tests.support.prepared import flip, prepared_table, rows_file, value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from streaming_server.storage.cursor import BucketCursor
+
+ROWS = 6000
+FAR = 700
+"""More rows than two blocks have."""
+
+
+class Damaged(NamedTuple):
+    """A bucket with the rows 0, 1, 2, ..., and those of them that cannot be read."""
+
+    offline: OfflineBucket
+    harm: range
+
+
+@pytest.fixture(scope="module", params=[0, ROWS // 2, ROWS - 1], ids=["first", "middle", "last"])
+def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
+    """A bucket with one damaged block, which has the row `request.param`."""
+    data: Path = tmp_path_factory.mktemp("ranges") / "data"
+    prepared_table(data, "test.t", ROWS, buckets=1)
+    path = bucket_path(data, "test.t", 0)
+    file = rows_file(path)
+    flip(file, file.read_bytes().find(value_of(request.param).encode()) + 3)
+    with opened(path, definition_in(data, "test.t")) as offline:
+        keys = _keys(offline)
+        lost = [row for row in range(ROWS) if _is_lost(offline, KeyRange(keys[row]))]
+        assert request.param in lost
+        assert lost == list(range(lost[0], lost[-1] + 1))
+        assert len(lost) < FAR // 2
+        yield Damaged(offline, range(lost[0], lost[-1] + 1))
+
+
+def _keys(offline: OfflineBucket) -> list[bytes]:
+    keys: list[bytes] = offline.keys.codec.encode([pa.array(range(ROWS), pa.int64())]).to_pylist()
+    return keys
+
+
+def _is_lost(offline: OfflineBucket, key_range: KeyRange) -> bool:
+    """Whether the first row of a range cannot be read."""
+    try:
+        return not _read(offline, key_range, reverse=False, limit=1, chunk_rows=1)
+    except DataLoss:
+        return True
+
+
+def _cursor(offline: OfflineBucket, key_range: KeyRange, reverse: bool) -> BucketCursor:
+    decoder = offline.codec.decoder(["k"])
+    return offline.bucket.cursor(offline.codec, decoder, offline.keys.codec, key_range, reverse=reverse)
+
+
+def _read(offline: OfflineBucket, key_range: KeyRange, reverse: bool, limit: int, chunk_rows: int) -> list[int]:
+    """The first `limit` rows of a range, in chunks."""
+    cursor = _cursor(offline, key_range, reverse)
+    rows: list[int] = []
+    try:
+        while len(rows) < limit:
+            batch = cursor.next_batch(min(chunk_rows, limit - len(rows)), 1 << 20)
+            if batch is None:
+                break
+            rows += batch.column("k").to_pylist()
+        return rows
+    finally:
+        cursor.close()
+
+
+def _ranges(keys: list[bytes], harm: range) -> Iterator[tuple[KeyRange, range]]:
+    """Ranges of all kinds with the rows in them: all, each prefix, none, and some around the damage and elsewhere."""
+    yield KeyRange(), range(ROWS)
+    for first in range(0, ROWS, 256):
+        rows = range(first, min(first + 256, ROWS))
+        prefix = keys[first][:-1]
+        yield KeyRange(prefix, prefix[:-1] + bytes([prefix[-1] + 1])), rows
+    edges = {harm.start, harm.start + 1, harm.stop - 1, harm.stop, 0, 1, ROWS // 3, ROWS - 1}
+    for start, end in itertools.product(sorted(edges - {ROWS}), repeat=2):
+        yield KeyRange(keys[start], keys[end]), range(start, end)
+        yield KeyRange(None, keys[start]), range(start)
+        yield KeyRange(keys[start], None), range(start, ROWS)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("limit", [1, 100, 1000, 2 * ROWS])
+def test_a_range_of_a_damaged_file_is_whole_or_data_loss(damaged: Damaged, reverse: bool, limit: int) -> None:
+    offline, harm = damaged
+    lost = 0
+    for (key_range, rows), chunk_rows in itertools.product(_ranges(_keys(offline), harm), (90, 8192)):
+        wanted = (rows[::-1] if reverse else rows)[:limit]
+        try:
+            found = _read(offline, key_range, reverse, limit, chunk_rows)
+        except DataLoss:
+            lost += 1
+            assert not rows or _meet(rows, range(harm.start - FAR, harm.stop + FAR)), "the damage is far off"
+            # In reverse RocksDB looks at the next row before it gives one, and seeks by the end that is left out.
+            touched = range(harm.start - reverse, harm.stop + reverse)
+            assert len(wanted) < limit or _meet(wanted, touched), "the limit ends before the damage"
+        else:
+            assert found == list(wanted)
+            assert not _meet(wanted, harm)
+    assert lost
+
+
+def _meet(rows: range, others: range) -> bool:
+    return bool(rows) and max(rows[0], rows[-1]) >= others.start and min(rows[0], rows[-1]) < others.stop

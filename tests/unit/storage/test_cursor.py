@@ -1,0 +1,166 @@
+"""A cursor gives exactly the rows of its range, in its direction, and goes on behind any of them."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from table_model.errors import DataLoss
+from table_model.key_range import KeyRange
+from tests.support.offline import OfflineBucket, opened
+from tests.support.tables import define
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+    from streaming_server.storage.cursor import BucketCursor
+
+DEFINITION = define(pa.schema([("v", pa.int32()), ("k", pa.binary()), ("w", pa.string())]), "k")
+ROOM = 1 << 20
+NUMBERS = st.none() | st.integers(0, 700)
+
+
+def name_of(number: int) -> bytes:
+    """Keys of different lengths, some of them the beginning of another one, some with zero bytes."""
+    return b"%d" % number + bytes(number % 3)
+
+
+def fill(offline: OfflineBucket, numbers: list[int], rng: random.Random) -> None:
+    """Writes the rows so that they lie in several table files and in memory, with deleted ones between them."""
+    gone = [number + 1000 for number in numbers[::3]]
+    for third in range(3):
+        part = numbers[third::3] + gone
+        offline.upsert(*({"k": name_of(number), "v": number, "w": "w" * (number % 7)} for number in part))
+        if rng.random() < 0.5:
+            offline.bucket.flush()
+    offline.delete(*({"k": name_of(number)} for number in gone))
+
+
+def cursor_of(offline: OfflineBucket, key_range: KeyRange, reverse: bool) -> BucketCursor:
+    return offline.bucket.cursor(
+        offline.codec, offline.codec.decoder(["k"]), offline.keys.codec, key_range, reverse=reverse
+    )
+
+
+def encoded(offline: OfflineBucket, names: list[bytes]) -> list[bytes]:
+    keys: list[bytes] = offline.keys.codec.encode([pa.array(names, pa.binary())]).to_pylist()
+    return keys
+
+
+def chunks(
+    offline: OfflineBucket, key_range: KeyRange, reverse: bool, rng: random.Random, *, resume: bool
+) -> Iterator[tuple[int, list[bytes] | None]]:
+    """The rows and keys of each chunk, no keys for a skimmed one; with `resume` each is read by a new cursor."""
+    max_rows, max_bytes = rng.choice([1, 3, 50, 100, 8192]), rng.choice([64, 5000, ROOM])
+    cursor = cursor_of(offline, key_range, reverse)
+    try:
+        assert cursor.last_key is None
+        scanned = 0
+        while True:
+            keys: list[bytes] | None = None
+            if rng.random() < 0.3:
+                count = cursor.skim(max_rows, max_bytes)
+            elif (batch := cursor.next_batch(max_rows, max_bytes)) is None:
+                count = 0
+            else:
+                keys = encoded(offline, batch.column("k").to_pylist())
+                count = len(keys)
+            scanned += count
+            assert cursor.rows_scanned == scanned
+            if not count:
+                break
+            last = cursor.last_key
+            assert last is not None
+            assert count <= max_rows
+            assert keys is None or keys[-1] == last
+            yield count, keys
+            if resume:
+                cursor.close()
+                key_range, scanned = key_range.behind(last, reverse=reverse), 0
+                cursor = cursor_of(offline, key_range, reverse)
+        assert not cursor.skim(max_rows, max_bytes)
+        assert cursor.next_batch(max_rows, max_bytes) is None
+    finally:
+        cursor.close()
+
+
+@given(
+    size=st.integers(0, 300),
+    rng=st.randoms(use_true_random=False),
+    ends=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=4, max_size=4),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_range_in_any_direction_is_the_slice_of_the_sorted_keys(
+    size: int, rng: random.Random, ends: list[tuple[int | None, int | None]]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory, opened(Path(directory) / "b" / "0000", DEFINITION) as offline:
+        numbers = rng.sample(range(600), size)
+        fill(offline, numbers, rng)
+        keys = sorted(encoded(offline, [name_of(number) for number in numbers]))
+        for start, end in ends:
+            bounds = [None if number is None else encoded(offline, [name_of(number)])[0] for number in (start, end)]
+            key_range = KeyRange(*bounds)
+            for reverse, resume in itertools.product((False, True), repeat=2):
+                expected = sorted((key for key in keys if key in key_range), reverse=reverse)
+                place = 0
+                for count, part in chunks(offline, key_range, reverse, rng, resume=resume):
+                    assert part in (None, expected[place : place + count])
+                    place += count
+                assert place == len(expected)
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> Iterator[OfflineBucket]:
+    with opened(tmp_path / "b" / "0000", DEFINITION) as bucket:
+        bucket.upsert(*({"k": b"%05d" % number, "v": number} for number in range(5000)))
+        yield bucket
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_empty_range_reads_nothing(offline: OfflineBucket, reverse: bool) -> None:
+    for key_range in (KeyRange(b"2", b"2"), KeyRange(b"3", b"2"), KeyRange(None, b""), KeyRange(b"", b"")):
+        cursor = cursor_of(offline, key_range, reverse)
+        assert cursor.next_batch(10, ROOM) is None
+        assert cursor.skim(10, ROOM) == cursor.rows_scanned == 0
+        cursor.close()
+
+
+def test_a_small_range_in_descending_order_reads_few_rows_below_it(offline: OfflineBucket) -> None:
+    """What RocksDB's iterator gives next, after the end was found, tells how far it read."""
+    start, end = encoded(offline, [b"04000", b"04010"])
+    cursor = cursor_of(offline, KeyRange(start, end), reverse=True)
+    below = cursor._values
+    batch = cursor.next_batch(8192, ROOM)
+    assert batch is not None
+    assert batch.column("k").to_pylist() == [b"%05d" % number for number in range(4009, 3999, -1)]
+    following = offline.codec.decoder(["k"]).decode(pa.array([next(below)], pa.binary()))
+    assert following.column("k").to_pylist() == [b"03945"]
+    assert cursor.rows_scanned == 10
+    del below
+    cursor.close()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("bounds", [(None, None), (b"01000", b"04000")])
+@pytest.mark.parametrize("max_rows", [0, 10])
+def test_an_iterator_that_stops_early_without_any_damage_is_data_loss(
+    offline: OfflineBucket, bounds: tuple[bytes | None, bytes | None], reverse: bool, max_rows: int
+) -> None:
+    start, end = (None if bound is None else encoded(offline, [bound])[0] for bound in bounds)
+    cursor = cursor_of(offline, KeyRange(start, end), reverse)
+    try:
+        if max_rows:
+            assert cursor.skim(max_rows, ROOM) == max_rows
+        cursor._values = iter(())
+        with pytest.raises(DataLoss, match=f"after {max_rows} rows"):
+            cursor.next_batch(10, ROOM)
+    finally:
+        cursor.close()
