@@ -9,9 +9,12 @@ Every error is a `ScanKvError`. `aio_client.sync` is the same for code that bloc
 """
 
 from aio_client import sync
-from aio_client._client import Client, ServerStats, connect
+from aio_client._admin import LiveScan, ServerStats
+from aio_client._client import Client, connect
 from aio_client._config import ClientConfig
+from aio_client._resume import Resumption
 from aio_client._scan import Scan
+from aio_client._snapshot import Snapshot
 from aio_client._stream import ScanStatistics, ScanStream
 from aio_client._table import BucketStatistics, Table, WriteResult
 from table_model.errors import (
@@ -22,21 +25,29 @@ from table_model.errors import (
     InvalidKey,
     InvalidOption,
     InvalidRequest,
+    InvalidResumeToken,
     ProtocolViolation,
     RequestTooLarge,
+    ScanCancelled,
     ScanInterrupted,
     ScanKvError,
+    ScanNotFound,
+    ScanStalled,
+    ScanTooLong,
     SchemaMismatch,
     ServerDraining,
     ServerRefused,
+    SnapshotLost,
+    SnapshotNotTaken,
     TableExists,
     TableNotFound,
     TooManyScans,
+    TooManySnapshots,
     Unavailable,
     UnknownField,
     UsageError,
 )
-from table_model.scan_spec import ScanSpec
+from table_model.scan_spec import Resume, ScanSpec
 
 __all__ = [
     "BucketStatistics",
@@ -49,22 +60,34 @@ __all__ = [
     "InvalidKey",
     "InvalidOption",
     "InvalidRequest",
+    "InvalidResumeToken",
+    "LiveScan",
     "ProtocolViolation",
     "RequestTooLarge",
+    "Resume",
+    "Resumption",
     "Scan",
+    "ScanCancelled",
     "ScanInterrupted",
     "ScanKvError",
+    "ScanNotFound",
     "ScanSpec",
+    "ScanStalled",
     "ScanStatistics",
     "ScanStream",
+    "ScanTooLong",
     "SchemaMismatch",
     "ServerDraining",
     "ServerRefused",
     "ServerStats",
+    "Snapshot",
+    "SnapshotLost",
+    "SnapshotNotTaken",
     "Table",
     "TableExists",
     "TableNotFound",
     "TooManyScans",
+    "TooManySnapshots",
     "Unavailable",
     "UnknownField",
     "UsageError",

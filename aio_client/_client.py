@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
+from aio_client._admin import LiveScan, ServerStats
 from aio_client._config import ClientConfig, default_url
 from aio_client._scan import Scan
+from aio_client._snapshot import list_snapshots
 from aio_client._table import Table
 from aio_client._transport import Transport
 from protos.scankv.v1 import admin_pb2, table_pb2
@@ -18,44 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from types import TracebackType
 
+    from aio_client._snapshot import Snapshot
     from table_model.scan_spec import ScanSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStats:
-    """The figures of a server, since its start unless said otherwise.
-
-    Attributes:
-        version: The version of its software.
-        incarnation: Differs after every start.
-        uptime_millis: How long it has been running.
-        tables: Tables there are.
-        open_buckets: Buckets that are open now.
-        live_scans: Scans that hold an iterator now.
-        scans_started: Scans started.
-        rows_scanned: Rows read by scans.
-        bytes_returned: Bytes of Arrow data that scans returned.
-        rows_written: Rows in upserts and deletes that were acknowledged.
-        log_syncs: Syncs of write-ahead logs; one may serve many writers.
-        resident_bytes: Resident memory now.
-        peak_resident_bytes: Resident memory at its highest.
-        damaged_buckets: The buckets found damaged, as `database.table/bucket`.
-    """
-
-    version: str
-    incarnation: str
-    uptime_millis: int
-    tables: int
-    open_buckets: int
-    live_scans: int
-    scans_started: int
-    rows_scanned: int
-    bytes_returned: int
-    rows_written: int
-    log_syncs: int
-    resident_bytes: int
-    peak_resident_bytes: int
-    damaged_buckets: tuple[str, ...]
 
 
 class Client:
@@ -180,23 +145,36 @@ class Client:
 
     async def server_stats(self) -> ServerStats:
         """The figures of the whole server; nothing is opened for them."""
-        stats = await self._transport.call(self._transport.services.admin.Stats, admin_pb2.StatsRequest())
-        return ServerStats(
-            version=stats.version,
-            incarnation=stats.incarnation,
-            uptime_millis=stats.uptime_millis,
-            tables=stats.tables,
-            open_buckets=stats.open_buckets,
-            live_scans=stats.live_scans,
-            scans_started=stats.scans_started,
-            rows_scanned=stats.rows_scanned,
-            bytes_returned=stats.bytes_returned,
-            rows_written=stats.rows_written,
-            log_syncs=stats.log_syncs,
-            resident_bytes=stats.resident_bytes,
-            peak_resident_bytes=stats.peak_resident_bytes,
-            damaged_buckets=tuple(stats.damaged_buckets),
-        )
+        response = await self._transport.call(self._transport.services.admin.Stats, admin_pb2.StatsRequest())
+        return ServerStats.of(response)
+
+    async def live_scans(self) -> list[LiveScan]:
+        """The scans of all clients that hold iterators now, the oldest first."""
+        response = await self._transport.call(self._transport.services.admin.ListScans, admin_pb2.ListScansRequest())
+        return [LiveScan.of(scan) for scan in response.scans]
+
+    async def cancel_scan(self, scan_id: str) -> None:
+        """Ends a scan, also of another client: what it holds is free when this returns; its reader gets ScanCancelled.
+
+        Args:
+            scan_id: As `live_scans` and `stream.scan_id` have it.
+
+        Raises:
+            ScanNotFound: There is no such live scan; it may have ended by itself.
+        """
+        request = admin_pb2.CancelScanRequest(scan_id=scan_id)
+        await self._transport.call(self._transport.services.admin.CancelScan, request)
+
+    async def snapshots(self, table: str | None = None) -> list[Snapshot]:
+        """The pinned snapshots of all clients, the oldest view first. None of them is renewed by being listed.
+
+        Args:
+            table: Only those of this table, as `database.table`. Default: of all tables.
+
+        Raises:
+            TableNotFound: There is no such table.
+        """
+        return await list_snapshots(self._transport, table)
 
     async def wait_ready(self, timeout: float = 30.0) -> None:
         """Waits until the server serves, also when it is not there yet.
@@ -240,18 +218,23 @@ def connect(
     *,
     operation_timeout: float = 60.0,
     attempt_timeout: float = 10.0,
+    next_chunk_timeout: float = 30.0,
     read_ahead_bytes: int = 2 * 1024 * 1024,
+    read_ahead_chunks: int = 2,
 ) -> Connecting:
     """Opens a client, in `async with` or by `await`.
 
-    The server need not be there yet: the first call connects, and fails within milliseconds where nobody listens.
+    The server need not be there yet: the first call connects, and fails within milliseconds where nobody listens. Only
+    scans that know where they stand, of a pinned snapshot or with a resume token, wait for it.
 
     Args:
         url: The server as `host:port` or `scankv://host:port`, an IPv6 host in brackets. Default: `$SCANKV_URL`, else
             `localhost:7070`.
         operation_timeout: Seconds for one operation with all its attempts; for a scan, the time without progress.
         attempt_timeout: Seconds until the first message of an answer.
+        next_chunk_timeout: Seconds until the next chunk or heartbeat of a scan, while the caller waits for it.
         read_ahead_bytes: Bytes of a scan that the server may send ahead, 64 KiB to 64 MiB.
+        read_ahead_chunks: The same in chunks, 1 to 1024; the lesser of both counts.
 
     Raises:
         UsageError: The url cannot be read, or a number is out of its range.
@@ -261,7 +244,9 @@ def connect(
             url=default_url() if url is None else url,
             operation_timeout=operation_timeout,
             attempt_timeout=attempt_timeout,
+            next_chunk_timeout=next_chunk_timeout,
             read_ahead_bytes=read_ahead_bytes,
+            read_ahead_chunks=read_ahead_chunks,
         )
     )
 

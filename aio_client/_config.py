@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from table_model.errors import UsageError
+from table_model.limits import DEFAULT_CHUNK_BYTES
 
 DEFAULT_URL: Final = "localhost:7070"
 URL_VARIABLE: Final = "SCANKV_URL"
 
 _MIN_READ_AHEAD_BYTES: Final = 64 * 1024
 _MAX_READ_AHEAD_BYTES: Final = 64 * 1024 * 1024
+_MAX_READ_AHEAD_CHUNKS: Final = 1024
 _ADDRESS: Final = re.compile(r"(?:scankv://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?")
 
 
@@ -21,26 +23,41 @@ _ADDRESS: Final = re.compile(r"(?:scankv://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-
 class ClientConfig:
     """What `connect` was told. Immutable, picklable; `connect(**dataclasses.asdict(config))` opens the same again.
 
+    Four timeouts bound a scan. The three of the client run only while the caller waits in a read, never between two
+    reads; each of them ends one thing:
+
+    - `operation_timeout`: all attempts together, for as long as nothing of the answer comes;
+    - `attempt_timeout`: one attempt that gets no answer at all;
+    - `next_chunk_timeout`: one attempt whose answer stops in the middle;
+    - the server's `stall_timeout_seconds`: a scan whose reader takes nothing, with `ScanStalled`.
+
     Attributes:
         url: The server as `host:port` or `scankv://host:port`; an IPv6 host stands in brackets. Default
             `localhost:7070`.
         operation_timeout: Seconds that one operation with all its attempts may take, more than 0. For a scan and for a
             write of many requests, the time without progress: never its length, nor the time that the caller takes.
+            Progress of a scan is a chunk, a heartbeat or the end; a header alone is none.
         attempt_timeout: Seconds until the first message of an answer must be there, more than 0.
+        next_chunk_timeout: Seconds within which a server must send the next chunk or heartbeat of a scan to a caller
+            who waits for it, more than 0.
         read_ahead_bytes: How much of a scan the server may send before it is asked for, in bytes, 64 KiB to 64 MiB. It
             is the receive window of the connection, so it bounds rows, too: there are never more underway than fit.
             One message over it is received whole.
+        read_ahead_chunks: The same in chunks of the size that the scan asks for, 1 to 1024. The lesser of both counts,
+            but no less than 64 KiB, the window that HTTP/2 itself begins with.
     """
 
     url: str = DEFAULT_URL
     operation_timeout: float = 60.0
     attempt_timeout: float = 10.0
+    next_chunk_timeout: float = 30.0
     read_ahead_bytes: int = 2 * 1024 * 1024
+    read_ahead_chunks: int = 2
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the field that is out of its range."""
         _split_address(self.url)
-        for field in ("operation_timeout", "attempt_timeout"):
+        for field in ("operation_timeout", "attempt_timeout", "next_chunk_timeout"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise UsageError(f"{field} is a number of seconds above 0, not {value!r}", option=field)
@@ -49,6 +66,12 @@ class ClientConfig:
             raise UsageError(
                 f"read_ahead_bytes is {_MIN_READ_AHEAD_BYTES:,} to {_MAX_READ_AHEAD_BYTES:,} bytes, not {value!r}",
                 option="read_ahead_bytes",
+            )
+        value = self.read_ahead_chunks
+        if type(value) is not int or not 1 <= value <= _MAX_READ_AHEAD_CHUNKS:
+            raise UsageError(
+                f"read_ahead_chunks is 1 to {_MAX_READ_AHEAD_CHUNKS:,} chunks, not {value!r}",
+                option="read_ahead_chunks",
             )
 
     @property
@@ -61,6 +84,19 @@ class ClientConfig:
     def call_timeout(self) -> float:
         """Seconds that one call has until the first message of its answer."""
         return min(self.attempt_timeout, self.operation_timeout)
+
+    def window_bytes(self, chunk_bytes: int | None) -> int:
+        """The receive window of a scan: what it may be sent ahead, in bytes.
+
+        `read_ahead_chunks` chunks rounded up to a power of two, so that there are few windows in all, and at most
+        `read_ahead_bytes`.
+
+        Args:
+            chunk_bytes: The most bytes of a chunk. None: the default.
+        """
+        chunks = self.read_ahead_chunks * (chunk_bytes or DEFAULT_CHUNK_BYTES)
+        rounded = 1 << (chunks - 1).bit_length()
+        return max(_MIN_READ_AHEAD_BYTES, min(self.read_ahead_bytes, rounded))
 
 
 def default_url() -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import pyarrow as pa
 
 from aio_client._optional import import_optional, to_pylist
+from aio_client._snapshot import splits
 from aio_client._stream import ScanStream
 from table_model.errors import UsageError
 
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 
     from aio_client import sync
     from aio_client._transport import Transport
-    from table_model.scan_spec import ScanSpec
+    from table_model.scan_spec import Resume, ScanSpec
+
+
+class Pinned(Protocol):
+    """Anything that names a pinned snapshot."""
+
+    @property
+    def id(self) -> str:
+        """The id of its lease."""
 
 
 class ScanBuilder:
@@ -72,6 +81,44 @@ class ScanBuilder:
         """
         return self._with(chunk_rows=rows, chunk_bytes=bytes)
 
+    def at(self, snapshot: str | Pinned) -> Self:
+        """Reads a pinned snapshot: all buckets as of its pin, however often it is read.
+
+        Args:
+            snapshot: The snapshot, or its id, which may come from another process.
+        """
+        snapshot_id = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
+        if snapshot_id is None:
+            raise UsageError(f"at takes a snapshot or its id, not {snapshot!r}")
+        return self._with(snapshot_id=snapshot_id)
+
+    def reverse(self) -> Self:
+        """Returns the rows of each bucket in descending key order; the other way round when called again."""
+        return self._with(reverse=not self._spec.reverse)
+
+    def resume(self, resume: Resume) -> Self:
+        """Chooses what happens when the scan is cut, as by a restart of the server.
+
+        Without it, a scan of a pinned snapshot goes on by itself, which is exact, and one of the live table raises.
+        With `Resume.LATEST` the latter goes on, too, with a fresh view: `stream.resumptions` says where and from which
+        log offsets to which. With `Resume.NEVER` both raise.
+        """
+        return self._with(resume=resume)
+
+    def resume_from(self, token: bytes) -> Self:
+        """Goes on behind the rows that an earlier run of this same scan returned, in any process.
+
+        Over a pinned snapshot that is exactly the rest. Over the live table the rest comes from a fresh view, as with
+        `Resume.LATEST`, and the first of `stream.resumptions` says so.
+
+        Args:
+            token: `stream.resume_token` or `error.resume_token`; the scan must have the same table, snapshot, columns,
+                limit, buckets, keys and direction.
+        """
+        if not isinstance(token, bytes):  # None, too: going on from nowhere would be the whole scan
+            raise UsageError(f"a resume token is bytes, as a stream or an error gave it, not a {type(token).__name__}")
+        return self._with(resume_token=token)
+
     def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
         raise NotImplementedError
 
@@ -102,6 +149,26 @@ class Scan(ScanBuilder):
         from aio_client import sync
 
         return sync.stream_once(self._transport.config, self._spec)
+
+    async def splits(self, n: int) -> list[Scan]:
+        """Cuts a scan of a pinned snapshot into parts of about equally many rows, which give each row once together.
+
+        Each part is a range of keys over all buckets of the scan. The first call for a view has the server read all its
+        keys; equal calls give equal parts.
+
+        Args:
+            n: How many parts, 1 to 1024.
+
+        Returns:
+            `n` scans in ascending key order; where there are fewer keys, some of them are empty. Their `spec` can be
+            sent to other processes.
+
+        Raises:
+            UsageError: The scan is not of a snapshot, has a limit or a resume token, or `n` is out of its range.
+            SnapshotLost: The snapshot's lease has ended.
+            DataLoss: The snapshot is damaged.
+        """
+        return [Scan(self._transport, spec) for spec in await splits(self._transport, self._spec, n)]
 
     async def to_arrow(self) -> pa.Table:
         """All rows as one table in memory; with the schema, also when there are none."""

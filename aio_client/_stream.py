@@ -6,20 +6,27 @@ import asyncio
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
-from aio_client._protocol import ScanLedger, scan_request
-from table_model.errors import ScanInterrupted, Unavailable, UsageError
+from aio_client._progress import ScanProgress
+from aio_client._protocol import scan_request
+from aio_client._resume import Verdict, verdict
+from aio_client._retry import with_retries
+from table_model.errors import ScanInterrupted, ScanKvError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from types import TracebackType
 
     import pyarrow as pa
 
+    from aio_client._resume import Resumption
     from aio_client._transport import ScanCall, Transport
-    from protos.scankv.v1.scan_pb2 import ScanHeader, ScanKvResponse
+    from protos.scankv.v1.scan_pb2 import ScanHeader
     from table_model.scan_spec import ScanSpec
+
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +34,7 @@ class ScanStatistics:
     """What a scan has done so far.
 
     Attributes:
-        rows_scanned: Rows that the server read from storage; those received as long as the scan runs.
+        rows_scanned: Rows that the server read from storage, over all attempts, as it said last.
         rows_returned: Rows received.
         bytes_returned: Bytes of Arrow data received.
         chunks: Chunks received.
@@ -47,12 +54,16 @@ class ScanStream:
     """The rows of one scan as Arrow batches, each with at least one row, as of one instant over all its buckets.
 
     Reading to the end without an exception means that every row arrived: totals and checksum of the server were
-    compared. Any error ends the stream, and further reads raise it again.
+    compared. Any error ends the stream, and further reads raise it again; it has the `resume_token` to go on with.
+
+    A scan that is cut (the connection broke, the server stopped or ended it, nothing came in time) goes on by itself
+    where that is exact, which is over a pinned snapshot, and where `Resume.LATEST` asked for it; `resumptions` says
+    where. It is tried for the operation timeout after the last chunk or heartbeat. Otherwise the cut is an error.
 
     The scan starts with the first read, or on entering `async with`. The server stops when the reader does, and reads
-    ahead by `read_ahead_bytes` of the client (and one chunk on its own side): there is no queue here, the receive
-    window of the connection is the read-ahead. What is not counted in it: the batch that the caller holds, and one
-    message larger than the window.
+    ahead by `read_ahead_bytes` or `read_ahead_chunks` of the client, whichever is less (and one chunk on its own side):
+    there is no queue here, the receive window of the connection is the read-ahead. What is not counted in it: the batch
+    that the caller holds, and one message larger than the window.
 
     To end it early, leave `async with`, call `aclose`, or drop the object, as `break` out of `async for` does: each
     frees the server's iterators at once. Cancelling a read ends the scan, too.
@@ -63,9 +74,9 @@ class ScanStream:
     def __init__(self, transport: Transport, spec: ScanSpec) -> None:
         """Called by `Scan.stream`; starts nothing."""
         self._transport = transport
-        self._ledger = ScanLedger(spec)
+        self._progress = ScanProgress(spec)
         self._call: ScanCall | None = None
-        self._attempts = 0
+        self._pausing: asyncio.Timeout | None = None
         self._reading = False
         self._failure: BaseException | None = None
         self._started: float | None = None
@@ -75,7 +86,7 @@ class ScanStream:
         """Starts the scan and reads its header, so that `schema` and `log_offsets` are known."""
         try:
             with self._sole_reader():
-                await self._open()
+                await self._with_retries(self._open)
         except BaseException:
             await self.aclose()
             raise
@@ -95,14 +106,18 @@ class ScanStream:
         Raises:
             StopAsyncIteration: All rows were returned, and are complete.
             ScanInterrupted: The connection broke; the rows returned are not all of them.
-            DeadlineExceeded: The server did not answer within the attempt timeout, or sent nothing for the operation
+            ScanStalled: The server ended the scan, because nothing was read for its stall timeout.
+            ScanTooLong: The server ended the scan, because it took longer than the server's longest scan.
+            ServerDraining: The server is shutting down.
+            TooManyScans: The server has as many live scans as it allows, still after the operation timeout.
+            DeadlineExceeded: The server did not answer within the attempt timeout, or sent nothing for the next-chunk
                 timeout.
+            SnapshotLost: The pinned snapshot is no more.
             DataLoss: Stored data is damaged; the rows returned are not all of them.
             ProtocolViolation: The server sent too little, too much, or something else than it said.
             UsageError: Another task is reading this stream, or it was closed.
         """
         with self._sole_reader():
-            await self._open()
             rows = await self._next_rows()
         if rows is None:
             raise StopAsyncIteration
@@ -117,11 +132,14 @@ class ScanStream:
     def schema(self) -> pa.Schema:
         """The schema of the rows, known once the scan has started."""
         self._header("schema")
-        return self._ledger.schema
+        return self._progress.schema
 
     @property
     def log_offsets(self) -> dict[int, int]:
-        """For every bucket of the scan, the offset of the first change that the rows do not show; opaque integers."""
+        """For every bucket of the scan, the offset of the first change that the rows do not show; opaque integers.
+
+        Of a scan that went on over a fresh view, those of the last view; `resumptions` has the earlier ones.
+        """
         return dict(self._header("log_offsets").log_offsets)
 
     @property
@@ -130,65 +148,131 @@ class ScanStream:
         return self._header("scan_id").scan_id
 
     @property
-    def consistency(self) -> Literal["table"]:
-        """`table`: the rows of all buckets are those of one instant."""
-        return "table"
+    def incarnation(self) -> str:
+        """Of the server that answered last; differs after every start of a server."""
+        return self._header("incarnation").server_incarnation
+
+    @property
+    def consistency(self) -> Literal["table", "pinned"]:
+        """What the rows of all buckets are one instant of: the live `table`, or a `pinned` snapshot.
+
+        Of a live scan that went on, each part between two `resumptions` is one instant.
+        """
+        return "table" if self._progress.spec.snapshot_id is None else "pinned"
+
+    @property
+    def resume_token(self) -> bytes | None:
+        """What goes on behind the last batch that was returned: `scan.resume_from(token)`; opaque.
+
+        None before the first, and that of `resume_from` where the scan began with one.
+        """
+        return self._progress.token
+
+    @property
+    def resumptions(self) -> tuple[Resumption, ...]:
+        """Where the scan went on after a cut, or by `resume_from`."""
+        return self._progress.resumptions
 
     def statistics(self) -> ScanStatistics:
         """What the scan has done so far; final when it has ended."""
-        ledger = self._ledger
+        progress = self._progress
         now = self._ended if self._ended is not None else time.monotonic()
         return ScanStatistics(
-            rows_scanned=ledger.rows if ledger.trailer is None else ledger.trailer.rows_scanned,
-            rows_returned=ledger.rows,
-            bytes_returned=ledger.bytes,
-            chunks=ledger.chunks,
-            attempts=self._attempts,
+            rows_scanned=progress.rows_scanned,
+            rows_returned=progress.rows,
+            bytes_returned=progress.bytes,
+            chunks=progress.chunks,
+            attempts=progress.attempts,
             seconds=0.0 if self._started is None else now - self._started,
         )
 
-    async def _open(self) -> None:
-        """Makes the first attempt, unless it was made."""
-        if self._call is not None:
-            return
-        self._started = time.monotonic()
-        self._attempts += 1
-        self._call = self._transport.open_scan(scan_request(self._ledger.spec))
-        while self._ledger.header is None:
-            message = await self._receive(self._transport.config.call_timeout)
-            if message is None:
-                self._ledger.close()
-            else:
-                self._ledger.book(message)
-
     async def _next_rows(self) -> pa.RecordBatch | None:
         """Reads on to the next rows; None at the end, also when it was reached before."""
-        while self._ended is None:
-            message = await self._receive(self._transport.config.operation_timeout)
-            if message is None:
-                self._ledger.close()
-                self._end(None)
-                break
-            rows = self._ledger.book(message)
-            if rows is not None:
-                return rows
-        return None
+        rows = None
+        while rows is None and self._ended is None:
+            rows = await self._with_retries(self._advance)
+        return rows
 
-    async def _receive(self, timeout: float) -> ScanKvResponse | None:
-        """Waits for the next message of the current attempt; None at its end."""
-        assert self._call is not None
+    async def _with_retries(self, attempt: Callable[[float], Awaitable[_Result]]) -> _Result | None:
+        """Makes one step with as many attempts as it takes; None when the scan was complete without it."""
+        if self._started is None:
+            self._started = time.monotonic()
+        timeout = self._transport.config.operation_timeout
         try:
-            return await self._call.read(timeout)
-        except Unavailable as error:
-            if self._ledger.header is None:
-                raise
-            raise self._interrupted(error) from error
+            return await with_retries(attempt, timeout=timeout, retries=self._goes_on, pause=self._pause)
+        except ScanKvError as error:
+            match self._verdict(error):
+                case Verdict.COMPLETE:
+                    self._end(None)
+                    return None
+                case Verdict.INTERRUPTED:
+                    raise self._interrupted(error) from error
+            raise
 
-    def _interrupted(self, error: Unavailable) -> ScanInterrupted:
-        spec, rows = self._ledger.spec, self._ledger.rows
+    async def _open(self, deadline: float) -> None:
+        """Opens a call and reads its header, unless there is one already."""
+        if self._call is not None:
+            return
+        progress, config = self._progress, self._transport.config
+        progress.begin_attempt()
+        window = config.window_bytes(progress.spec.chunk_bytes)
+        call = self._transport.open_scan(scan_request(progress.spec, progress.token), window)
+        self._call = call
+        before = progress.header
+        while progress.header is before:
+            message = await call.read(_within(config.attempt_timeout, deadline))
+            if message is None:
+                progress.close()
+            else:
+                progress.book(message)
+
+    async def _advance(self, deadline: float) -> pa.RecordBatch | None:
+        """Reads on to what counts as progress: the rows of a chunk; or None, for a heartbeat, the trailer, the end."""
+        await self._open(deadline)
+        assert self._call is not None
+        while True:
+            message = await self._call.read(_within(self._transport.config.next_chunk_timeout, deadline))
+            if message is None:
+                self._progress.close()
+                self._end(None)
+                return None
+            rows = self._progress.book(message)
+            if rows is not None or message.HasField("heartbeat") or message.HasField("trailer"):
+                return rows
+
+    def _verdict(self, error: ScanKvError) -> Verdict:
+        progress = self._progress
+        return verdict(error, progress.spec, started=progress.header is not None, complete=progress.complete)
+
+    def _goes_on(self, error: ScanKvError) -> bool:
+        """Whether another attempt follows; if so, lets go of the one that failed."""
+        if self._verdict(error) is not Verdict.RETRY:
+            return False
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        self._progress.cut(error)
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits before the next attempt; ends at once when the stream or its client is closed."""
+        try:
+            async with asyncio.timeout(seconds) as self._pausing:
+                await self._transport.wait_closed()
+        except TimeoutError:
+            if self._ended is not None:
+                raise UsageError("the scan was closed while it was being read") from None
+        finally:
+            self._pausing = None
+
+    def _interrupted(self, error: ScanKvError) -> ScanInterrupted:
+        spec, rows = self._progress.spec, self._progress.rows
+        what_to_do = "start the scan again"
+        if self._progress.token is not None:
+            what_to_do = "go on behind them with scan.resume_from(error.resume_token), or start the scan again"
         return ScanInterrupted(
             f"the scan of {spec.table} broke off after {rows:,} rows, which are not the whole: {error.message}; "
-            "start the scan again",
+            f"{what_to_do}",
             table=spec.table,
             rows=rows,
             address=self._transport.address,
@@ -205,7 +289,8 @@ class ScanStream:
         try:
             yield
         except asyncio.CancelledError:
-            self._end(UsageError("a read of the scan was cancelled, which ended it; start the scan again"))
+            message = "a read of the scan was cancelled, which ended it; start it again, or go on with its resume_token"
+            self._end(UsageError(message))
             raise
         except BaseException as error:
             self._end(error)
@@ -219,12 +304,21 @@ class ScanStream:
             return
         self._ended = time.monotonic()
         self._failure = failure
+        if isinstance(failure, ScanKvError):
+            failure.resume_token = self._progress.token
         if self._call is not None:
             self._call.cancel()
+        if self._pausing is not None and not self._pausing.expired():
+            self._pausing.reschedule(0)
 
     def _header(self, what: str) -> ScanHeader:
-        if self._ledger.header is None:
+        if self._progress.header is None:
             raise UsageError(
                 f"{what} is known once the scan has started: enter `async with scan.stream() as stream`, or read first"
             )
-        return self._ledger.header
+        return self._progress.header
+
+
+def _within(timeout: float, deadline: float) -> float:
+    """Seconds that one message may take: its own timeout, or what is left until the deadline."""
+    return max(0.0, min(timeout, deadline - time.monotonic()))

@@ -14,6 +14,7 @@ from aio_client._lookup import LookupAnswer, assemble
 from aio_client._optional import to_pylist
 from aio_client._requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._scan import Scan
+from aio_client._snapshot import Pinning
 from protos.scankv.v1 import lookup_pb2, table_pb2, write_pb2
 from table_model.errors import InvalidKey, RequestTooLarge, SchemaMismatch, UsageError
 from table_model.scan_spec import ScanSpec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from aio_client._data import Data, Rows
+    from aio_client._scan import Pinned
     from aio_client._transport import Method, Transport
 
 _Request = TypeVar("_Request")
@@ -217,6 +219,31 @@ class Table:
         names = (columns,) if isinstance(columns, str) else columns
         spec = ScanSpec(self.name, columns=None if names is None else tuple(names), limit=limit)
         return Scan(self._transport, spec)
+
+    def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None) -> Pinning:
+        """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
+
+            async with table.snapshot(ttl=600) as snap:
+                rows = await table.scan().at(snap).to_arrow()
+
+        In `async with`, the snapshot is renewed every third of its time to live, and released at the end. With
+        `snap = await table.snapshot()`, both are the caller's. Pinning a table that has not changed since its last pin
+        costs next to nothing. The call is repeated within the operation timeout when its answer is lost, the server
+        restarts, or writers would have been held for too long; a snapshot taken by a call that fails in the end expires
+        by itself.
+
+        Args:
+            ttl: Seconds until the snapshot is lost unless it is renewed, 1 to 604,800.
+            same_view_as: A snapshot of this table, or its id, whose view is kept on in place of one as of now.
+
+        Raises:
+            TableNotFound: The table was dropped.
+            SnapshotLost: That of `same_view_as` has ended.
+            TooManySnapshots: The server has as many snapshots, or holds as much on disk for them, as it allows.
+            SnapshotNotTaken: Writers would have been held for too long, also when it was tried again.
+            UsageError: `ttl` is out of its range.
+        """
+        return Pinning(self._transport, self.name, ttl, same_view_as)
 
     async def statistics(self) -> list[BucketStatistics]:
         """The figures of every bucket, ascending. Opens all of them."""

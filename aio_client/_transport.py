@@ -20,6 +20,7 @@ from protos.scankv.v1.admin_pb2_grpc import AdminServiceStub
 from protos.scankv.v1.lookup_pb2_grpc import LookupServiceStub
 from protos.scankv.v1.scan_pb2 import ScanKvResponse
 from protos.scankv.v1.scan_pb2_grpc import ScanServiceStub
+from protos.scankv.v1.snapshot_pb2_grpc import SnapshotServiceStub
 from protos.scankv.v1.table_pb2_grpc import TableServiceStub
 from protos.scankv.v1.write_pb2_grpc import WriteServiceStub
 from table_model.errors import (
@@ -83,9 +84,11 @@ class Transport:
         self.address = config.address
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
-        self._services: _Services | None = _Services(
-            grpc.aio.insecure_channel(f"dns:///{self.address}", options=_channel_options(config))
-        )
+        self._window = config.window_bytes(None)
+        self._services: _Services | None = self._connect(self._window)
+        # A window belongs to a whole connection, so scans that need another one get another connection.
+        self._windows: dict[int, _Services] = {}
+        self._closed = asyncio.Event()
         _open_transports.add(self)
 
     def __del__(self) -> None:
@@ -119,6 +122,10 @@ class Transport:
             raise UsageError(f"the client of {self.address} is closed", address=self.address)
         return self._services
 
+    def _connect(self, window: int) -> _Services:
+        options = _channel_options(window)
+        return _Services(grpc.aio.insecure_channel(f"dns:///{self.address}", options=options))
+
     async def call(self, method: Method[_Request, _Response], request: _Request) -> _Response:
         """Makes one call with one answer, once, within the attempt timeout.
 
@@ -135,9 +142,29 @@ class Transport:
             raise
         return _readable(response, self.address)
 
-    def open_scan(self, request: ScanKvRequest) -> ScanCall:
-        """Starts one attempt of a scan; nothing is awaited before its first `read`."""
-        return ScanCall(self, self.services.scans.ScanKv(request))
+    def open_scan(self, request: ScanKvRequest, window: int) -> ScanCall:
+        """Starts one attempt of a scan; nothing is awaited before its first `read`.
+
+        Args:
+            request: What is scanned.
+            window: The receive window, in bytes. There is one connection for each that is in use, made when it is first
+                needed and closed with the client.
+        """
+        services = self.services
+        if window != self._window:
+            if window not in self._windows:
+                self._windows[window] = self._connect(window)
+            services = self._windows[window]
+        return ScanCall(self, services.scans.ScanKv(request))
+
+    async def wait_closed(self) -> None:
+        """Waits until the client is closed.
+
+        Raises:
+            UsageError: It is.
+        """
+        await self._closed.wait()
+        raise UsageError(f"the client of {self.address} was closed while it was being used", address=self.address)
 
     async def wait_ready(self, timeout: float) -> None:
         """Waits until the standard health service says that the server serves.
@@ -172,10 +199,13 @@ class Transport:
         """Cancels all calls that are underway and closes the connection. Idempotent."""
         if self._services is None:
             return
-        services = self.services
+        channels = [services.channel for services in (self.services, *self._windows.values())]
         # Only when nothing refers to gRPC's objects any more, it ends its threads, so that the process may fork.
         self._services = None
-        await services.channel.close(None)
+        self._windows.clear()
+        self._closed.set()
+        for channel in channels:
+            await channel.close(None)
 
     def _raise_if_closed_meanwhile(self) -> None:
         """Tells the closing of the client, which gRPC shows as a cancellation, from one of the caller's task."""
@@ -194,6 +224,7 @@ class _Services:
         self.health = health_pb2_grpc.HealthStub(channel)
         self.lookups = LookupServiceStub(channel)
         self.scans = ScanServiceStub(channel)
+        self.snapshots = SnapshotServiceStub(channel)
         self.tables = TableServiceStub(channel)
         self.writes = WriteServiceStub(channel)
 
@@ -238,7 +269,7 @@ class ScanCall:
         except TimeoutError as error:
             address = self._transport.address
             raise DeadlineExceeded(
-                f"the ScanKV server at {address} sent nothing for {timeout:g} s", address=address
+                f"the ScanKV server at {address} sent nothing for {_seconds(timeout)} s", address=address
             ) from error
         except grpc.aio.AioRpcError as error:
             raise _error_from(error, self._transport.address, timeout) from error
@@ -254,13 +285,13 @@ class ScanCall:
         self._call.cancel()
 
 
-def _channel_options(config: ClientConfig) -> list[tuple[str, int]]:
+def _channel_options(window: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", _MAX_RECEIVE_BYTES),
         ("grpc.max_send_message_length", _MAX_RECEIVE_BYTES),
         # Only both together bound what is read ahead; with probing, gRPC widens the window to tens of MiB.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", config.read_ahead_bytes),
+        ("grpc.http2.lookahead_bytes", window),
         # Whether a call may be repeated is for the client to know.
         ("grpc.enable_retries", 0),
         # By default, a server that comes back is noticed after up to two minutes.
@@ -283,7 +314,7 @@ def _error_from(error: grpc.aio.AioRpcError, address: str, timeout: float) -> Sc
     if cls is Unavailable:
         message = f"no ScanKV server answers at {address}: {said}"
     elif cls is DeadlineExceeded:
-        message = f"the ScanKV server at {address} did not answer within {timeout:g} s"
+        message = f"the ScanKV server at {address} did not answer within {_seconds(timeout)} s"
     elif cls is RequestTooLarge:
         message = f"a message between here and {address} is over its limit: {said}"
     elif cls is ProtocolViolation:
@@ -291,6 +322,11 @@ def _error_from(error: grpc.aio.AioRpcError, address: str, timeout: float) -> Sc
     else:
         message = f"the ScanKV server at {address} failed: {said}"
     return cls(message, address=address)
+
+
+def _seconds(timeout: float) -> str:
+    """For messages: what is left of a timeout has more digits than anybody reads."""
+    return f"{round(timeout, 2) or timeout:g}"
 
 
 def _readable(message: _Response | None, address: str) -> _Response:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from aio_client._config import ClientConfig, default_url
 from aio_client._runner import Runner
 from aio_client._scan import ScanBuilder
+from aio_client._sync_snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,15 +32,17 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-    from aio_client._client import ServerStats
+    from aio_client._admin import LiveScan, ServerStats
     from aio_client._data import Data
+    from aio_client._resume import Resumption
+    from aio_client._scan import Pinned
     from aio_client._stream import ScanStatistics
     from aio_client._stream import ScanStream as AsyncScanStream
     from aio_client._table import BucketStatistics, WriteResult
     from aio_client._table import Table as AsyncTable
     from table_model.scan_spec import ScanSpec
 
-__all__ = ["Client", "Scan", "ScanStream", "Table", "connect"]
+__all__ = ["Client", "Scan", "ScanStream", "Snapshot", "Table", "connect"]
 
 
 class Client:
@@ -115,6 +118,18 @@ class Client:
         """The figures of the whole server."""
         return self._runner.call(self._runner.client.server_stats)
 
+    def live_scans(self) -> list[LiveScan]:
+        """The scans of all clients that hold iterators now, the oldest first."""
+        return self._runner.call(self._runner.client.live_scans)
+
+    def cancel_scan(self, scan_id: str) -> None:
+        """Ends a scan, also of another client. See `aio_client.Client.cancel_scan`."""
+        self._runner.call(self._runner.client.cancel_scan, scan_id)
+
+    def snapshots(self, table: str | None = None) -> list[Snapshot]:
+        """The pinned snapshots of all clients, or of one table. See `aio_client.Client.snapshots`."""
+        return [Snapshot(self._runner, each) for each in self._runner.call(self._runner.client.snapshots, table)]
+
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Waits until the server serves. See `aio_client.Client.wait_ready`."""
         self._runner.call(self._runner.client.wait_ready, timeout)
@@ -185,6 +200,14 @@ class Table:
         """A scan of the table. See `aio_client.Table.scan`."""
         return Scan(self._runner, self._table.scan(columns, limit=limit).spec)
 
+    def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None) -> Snapshot:
+        """Pins the table as of now: `with table.snapshot() as snap` renews and releases it, else that is the caller's.
+
+        The arguments and errors are those of `aio_client.Table.snapshot`.
+        """
+        pinning = self._table.snapshot(ttl, same_view_as=same_view_as)
+        return Snapshot(self._runner, self._runner.call(pinning.pin))
+
     def statistics(self) -> list[BucketStatistics]:
         """The figures of every bucket."""
         return self._runner.call(self._table.statistics)
@@ -219,6 +242,11 @@ class Scan(ScanBuilder):
     def stream_sync(self) -> ScanStream:
         """The same as `stream`."""
         return self.stream()
+
+    def splits(self, n: int) -> list[Scan]:
+        """Cuts a scan of a pinned snapshot into parts of about equally many rows. See `aio_client.Scan.splits`."""
+        parts = self._runner.call(self._runner.client.scan(self._spec).splits, n)
+        return [Scan(self._runner, part.spec) for part in parts]
 
     def to_arrow(self) -> pa.Table:
         """All rows as one table in memory; with the schema, also when there are none."""
@@ -300,9 +328,24 @@ class ScanStream:
         return self._stream.scan_id
 
     @property
-    def consistency(self) -> Literal["table"]:
-        """`table`: the rows of all buckets are those of one instant."""
+    def incarnation(self) -> str:
+        """Of the server that answered last; differs after every start of a server."""
+        return self._stream.incarnation
+
+    @property
+    def consistency(self) -> Literal["table", "pinned"]:
+        """What the rows are one instant of. See `aio_client.ScanStream.consistency`."""
         return self._stream.consistency
+
+    @property
+    def resume_token(self) -> bytes | None:
+        """What goes on behind the last batch that was returned. See `aio_client.ScanStream.resume_token`."""
+        return self._stream.resume_token
+
+    @property
+    def resumptions(self) -> tuple[Resumption, ...]:
+        """Where the scan went on after a cut, or by `resume_from`."""
+        return self._stream.resumptions
 
     def statistics(self) -> ScanStatistics:
         """What the scan has done so far; final when it has ended."""
@@ -318,7 +361,9 @@ def connect(
     *,
     operation_timeout: float = 60.0,
     attempt_timeout: float = 10.0,
+    next_chunk_timeout: float = 30.0,
     read_ahead_bytes: int = 2 * 1024 * 1024,
+    read_ahead_chunks: int = 2,
 ) -> Client:
     """Opens a client, to be used as it is or in `with`.
 
@@ -329,7 +374,9 @@ def connect(
             url=default_url() if url is None else url,
             operation_timeout=operation_timeout,
             attempt_timeout=attempt_timeout,
+            next_chunk_timeout=next_chunk_timeout,
             read_ahead_bytes=read_ahead_bytes,
+            read_ahead_chunks=read_ahead_chunks,
         )
     )
 

@@ -9,7 +9,13 @@ from pathlib import Path  # noqa: TC003 (load_config reads the annotations)
 from typing import TYPE_CHECKING, get_type_hints
 
 from table_model.errors import UsageError, did_you_mean
-from table_model.limits import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from table_model.limits import (
+    DEFAULT_CHUNK_BYTES,
+    MAX_CHUNK_BYTES,
+    MAX_LEASE_SECONDS,
+    MIN_CHUNK_BYTES,
+    MIN_LEASE_SECONDS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +33,16 @@ class ServerConfig:
         port: Port to listen on; 0 picks a free one.
         insecure: Allows listening beyond loopback although there is neither encryption nor authentication.
         chunk_bytes: Most stored bytes of a chunk, for requests that do not say.
-        max_live_scans: Scans that may hold an iterator at once; further ones are refused with `TooManyScans`.
-        drain_seconds: How long running calls may go on after SIGTERM.
+        max_live_scans: Scans that may hold iterators at once.
+        max_live_scans_per_bucket: Scans that may hold an iterator on one bucket at once.
+        max_waiting_scans: Scans that may wait while there are that many; further ones are refused with `TooManyScans`.
+        admission_wait_seconds: How long a scan may wait before it is refused with `TooManyScans`.
+        stall_timeout_seconds: A scan whose reader takes nothing for so long is ended with `ScanStalled`.
+        max_scan_seconds: A scan that lasts longer is ended with `ScanTooLong`.
+        drain_seconds: How long running calls may go on after SIGTERM; then scans end with `ServerDraining`.
+        snapshot_ttl_seconds: How long a snapshot's lease lives without being renewed, for pins that do not say.
+        max_snapshot_leases: Leases on snapshots that there may be at once.
+        max_snapshot_bytes: Bytes on disk that snapshots may keep in addition to the tables before new ones are refused.
         block_cache_bytes: Memory for blocks read by key, shared by all buckets.
         write_buffer_bytes: Memory for writes not yet in table files, shared by all buckets.
         storage_threads: Threads for writes, lookups and syncs.
@@ -40,7 +54,15 @@ class ServerConfig:
     insecure: bool = False
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     max_live_scans: int = 256
+    max_live_scans_per_bucket: int = 64
+    max_waiting_scans: int = 64
+    admission_wait_seconds: float = 1.0
+    stall_timeout_seconds: float = 30.0
+    max_scan_seconds: float = 3600.0
     drain_seconds: float = 30.0
+    snapshot_ttl_seconds: float = 600.0
+    max_snapshot_leases: int = 1000
+    max_snapshot_bytes: int = 64 * 1024 * _MEBIBYTE
     block_cache_bytes: int = 64 * _MEBIBYTE
     write_buffer_bytes: int = 128 * _MEBIBYTE
     storage_threads: int = 4
@@ -51,7 +73,15 @@ class ServerConfig:
             ("port", 0, 65535),
             ("chunk_bytes", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES),
             ("max_live_scans", 1, 100_000),
+            ("max_live_scans_per_bucket", 1, 100_000),
+            ("max_waiting_scans", 0, 100_000),
+            ("admission_wait_seconds", 0, 60),
+            ("stall_timeout_seconds", 0.1, 86_400),
+            ("max_scan_seconds", 0.1, 604_800),
             ("drain_seconds", 0, 86_400),
+            ("snapshot_ttl_seconds", MIN_LEASE_SECONDS, MAX_LEASE_SECONDS),
+            ("max_snapshot_leases", 1, 1_000_000),
+            ("max_snapshot_bytes", 0, 1 << 60),
             ("block_cache_bytes", _MEBIBYTE, 1 << 40),
             ("write_buffer_bytes", _MEBIBYTE, 1 << 40),
             ("storage_threads", 1, 64),

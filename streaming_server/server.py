@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 import sys
@@ -23,20 +24,24 @@ from protos.scankv.v1 import (
     lookup_pb2,
     lookup_pb2_grpc,
     scan_pb2,
+    snapshot_pb2,
+    snapshot_pb2_grpc,
     table_pb2,
     table_pb2_grpc,
     write_pb2,
     write_pb2_grpc,
 )
 from streaming_server.engine.tables import Tables
+from streaming_server.scan.admission import Admission, AdmissionLimits
 from streaming_server.scan.registry import ScanRegistry
 from streaming_server.services.admin import AdminService
 from streaming_server.services.lookup import LookupService
 from streaming_server.services.scan import ScanService
+from streaming_server.services.snapshot import SnapshotService
 from streaming_server.services.table import TableService
 from streaming_server.services.write import WriteService
 from streaming_server.storage.data_directory import DirectoryLocked
-from table_model.errors import ScanKvError
+from table_model.errors import ScanKvError, ServerDraining
 from table_model.limits import MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
@@ -58,9 +63,12 @@ _SERVICES = tuple(
         (table_pb2, "TableService"),
         (write_pb2, "WriteService"),
         (lookup_pb2, "LookupService"),
+        (snapshot_pb2, "SnapshotService"),
         (admin_pb2, "AdminService"),
     )
 )
+
+_LAST_WORDS_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -97,12 +105,24 @@ class Server:
         """
         _raise_file_limit()
         self._tables = Tables(self.config)
-        self._registry = ScanRegistry(self.config.max_live_scans)
+        self._registry = ScanRegistry(
+            Admission(
+                AdmissionLimits(
+                    live=self.config.max_live_scans,
+                    live_per_bucket=self.config.max_live_scans_per_bucket,
+                    waiting=self.config.max_waiting_scans,
+                    wait_seconds=self.config.admission_wait_seconds,
+                )
+            ),
+            stall_timeout=self.config.stall_timeout_seconds,
+            max_scan=self.config.max_scan_seconds,
+        )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stub lacks aio
         self._server = grpc.aio.server(options=_CHANNEL_OPTIONS)
         try:
             self._add_services()
             port = self._listen()
+            self._tables.start()
             await self._server.start()
         except BaseException:
             await self._tables.close()
@@ -121,6 +141,7 @@ class Server:
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), self._server)
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, self._server)
         lookup_pb2_grpc.add_LookupServiceServicer_to_server(LookupService(self._tables), self._server)
+        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
@@ -138,18 +159,27 @@ class Server:
         return int(port)
 
     async def __aexit__(self, *_: object) -> None:
-        """Drains: no new calls, running ones get `drain_seconds`; then closes every bucket in order."""
-        self._registry.drain()
+        """Drains: no new calls, running ones get `drain_seconds`; then closes every bucket in order.
+
+        Scans that run longer are ended with `ServerDraining`, which their readers have a second to take.
+        """
+        self._registry.close()
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(self.config.drain_seconds)
+        draining = ServerDraining(
+            "the server is shutting down and has ended the scan: resume it once the server is back"
+        )
+        timer = asyncio.get_running_loop().call_later(self.config.drain_seconds, self._registry.end_all, draining)
+        await self._server.stop(self.config.drain_seconds + _LAST_WORDS_SECONDS)
+        timer.cancel()
         await self._tables.close()
 
 
 def run(config: ServerConfig) -> int:
-    """Serves until SIGTERM or SIGINT, then drains. Returns the process's exit code.
+    """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once.
 
     Prints one line on stdout when ready; logs go to stderr. The code is 0 after a drain, 3 when the data directory is
-    locked, 4 when the port is taken, 1 for anything else that keeps it from starting.
+    locked, 4 when the port is taken, 1 for anything else that keeps it from starting, and 128 and the signal's number
+    after a second signal: what was acknowledged is safe, as after a crash.
     """
     # Arrow's own allocator keeps what big requests needed once: a quarter less memory after a load with the system's.
     pa.set_memory_pool(pa.system_memory_pool())
@@ -165,8 +195,15 @@ def run(config: ServerConfig) -> int:
 async def _serve(config: ServerConfig) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
+
+    def signalled(number: int) -> None:
+        if stop.is_set():
+            _log.warning("ending at once on a second signal")
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled, number)
     async with Server(config) as server:
         sys.stdout.write(f"scankv ready on {server.address}\n")
         sys.stdout.flush()

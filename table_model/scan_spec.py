@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+import enum
+from dataclasses import KW_ONLY, dataclass, field
 
 from table_model.errors import InvalidRequest, UsageError
+from table_model.key_range import KeyRange
 from table_model.limits import (
     MAX_BUCKETS,
     MAX_CHUNK_BYTES,
     MAX_CHUNK_ROWS,
+    MAX_RESUME_TOKEN_BYTES,
     MIN_CHUNK_BYTES,
     MIN_CHUNK_ROWS,
 )
@@ -16,6 +19,20 @@ from table_model.names import TableName
 from table_model.types import first_repeated
 
 _MAX_LIMIT = 2**63 - 1
+
+
+class Resume(enum.StrEnum):
+    """Whether a scan that was cut goes on by itself.
+
+    Without a choice, a scan of a pinned snapshot goes on, because that is exact, and one of the live table does not.
+    """
+
+    NEVER = "never"
+    """The error is raised, with the token to go on with."""
+
+    LATEST = "latest"
+    """The scan goes on. Over the live table with a fresh view, so that its rows come from several instants: which ones,
+    `stream.resumptions` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +46,11 @@ class ScanSpec:
         buckets: The buckets to read, each once. None: all.
         chunk_rows: The most rows of a chunk, 1 to 65,536. None: the server's default.
         chunk_bytes: The most bytes of stored rows in a chunk, 1 KiB to 16 MiB. None: the server's default.
+        snapshot_id: The pinned snapshot to read. None: the live table.
+        key_range: The encoded keys to read. None: all.
+        reverse: Whether the rows of each bucket come in descending key order.
+        resume: Whether the scan goes on by itself after a cut. None: over a pinned snapshot only.
+        resume_token: Where to go on, as an earlier scan of the same spec said; opaque. None: from the beginning.
     """
 
     table: str
@@ -38,6 +60,12 @@ class ScanSpec:
     buckets: tuple[int, ...] | None = None
     chunk_rows: int | None = None
     chunk_bytes: int | None = None
+    snapshot_id: str | None = None
+    key_range: KeyRange | None = None
+    reverse: bool = False
+    resume: Resume | None = None
+    # Tokens hold keys, which do not belong in logs.
+    resume_token: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Raises UsageError for a value that no scan can have, naming the field and its range."""
@@ -52,6 +80,16 @@ class ScanSpec:
         _check_range("limit", self.limit, 0, _MAX_LIMIT)
         _check_range("chunk_rows", self.chunk_rows, MIN_CHUNK_ROWS, MAX_CHUNK_ROWS)
         _check_range("chunk_bytes", self.chunk_bytes, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
+        if self.snapshot_id is not None and (not isinstance(self.snapshot_id, str) or not self.snapshot_id):
+            raise UsageError(f"snapshot_id is the id of a snapshot, or None for the live table: {self.snapshot_id!r}")
+        if self.key_range is not None and not isinstance(self.key_range, KeyRange):
+            raise UsageError(f"key_range is a KeyRange, or None for all keys, not a {type(self.key_range).__name__}")
+        if not isinstance(self.reverse, bool):
+            raise UsageError(f"reverse is True or False, not {self.reverse!r}")
+        if self.resume is not None and not isinstance(self.resume, Resume):
+            raise UsageError(f"resume is Resume.NEVER, Resume.LATEST, or None for the default, not {self.resume!r}")
+        if self.resume_token is not None:
+            _check_token(self.resume_token)
 
 
 def _check_columns(columns: tuple[str, ...]) -> None:
@@ -69,6 +107,13 @@ def _check_buckets(buckets: tuple[int, ...]) -> None:
         _check_range("a bucket number", bucket, 0, MAX_BUCKETS - 1)
     if len(set(buckets)) < len(buckets):
         raise UsageError(f"a bucket is named twice in {buckets}")
+
+
+def _check_token(token: bytes) -> None:
+    if not isinstance(token, bytes):
+        raise UsageError(f"a resume token is bytes, as a stream or an error gave it, not a {type(token).__name__}")
+    if not 0 < len(token) <= MAX_RESUME_TOKEN_BYTES:
+        raise UsageError(f"a resume token has 1 to {MAX_RESUME_TOKEN_BYTES:,} bytes, not {len(token):,}")
 
 
 def _check_range(what: str, value: int | None, low: int, high: int) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from scankv.cli import demo, inspect, load, rows, scan, serve, tables
+from scankv.cli import demo, inspect, load, rows, scan, scans, serve, snapshots, tables
 from scankv.cli.outcome import TERMINATED, Commands
 
 app = typer.Typer(
@@ -33,9 +33,12 @@ for command in (
     inspect.tables,
     inspect.describe,
     inspect.stats,
+    scans.ps,
+    scans.cancel,
     demo.demo,
 ):
     app.command()(command)
+app.add_typer(snapshots.app, name="snapshot")
 
 
 def main() -> None:

@@ -32,6 +32,10 @@ class OutputFormat(StrEnum):
 def scan(
     table: TableName,
     columns: Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns, in this order.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="SNAPSHOT", help="Read a pinned snapshot, as `scankv snapshot create` printed it."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many rows.")] = None,
     format_: Annotated[
         OutputFormat | None,
@@ -46,7 +50,7 @@ def scan(
     ] = None,
     url: Url = None,
 ) -> None:
-    """Read a table as of one instant.
+    """Read a table as of one instant: now, or that of a snapshot.
 
     A table on a terminal stops after 100 rows unless --limit says otherwise.
     """
@@ -57,6 +61,7 @@ def scan(
         raise UsageError(f"{chosen} is not for a terminal; name a file with -o, or pipe it into a program")
     with sync.connect(url) as client:
         wanted = client.table(table).scan(columns=names_of(columns) or None, limit=limit)
+        wanted = wanted if at is None else wanted.at(at)
         if chosen is OutputFormat.TABLE:
             _show(wanted, cut=limit is None and is_terminal())
         else:

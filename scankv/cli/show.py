@@ -62,6 +62,18 @@ def show_rows(rows: pa.Table) -> None:
         typer.echo(f"not enough width for: {', '.join(hidden)}; choose with --columns", err=True)
 
 
+def duration(seconds: float) -> str:
+    """A time in its two largest units: `4.2 s`, `3 min 20 s`, `2 h 5 min`, `6 d 1 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    units = (86_400, "d"), (3600, "h"), (60, "min"), (1, "s")
+    first = next(index for index, (size, _) in enumerate(units) if whole >= size)
+    (size, unit), (part_size, part) = units[first : first + 2]
+    parts = whole % size // part_size
+    return f"{whole // size} {unit}" + (f" {parts} {part}" if parts else "")
+
+
 def is_terminal() -> bool:
     """Whether a person reads what is printed."""
     return sys.stdout.isatty()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
 from typing import TYPE_CHECKING, TypeVar
 
+from streaming_server.engine.executor import all_ended
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.storage.bucket import Bucket
 from table_model.errors import DataLoss, ScanKvError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from pathlib import Path
 
     from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.storage.bucket import BucketState
     from streaming_server.storage.rocks import RocksResources
 
 T = TypeVar("T")
@@ -139,3 +142,20 @@ class LiveBucket:
                 await self.run(bucket.close)
             except ScanKvError as error:
                 _log.error("closing %s: %s [%s]", self._place, error.message, error.__cause__)
+
+
+@asynccontextmanager
+async def held(chosen: Sequence[LiveBucket]) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
+    """All these buckets, open, with their mutexes held: nothing is written to any of them meanwhile."""
+    async with AsyncExitStack() as mutexes:
+        for live in chosen:
+            await mutexes.enter_async_context(live.mutex)
+        opened = await all_ended(live.opened() for live in chosen)
+        yield list(zip(chosen, opened, strict=True))
+
+
+async def durable(buckets: Sequence[LiveBucket], states: Mapping[int, BucketState]) -> dict[int, int]:
+    """Returns once some of a table's buckets are durable up to these states: their log offsets."""
+    offsets = {number: state.log_offset for number, state in states.items()}
+    await all_ended(buckets[number].wait_durable(offset) for number, offset in offsets.items())
+    return offsets

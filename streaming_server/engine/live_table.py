@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -11,18 +12,22 @@ import pyarrow as pa
 
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.last_row import merge_delete, merge_upsert
-from streaming_server.engine.live_bucket import LiveBucket
+from streaming_server.engine.live_bucket import LiveBucket, durable, held
+from streaming_server.engine.pinning import Pinning
 from streaming_server.engine.prepare import KeyEncoder, PreparedRows, prepare, read_request, rows_by_bucket, widen
-from streaming_server.scan.live_kv import LiveKvSource
+from streaming_server.scan.chunk_source import View
+from streaming_server.scan.opening import open_scan
 from streaming_server.storage.row_codec import RowCodec
 from table_model.errors import DataLoss, InvalidRequest, RequestTooLarge
 from table_model.limits import MAX_LOOKUP_KEYS, MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.scan.chunk_source import ChunkSource
+    from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.storage.bucket import Bucket, BucketState
     from streaming_server.storage.rocks import RocksResources
     from table_model.errors import ScanKvError
@@ -39,6 +44,8 @@ class LiveTable:
         definition: The table's current definition.
         codec: Encodes rows of its current schema and decodes those of all its schemas.
         buckets: Its buckets, by number.
+        path: Its directory.
+        pinning: Takes the views that pinned snapshots keep.
     """
 
     def __init__(
@@ -46,9 +53,10 @@ class LiveTable:
     ) -> None:
         self.definition = definition
         self.codec = RowCodec(definition)
+        self.path = path
         self._keys = KeyEncoder(definition)
         self._executor = executor
-        self._sources: WeakSet[LiveKvSource] = WeakSet()
+        self._sources: WeakSet[ChunkSource] = WeakSet()
         self.buckets = [
             LiveBucket(
                 number,
@@ -60,6 +68,7 @@ class LiveTable:
             )
             for number in range(definition.buckets)
         ]
+        self.pinning = Pinning(self.buckets, executor)
 
     def altered(self, definition: TableDefinition) -> None:
         """Goes on with a newer definition; scans that run keep theirs."""
@@ -98,7 +107,7 @@ class LiveTable:
 
     async def _write(self, rows: int, parts: list[PreparedRows]) -> tuple[int, dict[int, int]]:
         # A damaged bucket is found before anything is written to the others.
-        async with self._held([self.buckets[part.bucket] for part in parts]):
+        async with held([self.buckets[part.bucket] for part in parts]):
             pass
         offsets = await all_ended(map(self._write_bucket, parts))
         return rows, {part.bucket: offset for part, offset in zip(parts, offsets, strict=True)}
@@ -153,43 +162,46 @@ class LiveTable:
     async def count(self, numbers: Sequence[int] | None) -> tuple[int, dict[int, int]]:
         """The rows of some buckets (None: all) at one instant, and each bucket's next log offset; durable."""
         chosen = self._chosen(numbers)
-        async with self._held(chosen) as opened:
+        async with held(chosen) as opened:
             states = {live.number: bucket.state for live, bucket in opened}
-        offsets = await self._durable(states)
+        offsets = await durable(self.buckets, states)
         return sum(state.rows for state in states.values()), offsets
 
-    async def open_view(self, numbers: Sequence[int] | None, columns: Sequence[str] | None) -> LiveKvSource:
-        """A view of some buckets (None: all) at one instant, durable, with the columns asked for.
+    async def open_view(self, plan: ReadPlan) -> OpenedScan:
+        """A view of the buckets that a plan names, at one instant, durable.
 
-        The caller closes it.
+        The caller closes its source.
 
         Raises:
-            InvalidRequest, SchemaMismatch: A bucket or column does not exist.
+            InvalidRequest, SchemaMismatch: A bucket or column does not exist; the resume token does not fit.
             DataLoss: A bucket is damaged.
         """
-        chosen = self._chosen(numbers)
-        self.codec.decoder(columns)
-        async with self._held(chosen) as opened:
+        chosen = self._chosen(plan.buckets)
+        self.codec.decoder(plan.columns)
+        async with held(chosen) as opened:
             codec = self.codec
-            decoder = codec.decoder(columns)
+            decoder = codec.decoder(plan.columns)
             # From here to the end of the block nothing awaits and every mutex is held: this is the instant.
-            states = {live.number: bucket.state for live, bucket in opened}
-            cursors = {live.number: bucket.cursor(codec, decoder, self._keys.codec) for live, bucket in opened}
-            source = LiveKvSource(
-                decoder.schema,
-                codec.definition.schema.id,
-                cursors,
-                {number: state.log_offset for number, state in states.items()},
-                sum(state.rows for state in states.values()),
+            buckets = {live.number: bucket for live, bucket in opened}
+            states = {number: bucket.state for number, bucket in buckets.items()}
+            scan = open_scan(
+                plan,
+                codec.definition,
+                decoder,
+                _view_of(states),
+                "",
+                lambda number, keys: buckets[number].cursor(
+                    codec, decoder, self._keys.codec, keys, reverse=plan.reverse
+                ),
                 lambda number, error: self.buckets[number].noted(error),
             )
-            self._sources.add(source)
+            self._sources.add(scan.source)
         try:
-            await self._durable(states)
+            await durable(self.buckets, states)
         except BaseException:
-            source.close()
+            scan.source.close()
             raise
-        return source
+        return scan
 
     async def statistics(self) -> list[tuple[LiveBucket, BucketState | None, int]]:
         """For each bucket its state and its bytes on disk; no state where the bucket is damaged."""
@@ -208,6 +220,7 @@ class LiveTable:
         """Refuses whatever begins from now on, ends every scan, and closes the buckets; `reason` is told to all."""
         for bucket in self.buckets:
             bucket.refuse(reason)
+        await self.pinning.close(reason)
         async with AsyncExitStack() as mutexes:
             for bucket in self.buckets:
                 await mutexes.enter_async_context(bucket.mutex)
@@ -230,19 +243,13 @@ class LiveTable:
             raise InvalidRequest("a bucket is asked for twice")
         return [self.buckets[number] for number in sorted(numbers)]
 
-    @asynccontextmanager
-    async def _held(self, chosen: Sequence[LiveBucket]) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
-        """All these buckets, open, with their mutexes held: nothing is written to any of them meanwhile."""
-        async with AsyncExitStack() as mutexes:
-            for live in chosen:
-                await mutexes.enter_async_context(live.mutex)
-            opened = await all_ended(live.opened() for live in chosen)
-            yield list(zip(chosen, opened, strict=True))
 
-    async def _durable(self, states: Mapping[int, BucketState]) -> dict[int, int]:
-        offsets = {number: state.log_offset for number, state in states.items()}
-        await all_ended(self.buckets[number].wait_durable(offset) for number, offset in offsets.items())
-        return offsets
+def _view_of(states: Mapping[int, BucketState]) -> View:
+    return View(
+        {number: state.log_offset for number, state in states.items()},
+        time.time_ns() // 1000,
+        sum(state.rows for state in states.values()),
+    )
 
 
 def _apply(bucket: Bucket, rows: PreparedRows, codec: RowCodec) -> None:

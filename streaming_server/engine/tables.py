@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from streaming_server.engine.executor import StorageExecutor
 from streaming_server.engine.live_table import LiveTable
+from streaming_server.engine.pinning import MAX_HOLD_SECONDS
+from streaming_server.engine.snapshots import Snapshots
 from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.data_directory import DataDirectory
 from streaming_server.storage.rocks import RocksResources
@@ -27,9 +29,16 @@ class Tables:
     """The tables of one data directory, which it locks until `close`. Bound to the server's event loop.
 
     Creating, altering and dropping happen one at a time and are durable when their method returns.
+
+    Args:
+        config: The server's settings.
+        max_hold_seconds: For how long taking a snapshot may hold a table's writers.
+
+    Attributes:
+        snapshots: The pinned snapshots of these tables; `start` makes them expire.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, *, max_hold_seconds: float = MAX_HOLD_SECONDS) -> None:
         """Opens the directory. Raises DirectoryLocked, UsageError or DataLoss, naming the directory or file."""
         self._directory = DataDirectory(config.data)
         try:
@@ -43,6 +52,19 @@ class Tables:
         self._executor = StorageExecutor(config.storage_threads)
         self._ddl = asyncio.Lock()
         self._live: dict[str, LiveTable] = {}
+        self.snapshots = Snapshots(
+            config, self._directory.trash, self._resources, self._executor, max_hold_seconds=max_hold_seconds
+        )
+        try:
+            for definition in self.definitions():
+                self.snapshots.load(definition, self._catalog.path(definition.name))
+        except BaseException:
+            self._directory.close()
+            raise
+
+    def start(self) -> None:
+        """Starts what runs in the background, until `close`."""
+        self.snapshots.start()
 
     def __len__(self) -> int:
         return len(self._catalog)
@@ -102,7 +124,9 @@ class Tables:
         async with self._ddl:
             live = self.table(name)
             try:
-                await live.close(TableNotFound(f'table "{name}" was dropped', table=name))
+                reason = TableNotFound(f'table "{name}" was dropped', table=name)
+                await live.close(reason)
+                await self.snapshots.drop(name, reason)
                 dropped = await self._executor.run(self._catalog.drop, name)
             finally:
                 del self._live[name]
@@ -112,5 +136,6 @@ class Tables:
         """Ends what runs, closes every bucket in order and gives the directory back."""
         for live in self._live.values():
             await live.close(ServerDraining("the server is shutting down"))
+        await self.snapshots.close()
         self._executor.close()
         self._directory.close()

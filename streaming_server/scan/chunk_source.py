@@ -10,13 +10,38 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from table_model.errors import ScanKvError
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of one bucket: a batch of at least one row."""
+    """Rows of one bucket, in the source's order; none where rows were read and none of them is asked for."""
 
     bucket: int
     batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Which state of a table is read.
+
+    Attributes:
+        log_offsets: For each bucket, the offset of the first change that is not in it.
+        micros: When it was taken, in microseconds since 1970.
+        rows: About how many rows it has.
+    """
+
+    log_offsets: Mapping[int, int]
+    micros: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a source has been read: everything of the buckets before `bucket`, and of it up to and with `key`."""
+
+    bucket: int
+    key: bytes
 
 
 class ChunkSource(Protocol):
@@ -31,23 +56,25 @@ class ChunkSource(Protocol):
         """The version of the table's schema that the chunks have."""
 
     @property
-    def log_offsets(self) -> Mapping[int, int]:
-        """For each bucket of the view, the offset of the first change that is not in it."""
-
-    @property
-    def row_estimate(self) -> int:
-        """About how many rows there are."""
+    def view(self) -> View:
+        """What is read."""
 
     @property
     def rows_scanned(self) -> int:
         """Rows read from storage so far."""
 
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
-        """The next chunk of at most so many rows and about so many stored bytes, or None at the end.
+        """The next chunk: of at most so many rows and about so many stored bytes; None at the end.
 
         Takes a few milliseconds at most. None is a proof, not an absence: a source that cannot tell that it has given
         everything raises DataLoss.
         """
+
+    def position(self) -> Position:
+        """How far the chunks given so far reach; there has been one."""
+
+    def abort(self, error: ScanKvError) -> None:
+        """Frees what the source holds now; whoever asks for the next chunk gets the error."""
 
     def close(self) -> None:
         """Frees what the source holds. Closing twice is allowed."""

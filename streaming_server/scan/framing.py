@@ -19,9 +19,12 @@ _CHUNK_TAG = bytes([scan_pb2.ScanKvResponse.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DE
 _RECORD_BATCH_TAG = bytes([scan_pb2.ScanChunk.RECORD_BATCH_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
 
 
-def frame_chunk(bucket: int, record_batch: pa.Buffer, row_count: int) -> bytes:
-    """A serialised `ScanKvResponse` with a chunk: what protobuf makes of the same fields, up to their order."""
-    small = scan_pb2.ScanChunk(bucket=bucket, row_count=row_count).SerializeToString()
+def frame_chunk(chunk: scan_pb2.ScanChunk, record_batch: pa.Buffer) -> bytes:
+    """A serialised `ScanKvResponse` with a chunk, of which all other fields are set already.
+
+    It is what protobuf makes of the same fields, up to their order.
+    """
+    small = chunk.SerializeToString()
     field = _RECORD_BATCH_TAG + _varint(record_batch.size)
     size = len(small) + len(field) + record_batch.size
     return b"".join((_CHUNK_TAG, _varint(size), small, field, record_batch))

@@ -17,72 +17,112 @@ from streaming_server.scan.framing import frame_chunk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from streaming_server.scan.chunk_source import ChunkSource
+    from streaming_server.scan.opening import OpenedScan
     from streaming_server.scan.registry import LiveScan
 
+FIRST_CHUNK_ROWS = 256
+FIRST_CHUNK_BYTES = 64 * 1024
+_GROWTH = 4
+HEARTBEAT_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSpec:
-    """How a source is streamed.
+class ChunkSpec:
+    """How large the chunks of a stream may become.
 
     Attributes:
-        limit: Most rows of the stream, None for all.
-        chunk_rows: Most rows of a chunk.
-        chunk_bytes: Most stored bytes of a chunk, but for a single longer row.
+        rows: Most rows of a chunk.
+        bytes: Most stored bytes of a chunk, but for a single longer row.
     """
 
-    limit: int | None
-    chunk_rows: int
-    chunk_bytes: int
+    rows: int
+    bytes: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamIdentity:
-    """What the header says about where the rows come from."""
-
-    server_incarnation: str
-    table_incarnation: str
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """Rows and bytes of one chunk after another: the first is small, so that it is there soon, then they grow."""
+        rows, size = FIRST_CHUNK_ROWS, FIRST_CHUNK_BYTES
+        while rows < self.rows or size < self.bytes:
+            yield min(rows, self.rows), min(size, self.bytes)
+            rows, size = rows * _GROWTH, size * _GROWTH
+        while True:
+            yield self.rows, self.bytes
 
 
 def stream_messages(
-    source: ChunkSource, spec: StreamSpec, identity: StreamIdentity, scan: LiveScan, started: float
-) -> Iterator[bytes]:
+    opened: OpenedScan, chunk_spec: ChunkSpec, server_incarnation: str, scan: LiveScan, started: float
+) -> Iterator[bytes | None]:
     """The messages of one stream, serialised `ScanKvResponse`s, each made when it is asked for.
+
+    None stands for a step that has found nothing and is not worth a heartbeat yet: others may run, then go on.
 
     Raises:
         DataLoss: The source found damage; there will be no trailer.
     """
-    yield scan_pb2.ScanKvResponse(
-        header=scan_pb2.ScanHeader(
-            scan_id=scan.scan_id,
-            server_incarnation=identity.server_incarnation,
-            arrow_schema=source.schema.serialize().to_pybytes(),
-            schema_id=source.schema_id,
-            log_offsets=source.log_offsets,
-            table_incarnation=identity.table_incarnation,
-            row_estimate=source.row_estimate,
-        )
-    ).SerializeToString()
+    source, remaining = opened.source, opened.limit
+    yield _header(opened, server_incarnation, scan)
     rows, chunks, checksum = 0, 0, 0
-    while spec.limit is None or rows < spec.limit:
-        most = spec.chunk_rows if spec.limit is None else min(spec.chunk_rows, spec.limit - rows)
-        chunk = source.next_chunk(most, spec.chunk_bytes)
+    spoken = time.monotonic()
+    bounds = chunk_spec.bounds()
+    while remaining is None or remaining > 0:
+        max_rows, max_bytes = next(bounds)
+        chunk = source.next_chunk(max_rows if remaining is None else min(max_rows, remaining), max_bytes)
         if chunk is None:
             break
-        data = chunk.batch.serialize()
-        checksum = google_crc32c.extend(checksum, data)
-        rows, chunks = rows + chunk.batch.num_rows, chunks + 1
+        count = chunk.batch.num_rows
         scan.rows_scanned = source.rows_scanned
-        scan.bytes_returned += data.size
-        yield frame_chunk(chunk.bucket, data, chunk.batch.num_rows)
-    yield scan_pb2.ScanKvResponse(
-        trailer=scan_pb2.ScanTrailer(
-            rows_scanned=source.rows_scanned,
-            rows_returned=rows,
-            bytes_returned=scan.bytes_returned,
-            chunks=chunks,
-            buckets=sorted(source.log_offsets),
-            crc32c=checksum,
-            elapsed_micros=int((time.monotonic() - started) * 1_000_000),
-        )
-    ).SerializeToString()
+        if not count and time.monotonic() - spoken < HEARTBEAT_SECONDS:
+            yield None
+            continue
+        rows += count
+        remaining = None if remaining is None else remaining - count
+        token = opened.tokens.token(source.position(), remaining)
+        if count:
+            data = chunk.batch.serialize()
+            checksum = google_crc32c.extend(checksum, data)
+            chunks += 1
+            scan.bytes_returned += data.size
+            message = scan_pb2.ScanChunk(
+                bucket=chunk.bucket,
+                row_count=count,
+                resume_token=token,
+                rows_scanned=scan.rows_scanned,
+                crc32c=checksum,
+            )
+            yield frame_chunk(message, data)
+        else:
+            yield _heartbeat(token, scan.rows_scanned)
+        spoken = time.monotonic()
+    scan.rows_scanned = source.rows_scanned
+    trailer = scan_pb2.ScanTrailer(
+        rows_scanned=scan.rows_scanned,
+        rows_returned=rows,
+        bytes_returned=scan.bytes_returned,
+        chunks=chunks,
+        buckets=sorted(source.view.log_offsets),
+        crc32c=checksum,
+        elapsed_micros=int((time.monotonic() - started) * 1_000_000),
+    )
+    yield scan_pb2.ScanKvResponse(trailer=trailer).SerializeToString()
+
+
+def _header(opened: OpenedScan, server_incarnation: str, scan: LiveScan) -> bytes:
+    source = opened.source
+    header = scan_pb2.ScanHeader(
+        scan_id=scan.scan_id,
+        server_incarnation=server_incarnation,
+        arrow_schema=source.schema.serialize().to_pybytes(),
+        schema_id=source.schema_id,
+        log_offsets=source.view.log_offsets,
+        table_incarnation=opened.table_incarnation,
+        row_estimate=source.view.rows,
+        view_micros=source.view.micros,
+    )
+    if opened.resumed_from is not None:
+        before = opened.resumed_from.view
+        header.resumed_from.CopyFrom(scan_pb2.ResumedView(log_offsets=before.log_offsets, view_micros=before.micros))
+    return scan_pb2.ScanKvResponse(header=header).SerializeToString()
+
+
+def _heartbeat(token: bytes, rows_scanned: int) -> bytes:
+    heartbeat = scan_pb2.ScanHeartbeat(resume_token=token, rows_scanned=rows_scanned)
+    return scan_pb2.ScanKvResponse(heartbeat=heartbeat).SerializeToString()

@@ -1,72 +1,235 @@
-"""Which scans are live: how many, whose, how far; and the totals of all there ever were."""
+"""Which scans are live: whose, how far; what ends each of them in time; and the totals of all there ever were."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import uuid
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from table_model.errors import ServerDraining, TooManyScans
+from table_model.errors import ScanCancelled, ScanNotFound, ScanStalled, ScanTooLong, TooManyScans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from streaming_server.scan.admission import Admission
+    from table_model.errors import ScanKvError
+
+MAX_UNREAD_ENDINGS = 16
+"""Scans of one connection that may be over without their reader having taken what was sent."""
+
+_log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+class Abortable(Protocol):
+    """What a scan holds, as far as its ending is concerned."""
+
+    def abort(self, error: ScanKvError) -> None:
+        """Frees everything now; whoever asks for more gets the error."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class LiveScan:
-    """One scan that holds, or is about to hold, iterators."""
+    """One call of `ScanKv`, from its admission to the last byte that its reader takes.
+
+    Attributes:
+        table: `database.table`.
+        buckets: The buckets it reads, ascending.
+        snapshot_id: The snapshot it reads; empty for the live table.
+        peer: The client's address, which is that of one connection.
+        scan_id: Names it in logs and listings.
+        admitted_at: When it was admitted, on the event loop's clock. None before.
+        progress_at: When its reader last took a message, or when it was admitted.
+        sending: Whether a message is on its way that the reader has not taken.
+        rows_scanned: Rows read from storage.
+        bytes_returned: Bytes of Arrow data made.
+        source: What it holds, once that is open.
+        ended: Why it was ended before its time. None as long as it was not.
+    """
 
     table: str
+    buckets: tuple[int, ...]
+    snapshot_id: str
     peer: str
     scan_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    admitted_at: float | None = None
+    progress_at: float = 0.0
+    sending: bool = False
     rows_scanned: int = 0
     bytes_returned: int = 0
+    source: Abortable | None = None
+    ended: ScanKvError | None = None
+
+    def hold(self, source: Abortable) -> None:
+        """Notes what the scan holds; frees it at once when the scan was ended meanwhile."""
+        self.source = source
+        if self.ended is not None:
+            source.abort(self.ended)
 
 
 class ScanRegistry:
-    """The live scans of a server, and how many it takes. Bound to the server's event loop.
+    """The live scans of a server. Bound to the server's event loop.
+
+    Ending a scan frees what it holds at once, whatever its reader does. The reader gets the error as soon as it takes
+    what was sent before: a status cannot overtake a message.
 
     Args:
-        max_live_scans: Scans that may be live at once.
+        admission: Lets scans in.
+        stall_timeout: Seconds that a reader may take nothing.
+        max_scan: Seconds that a scan may last.
     """
 
-    def __init__(self, max_live_scans: int) -> None:
-        self._max = max_live_scans
+    def __init__(self, admission: Admission, *, stall_timeout: float, max_scan: float) -> None:
+        self._admission = admission
+        self._stall_timeout = stall_timeout
+        self._max_scan = max_scan
+        self._calls: dict[str, LiveScan] = {}
         self._live: dict[str, LiveScan] = {}
-        self._draining = False
         self.started = 0
-        self.rows_scanned = 0
-        self.bytes_returned = 0
+        self._rows_scanned = 0
+        self._bytes_returned = 0
 
-    def __len__(self) -> int:
-        return len(self._live)
+    @property
+    def live(self) -> list[LiveScan]:
+        """The live scans, the oldest first."""
+        return list(self._live.values())
+
+    @property
+    def waiting(self) -> int:
+        """Scans that wait to be admitted."""
+        return self._admission.waiting
+
+    @property
+    def unread_endings(self) -> int:
+        """Scans that are over, but whose reader has not taken what was sent."""
+        return sum(self._is_over(scan) for scan in self._calls.values())
+
+    @property
+    def rows_scanned(self) -> int:
+        """Rows read from storage by all scans there ever were."""
+        return self._rows_scanned + sum(scan.rows_scanned for scan in self._live.values())
+
+    @property
+    def bytes_returned(self) -> int:
+        """Bytes of Arrow data made by all scans there ever were."""
+        return self._bytes_returned + sum(scan.bytes_returned for scan in self._live.values())
 
     @contextmanager
-    def admitted(self, table: str, peer: str) -> Iterator[LiveScan]:
-        """Registers a scan for the length of the block.
+    def call(self, scan: LiveScan) -> Iterator[None]:
+        """Knows of a scan for the length of its gRPC call.
 
         Raises:
-            TooManyScans: The server has as many as it takes.
-            ServerDraining: The server is shutting down.
+            TooManyScans: The connection has too many scans that are over and that it does not read.
         """
-        if self._draining:
-            raise ServerDraining("the server is shutting down and takes no new scans: try again after its restart")
-        if len(self._live) >= self._max:
+        unread = sum(other.peer == scan.peer and self._is_over(other) for other in self._calls.values())
+        if unread >= MAX_UNREAD_ENDINGS:
             raise TooManyScans(
-                f"the server has {self._max} live scans and takes no more: end some, or raise max_live_scans",
+                f"this connection has {unread} scans that were ended or sent, and that it does not read: read them to "
+                "their end, or cancel them",
                 retry_after=1.0,
             )
-        scan = LiveScan(table, peer)
-        self._live[scan.scan_id] = scan
-        self.started += 1
+        self._calls[scan.scan_id] = scan
         try:
-            yield scan
+            yield
         finally:
-            del self._live[scan.scan_id]
-            self.rows_scanned += scan.rows_scanned
-            self.bytes_returned += scan.bytes_returned
+            del self._calls[scan.scan_id]
 
-    def drain(self) -> None:
+    @asynccontextmanager
+    async def admitted(self, scan: LiveScan) -> AsyncIterator[None]:
+        """Lists a scan as live for the length of the block, in which it may hold iterators, and ends it in time.
+
+        Raises:
+            TooManyScans, ServerDraining: It was not let in.
+        """
+        async with self._admission.admitted(scan.table, scan.buckets):
+            loop = asyncio.get_running_loop()
+            scan.admitted_at = scan.progress_at = loop.time()
+            self._live[scan.scan_id] = scan
+            self.started += 1
+            watch = _Watch(scan, self._overdue, min(self._stall_timeout, self._max_scan))
+            try:
+                yield
+            finally:
+                watch.stop()
+                self._retire(scan)
+
+    def cancel(self, scan_id: str) -> None:
+        """Ends a scan on an operator's behalf. Raises ScanNotFound."""
+        scan = self._live.get(scan_id)
+        if scan is None:
+            raise ScanNotFound("no live scan has this id: it has ended, or never was; list the live ones")
+        self.end(scan, ScanCancelled(f"an operator cancelled the scan {scan_id} of {scan.table}", table=scan.table))
+
+    def end(self, scan: LiveScan, error: ScanKvError) -> None:
+        """Ends a scan with an error: frees what it holds, and takes it off the list."""
+        if scan.ended is not None:
+            return
+        _log.info("ending scan %s of %s by %s: %s", scan.scan_id, scan.table, scan.peer, error.reason)
+        scan.ended = error
+        if scan.source is not None:
+            scan.source.abort(error)
+        self._retire(scan)
+
+    def end_all(self, error: ScanKvError) -> None:
+        """Ends every live scan."""
+        for scan in self.live:
+            self.end(scan, error)
+
+    def close(self) -> None:
         """Takes no new scans from now on."""
-        self._draining = True
+        self._admission.close()
+
+    def _is_over(self, scan: LiveScan) -> bool:
+        return scan.admitted_at is not None and scan.scan_id not in self._live
+
+    def _retire(self, scan: LiveScan) -> None:
+        if self._live.pop(scan.scan_id, None) is not None:
+            self._rows_scanned += scan.rows_scanned
+            self._bytes_returned += scan.bytes_returned
+
+    def _overdue(self, scan: LiveScan, now: float) -> float | None:
+        """Ends a scan that is overdue; else the seconds until it may be."""
+        assert scan.admitted_at is not None
+        left = self._max_scan - (now - scan.admitted_at)
+        patience = self._stall_timeout - (now - scan.progress_at) if scan.sending else self._stall_timeout
+        if left <= 0:
+            self.end(
+                scan,
+                ScanTooLong(
+                    f"the scan of {scan.table} took longer than {self._max_scan:g} s (max_scan_seconds): resume it, or "
+                    "read a pinned snapshot in splits",
+                    table=scan.table,
+                ),
+            )
+            return None
+        if patience <= 0:
+            self.end(
+                scan,
+                ScanStalled(
+                    f"the reader of {scan.table} took nothing for {self._stall_timeout:g} s (stall_timeout_seconds), "
+                    "so the server ended the scan: resume it, or read on sooner",
+                    table=scan.table,
+                ),
+            )
+            return None
+        return min(left, patience)
+
+
+class _Watch:
+    """A timer for one scan that looks only as often as something may be due, not with every message."""
+
+    def __init__(self, scan: LiveScan, overdue: Callable[[LiveScan, float], float | None], first: float) -> None:
+        self._scan = scan
+        self._overdue = overdue
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(first, self._look)
+
+    def _look(self) -> None:
+        wait = self._overdue(self._scan, self._loop.time())
+        if wait is not None:
+            self._timer = self._loop.call_later(wait, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()

@@ -1,24 +1,27 @@
-"""`AdminService`: figures of the whole server."""
+"""`AdminService`: figures of the whole server, and its live scans."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protos.scankv.v1 import admin_pb2, admin_pb2_grpc
 from streaming_server.services.errors import mapped_errors
+from streaming_server.storage.cursor import BucketCursor
 
 if TYPE_CHECKING:
     import grpc
 
     from streaming_server.engine.tables import Tables
-    from streaming_server.scan.registry import ScanRegistry
+    from streaming_server.scan.registry import LiveScan, ScanRegistry
     from streaming_server.services.write import WriteService
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Serves statistics. See `protos/scankv/v1/admin.proto` for what they mean."""
+    """Serves statistics and the listing of scans. See `protos/scankv/v1/admin.proto` for what they mean."""
 
     def __init__(
         self, tables: Tables, registry: ScanRegistry, writes: WriteService, incarnation: str, version: str
@@ -45,7 +48,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 uptime_millis=int((time.monotonic() - self._started) * 1000),
                 tables=len(self._tables),
                 open_buckets=sum(bucket.is_open for bucket in buckets),
-                live_scans=len(self._registry),
+                live_scans=len(self._registry.live),
+                waiting_scans=self._registry.waiting,
+                unread_endings=self._registry.unread_endings,
+                open_cursors=BucketCursor.open_cursors,
+                open_files=_open_files(),
+                tasks=len(asyncio.all_tasks()),
+                snapshot_views=self._tables.snapshots.views,
+                snapshot_leases=self._tables.snapshots.leases,
+                snapshot_bytes=await self._tables.snapshots.held_bytes(),
                 scans_started=self._registry.started,
                 rows_scanned=self._registry.rows_scanned,
                 bytes_returned=self._registry.bytes_returned,
@@ -56,6 +67,50 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 damaged_buckets=[f"{bucket.table}/{bucket.number}" for bucket in buckets if bucket.damage is not None],
             )
         raise AssertionError("mapped_errors ends the call")
+
+    async def ListScans(
+        self,
+        request: admin_pb2.ListScansRequest,
+        context: grpc.aio.ServicerContext[admin_pb2.ListScansRequest, admin_pb2.ListScansResponse],
+    ) -> admin_pb2.ListScansResponse:
+        """The live scans."""
+        async with mapped_errors(request, context):
+            now = asyncio.get_running_loop().time()
+            return admin_pb2.ListScansResponse(scans=[_live_scan(scan, now) for scan in self._registry.live])
+        raise AssertionError("mapped_errors ends the call")
+
+    async def CancelScan(
+        self,
+        request: admin_pb2.CancelScanRequest,
+        context: grpc.aio.ServicerContext[admin_pb2.CancelScanRequest, admin_pb2.CancelScanResponse],
+    ) -> admin_pb2.CancelScanResponse:
+        """Ends a scan."""
+        async with mapped_errors(request, context):
+            self._registry.cancel(request.scan_id)
+        return admin_pb2.CancelScanResponse()
+
+
+def _live_scan(scan: LiveScan, now: float) -> admin_pb2.LiveScan:
+    assert scan.admitted_at is not None
+    return admin_pb2.LiveScan(
+        scan_id=scan.scan_id,
+        table=scan.table,
+        buckets=scan.buckets,
+        snapshot_id=scan.snapshot_id,
+        peer=scan.peer,
+        age_millis=int((now - scan.admitted_at) * 1000),
+        idle_millis=int((now - scan.progress_at) * 1000),
+        rows_scanned=scan.rows_scanned,
+        bytes_returned=scan.bytes_returned,
+    )
+
+
+def _open_files() -> int:
+    """File descriptors of this process; 0 where the system does not say."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0
 
 
 def _memory() -> dict[str, int]:

@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from copy import copy
+from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
 from protos.scankv.v1 import scan_pb2
-from streaming_server.scan.producer import StreamIdentity, StreamSpec, stream_messages
+from streaming_server.scan.producer import stream_messages
+from streaming_server.scan.registry import LiveScan
 from streaming_server.services.errors import mapped_errors
-from table_model.errors import InvalidRequest
-from table_model.limits import DEFAULT_CHUNK_ROWS, MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, MIN_CHUNK_BYTES
+from streaming_server.services.scan_request import chunk_spec, read_plan
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
 
+    from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.tables import Tables
+    from streaming_server.scan.opening import OpenedScan, ReadPlan
+    from streaming_server.scan.producer import ChunkSpec
     from streaming_server.scan.registry import ScanRegistry
+
+Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class ScanService:
@@ -30,7 +37,7 @@ class ScanService:
 
     Args:
         tables: What is scanned.
-        registry: Admits and lists the scans.
+        registry: Admits, lists and ends the scans.
         incarnation: This start of the server.
         chunk_bytes: Most stored bytes of a chunk for requests that do not say.
     """
@@ -56,47 +63,69 @@ class ScanService:
     ) -> None:
         """Opens the view, then sends its messages; frees it however the call ends."""
         started = time.monotonic()
-        async with mapped_errors(request, context), _one_in_flight(context) as send:
+        async with mapped_errors(request, context):
+            plan, chunk = read_plan(request), chunk_spec(request, self._chunk_bytes)
             table = self._tables.table(request.table)
-            spec = self._spec(request)
-            columns = tuple(request.columns.names) if request.HasField("columns") else None
-            identity = StreamIdentity(
-                server_incarnation=self._incarnation, table_incarnation=table.definition.incarnation
+            scan = LiveScan(
+                table=request.table,
+                buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
+                snapshot_id=request.snapshot.snapshot_id,
+                peer=context.peer(),
             )
-            with self._registry.admitted(request.table, context.peer()) as scan:
-                source = await table.open_view(tuple(request.buckets) or None, columns)
-                try:
-                    for message in stream_messages(source, spec, identity, scan, started):
-                        await send(message)
-                finally:
-                    source.close()
+            with self._registry.call(scan):
+                async with _one_in_flight(context, scan) as send, self._registry.admitted(scan):
+                    async with self._opened(request, plan, table) as opened:
+                        scan.hold(opened.source)
+                        await self._stream(opened, chunk, scan, started, send)
 
-    def _spec(self, request: scan_pb2.ScanKvRequest) -> StreamSpec:
-        rows, size = request.chunk.max_rows or DEFAULT_CHUNK_ROWS, request.chunk.max_bytes or self._chunk_bytes
-        if rows > MAX_CHUNK_ROWS:
-            raise InvalidRequest(f"chunk.max_rows is {rows}: it must be from 1 to {MAX_CHUNK_ROWS}")
-        if not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES:
-            raise InvalidRequest(f"chunk.max_bytes is {size}: it must be from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}")
-        return StreamSpec(limit=request.limit if request.HasField("limit") else None, chunk_rows=rows, chunk_bytes=size)
+    @asynccontextmanager
+    async def _opened(
+        self, request: scan_pb2.ScanKvRequest, plan: ReadPlan, table: LiveTable
+    ) -> AsyncIterator[OpenedScan]:
+        """The view to read, open for the length of the block."""
+        async with AsyncExitStack() as stack:
+            if request.HasField("snapshot"):
+                reading = self._tables.snapshots.reading(request.snapshot.snapshot_id, request.table, plan.buckets)
+                opened = (await stack.enter_async_context(reading)).open_scan(plan)
+            else:
+                opened = await table.open_view(plan)
+            stack.callback(opened.source.close)
+            yield opened
+
+    async def _stream(
+        self, opened: OpenedScan, chunk: ChunkSpec, scan: LiveScan, started: float, send: Send
+    ) -> None:
+        for message in stream_messages(opened, chunk, self._incarnation, scan, started):
+            if message is None:
+                await asyncio.sleep(0)
+            else:
+                await send(message)
 
 
 @asynccontextmanager
 async def _one_in_flight(
-    context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes],
-) -> AsyncIterator[Callable[[bytes], Awaitable[None]]]:
+    context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes], scan: LiveScan
+) -> AsyncIterator[Send]:
     """Gives a `send` that returns while its message is on its way, so that the next one is made meanwhile.
 
     One is built, one in flight, never more. The block ends, also with an error, when the last message has been sent:
     gRPC takes one operation of a kind at a time, so a status sent beside a message would be lost, and the call hang.
+    A reader that takes nothing holds the call here, with the one or two messages made and nothing else.
     """
+    loop = asyncio.get_running_loop()
     writes: list[asyncio.Task[None]] = []
 
     async def settle() -> None:
         while writes:
             await writes.pop()
+            scan.sending = False
+            scan.progress_at = loop.time()
 
     async def send(message: bytes) -> None:
         await settle()
+        if scan.ended is not None:
+            raise copy(scan.ended)
+        scan.sending = True
         writes.append(asyncio.create_task(context.write(message)))
         # Let the write begin before the next chunk takes the loop.
         await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from aio_client import DataLoss as ClientDataLoss
 from aio_client import sync
 from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.data_directory import DataDirectory
-from table_model.errors import DataLoss
+from table_model.errors import DataLoss, Unavailable
 from tests.support.dying_writer import DEFINITION, write_and_die
 from tests.support.offline import bucket_path, check_bucket, opened
 from tests.support.prepared import flip
@@ -233,5 +233,5 @@ def test_a_damaged_definition_keeps_the_server_from_starting_by_its_path(tmp_pat
     directory.close()
     file = data / "tables" / "test" / "table" / "table.json"
     flip(file, file.stat().st_size // 2)
-    with pytest.raises(RuntimeError, match=r"table\.json"):
+    with pytest.raises(Unavailable, match=r"table\.json"):
         ServerProcess(data)

@@ -14,6 +14,8 @@ from protos.scankv.v1 import (
     admin_pb2_grpc,
     lookup_pb2_grpc,
     scan_pb2_grpc,
+    snapshot_pb2,
+    snapshot_pb2_grpc,
     table_pb2,
     table_pb2_grpc,
     write_pb2_grpc,
@@ -54,6 +56,7 @@ class Wire:
         self.writes = write_pb2_grpc.WriteServiceStub(self.channel)
         self.lookups = lookup_pb2_grpc.LookupServiceStub(self.channel)
         self.scans: Any = scan_pb2_grpc.ScanServiceStub(self.channel)
+        self.snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
 
     def create(self, name: str, schema: pa.Schema, key: Sequence[str] = (), buckets: int = 3) -> None:
@@ -72,6 +75,12 @@ class Wire:
         """What the server knows of each bucket of a table."""
         request = table_pb2.GetTableRequest(name=name, statistics=True)
         return list(self.tables.GetTable(request, timeout=_TIMEOUT_SECONDS).buckets)
+
+    def pin(self, table: str, **fields: Any) -> snapshot_pb2.PinSnapshotResponse:
+        """Pins a table."""
+        request = snapshot_pb2.PinSnapshotRequest(table=table, **fields)
+        pinned: snapshot_pb2.PinSnapshotResponse = self.snapshots.PinSnapshot(request, timeout=_TIMEOUT_SECONDS)
+        return pinned
 
     def server(self) -> admin_pb2.StatsResponse:
         """The figures of the server."""

@@ -19,6 +19,128 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ListScansRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListScansRequest: _TypeAlias = ListScansRequest  # noqa: Y015
+
+@_typing.final
+class ListScansResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scans(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveScan]: ...
+    def __init__(
+        self,
+        *,
+        scans: _abc.Iterable[Global___LiveScan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scans", b"scans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListScansResponse: _TypeAlias = ListScansResponse  # noqa: Y015
+
+@_typing.final
+class LiveScan(_message.Message):
+    """A scan that holds iterators."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCAN_ID_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    AGE_MILLIS_FIELD_NUMBER: _builtins.int
+    IDLE_MILLIS_FIELD_NUMBER: _builtins.int
+    ROWS_SCANNED_FIELD_NUMBER: _builtins.int
+    BYTES_RETURNED_FIELD_NUMBER: _builtins.int
+    scan_id: _builtins.str
+    table: _builtins.str
+    snapshot_id: _builtins.str
+    """The snapshot it reads; empty for the live table."""
+    peer: _builtins.str
+    """The client's address."""
+    age_millis: _builtins.int
+    """Since the scan was admitted."""
+    idle_millis: _builtins.int
+    """Since the reader last took a message."""
+    rows_scanned: _builtins.int
+    """Rows read from storage, and bytes of Arrow data made."""
+    bytes_returned: _builtins.int
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ascending."""
+
+    def __init__(
+        self,
+        *,
+        scan_id: _builtins.str = ...,
+        table: _builtins.str = ...,
+        buckets: _abc.Iterable[_builtins.int] | None = ...,
+        snapshot_id: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        age_millis: _builtins.int = ...,
+        idle_millis: _builtins.int = ...,
+        rows_scanned: _builtins.int = ...,
+        bytes_returned: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "buckets", b"buckets", "bytes_returned", b"bytes_returned", "idle_millis", b"idle_millis", "peer", b"peer", "rows_scanned", b"rows_scanned", "scan_id", b"scan_id", "snapshot_id", b"snapshot_id", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveScan: _TypeAlias = LiveScan  # noqa: Y015
+
+@_typing.final
+class CancelScanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCAN_ID_FIELD_NUMBER: _builtins.int
+    scan_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        scan_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scan_id", b"scan_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelScanRequest: _TypeAlias = CancelScanRequest  # noqa: Y015
+
+@_typing.final
+class CancelScanResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelScanResponse: _TypeAlias = CancelScanResponse  # noqa: Y015
+
+@_typing.final
 class StatsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -51,6 +173,14 @@ class StatsResponse(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     PEAK_RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     DAMAGED_BUCKETS_FIELD_NUMBER: _builtins.int
+    OPEN_CURSORS_FIELD_NUMBER: _builtins.int
+    OPEN_FILES_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    WAITING_SCANS_FIELD_NUMBER: _builtins.int
+    UNREAD_ENDINGS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_VIEWS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_LEASES_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server's software."""
     incarnation: _builtins.str
@@ -70,6 +200,20 @@ class StatsResponse(_message.Message):
     resident_bytes: _builtins.int
     """Resident memory of the server process, now and at its highest."""
     peak_resident_bytes: _builtins.int
+    open_cursors: _builtins.int
+    """What the live scans hold: one for each bucket they have not finished."""
+    open_files: _builtins.int
+    """File descriptors of the server process."""
+    tasks: _builtins.int
+    """Tasks of the server's event loop."""
+    waiting_scans: _builtins.int
+    """Scans that wait to be admitted."""
+    unread_endings: _builtins.int
+    """Scans that were ended while their reader took nothing, and whose reader has not come back for the error."""
+    snapshot_views: _builtins.int
+    """Views kept for pinned snapshots, the leases on them, and the bytes on disk that only they keep."""
+    snapshot_leases: _builtins.int
+    snapshot_bytes: _builtins.int
     @_builtins.property
     def damaged_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The buckets found damaged, as `database.table/bucket`."""
@@ -91,10 +235,18 @@ class StatsResponse(_message.Message):
         resident_bytes: _builtins.int = ...,
         peak_resident_bytes: _builtins.int = ...,
         damaged_buckets: _abc.Iterable[_builtins.str] | None = ...,
+        open_cursors: _builtins.int = ...,
+        open_files: _builtins.int = ...,
+        tasks: _builtins.int = ...,
+        waiting_scans: _builtins.int = ...,
+        unread_endings: _builtins.int = ...,
+        snapshot_views: _builtins.int = ...,
+        snapshot_leases: _builtins.int = ...,
+        snapshot_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_returned", b"bytes_returned", "damaged_buckets", b"damaged_buckets", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "open_buckets", b"open_buckets", "peak_resident_bytes", b"peak_resident_bytes", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "tables", b"tables", "uptime_millis", b"uptime_millis", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_returned", b"bytes_returned", "damaged_buckets", b"damaged_buckets", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "peak_resident_bytes", b"peak_resident_bytes", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_scans", b"waiting_scans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

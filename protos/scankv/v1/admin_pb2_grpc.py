@@ -39,6 +39,16 @@ class AdminServiceStub:
                 request_serializer=protos_dot_scankv_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
                 response_deserializer=protos_dot_scankv_dot_v1_dot_admin__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.ListScans = channel.unary_unary(
+                '/scankv.v1.AdminService/ListScans',
+                request_serializer=protos_dot_scankv_dot_v1_dot_admin__pb2.ListScansRequest.SerializeToString,
+                response_deserializer=protos_dot_scankv_dot_v1_dot_admin__pb2.ListScansResponse.FromString,
+                _registered_method=True)
+        self.CancelScan = channel.unary_unary(
+                '/scankv.v1.AdminService/CancelScan',
+                request_serializer=protos_dot_scankv_dot_v1_dot_admin__pb2.CancelScanRequest.SerializeToString,
+                response_deserializer=protos_dot_scankv_dot_v1_dot_admin__pb2.CancelScanResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -51,6 +61,21 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListScans(self, request, context):
+        """The scans that are live now, the oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelScan(self, request, context):
+        """Ends a scan: its iterators are freed when this is answered, its reader gets SCAN_CANCELLED.
+        Errors: NOT_FOUND SCAN_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +83,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=protos_dot_scankv_dot_v1_dot_admin__pb2.StatsRequest.FromString,
                     response_serializer=protos_dot_scankv_dot_v1_dot_admin__pb2.StatsResponse.SerializeToString,
+            ),
+            'ListScans': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListScans,
+                    request_deserializer=protos_dot_scankv_dot_v1_dot_admin__pb2.ListScansRequest.FromString,
+                    response_serializer=protos_dot_scankv_dot_v1_dot_admin__pb2.ListScansResponse.SerializeToString,
+            ),
+            'CancelScan': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelScan,
+                    request_deserializer=protos_dot_scankv_dot_v1_dot_admin__pb2.CancelScanRequest.FromString,
+                    response_serializer=protos_dot_scankv_dot_v1_dot_admin__pb2.CancelScanResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +122,60 @@ class AdminService:
             '/scankv.v1.AdminService/Stats',
             protos_dot_scankv_dot_v1_dot_admin__pb2.StatsRequest.SerializeToString,
             protos_dot_scankv_dot_v1_dot_admin__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListScans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.AdminService/ListScans',
+            protos_dot_scankv_dot_v1_dot_admin__pb2.ListScansRequest.SerializeToString,
+            protos_dot_scankv_dot_v1_dot_admin__pb2.ListScansResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelScan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.AdminService/CancelScan',
+            protos_dot_scankv_dot_v1_dot_admin__pb2.CancelScanRequest.SerializeToString,
+            protos_dot_scankv_dot_v1_dot_admin__pb2.CancelScanResponse.FromString,
             options,
             channel_credentials,
             insecure,

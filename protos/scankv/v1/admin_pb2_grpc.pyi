@@ -33,12 +33,24 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     Stats: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StatsRequest, _admin_pb2.StatsResponse]
     """Figures of the whole server, read without opening anything."""
+    ListScans: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListScansRequest, _admin_pb2.ListScansResponse]
+    """The scans that are live now, the oldest first."""
+    CancelScan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelScanRequest, _admin_pb2.CancelScanResponse]
+    """Ends a scan: its iterators are freed when this is answered, its reader gets SCAN_CANCELLED.
+    Errors: NOT_FOUND SCAN_NOT_FOUND.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Stats: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatsRequest, _admin_pb2.StatsResponse]  # type: ignore[assignment]
     """Figures of the whole server, read without opening anything."""
+    ListScans: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListScansRequest, _admin_pb2.ListScansResponse]  # type: ignore[assignment]
+    """The scans that are live now, the oldest first."""
+    CancelScan: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelScanRequest, _admin_pb2.CancelScanResponse]  # type: ignore[assignment]
+    """Ends a scan: its iterators are freed when this is answered, its reader gets SCAN_CANCELLED.
+    Errors: NOT_FOUND SCAN_NOT_FOUND.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -48,5 +60,23 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.StatsResponse, _abc.Awaitable[_admin_pb2.StatsResponse]]:
         """Figures of the whole server, read without opening anything."""
+
+    @_abc_1.abstractmethod
+    def ListScans(
+        self,
+        request: _admin_pb2.ListScansRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListScansResponse, _abc.Awaitable[_admin_pb2.ListScansResponse]]:
+        """The scans that are live now, the oldest first."""
+
+    @_abc_1.abstractmethod
+    def CancelScan(
+        self,
+        request: _admin_pb2.CancelScanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CancelScanResponse, _abc.Awaitable[_admin_pb2.CancelScanResponse]]:
+        """Ends a scan: its iterators are freed when this is answered, its reader gets SCAN_CANCELLED.
+        Errors: NOT_FOUND SCAN_NOT_FOUND.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

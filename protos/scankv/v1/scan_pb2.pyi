@@ -37,20 +37,35 @@ class ScanKvRequest(_message.Message):
 
     TABLE_FIELD_NUMBER: _builtins.int
     LIVE_KV_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    KEY_RANGE_FIELD_NUMBER: _builtins.int
+    REVERSE_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     limit: _builtins.int
     """The most rows to return, over all buckets together. Absent: no limit. 0 is allowed: header and trailer only.
     Which rows are returned under a limit is not defined between buckets; within a bucket they are the first by key.
     """
+    resume_token: _builtins.bytes
+    """Where to go on: the token of the last chunk or heartbeat that was received, unchanged, with the same table, source,
+    buckets, columns, limit, key range and direction as before. `limit` stays that of the whole scan: the token knows
+    what is left of it. Absent or empty: from the beginning.
+    """
+    reverse: _builtins.bool
+    """Whether the rows of each bucket come in descending key order."""
     @_builtins.property
     def live_kv(self) -> Global___LiveKv:
-        """The rows of the table as of the start of the stream.
-        3 and 4 are kept for a pinned snapshot and for the changelog.
+        """The rows of the table as of the start of the stream."""
+
+    @_builtins.property
+    def snapshot(self) -> Global___PinnedSnapshot:
+        """The rows of the table as of a pin.
+        4 is kept for the changelog.
         """
 
     @_builtins.property
@@ -67,23 +82,34 @@ class ScanKvRequest(_message.Message):
     def chunk(self) -> Global___ChunkBounds:
         """Bounds of one chunk. A chunk ends at whichever bound is reached first, but holds at least one row."""
 
+    @_builtins.property
+    def key_range(self) -> Global___KeyRange:
+        """10 to 15 are kept for conditional reads, cuts and log holds; 16 for the predicate.
+
+        The keys to read. Absent: all.
+        """
+
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         live_kv: Global___LiveKv | None = ...,
+        snapshot: Global___PinnedSnapshot | None = ...,
         buckets: _abc.Iterable[_builtins.int] | None = ...,
         columns: Global___ColumnNames | None = ...,
         limit: _builtins.int | None = ...,
         chunk: Global___ChunkBounds | None = ...,
+        resume_token: _builtins.bytes = ...,
+        key_range: Global___KeyRange | None = ...,
+        reverse: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "limit", b"limit", "live_kv", b"live_kv", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "snapshot", b"snapshot", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "limit", b"limit", "live_kv", b"live_kv", "source", b"source", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
-    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["live_kv"]  # noqa: Y015
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["live_kv", "snapshot"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
@@ -91,6 +117,62 @@ class ScanKvRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
 Global___ScanKvRequest: _TypeAlias = ScanKvRequest  # noqa: Y015
+
+@_typing.final
+class PinnedSnapshot(_message.Message):
+    """A pinned snapshot, see snapshot.proto."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinnedSnapshot: _TypeAlias = PinnedSnapshot  # noqa: Y015
+
+@_typing.final
+class KeyRange(_message.Message):
+    """A range of keys in their encoded form, whose byte order is key order, as SplitSnapshot gives them. A range whose start
+    is not below its end is empty.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.bytes
+    """The first key. Absent: from the first key there is."""
+    end: _builtins.bytes
+    """The key behind the last one. Absent: to the last key there is."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.bytes | None = ...,
+        end: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_start", b"_start", "end", b"end", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end", b"_end", "_start", b"_start", "end", b"end", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__end: _TypeAlias = _typing.Literal["end"]  # noqa: Y015
+    _WhichOneofArgType__end: _TypeAlias = _typing.Literal["_end", b"_end"]  # noqa: Y015
+    _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
+    _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end) -> _WhichOneofReturnType__end | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start) -> _WhichOneofReturnType__start | None: ...
+
+Global___KeyRange: _TypeAlias = KeyRange  # noqa: Y015
 
 @_typing.final
 class LiveKv(_message.Message):
@@ -165,6 +247,7 @@ class ScanKvResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     TRAILER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___ScanHeader:
@@ -175,23 +258,26 @@ class ScanKvResponse(_message.Message):
         """Any number of times."""
 
     @_builtins.property
+    def heartbeat(self) -> Global___ScanHeartbeat:
+        """In place of a chunk, when many rows were read and none of them is asked for."""
+
+    @_builtins.property
     def trailer(self) -> Global___ScanTrailer:
-        """Last, once.
-        3 is kept for heartbeats (progress where a selective scan finds nothing for a while).
-        """
+        """Last, once."""
 
     def __init__(
         self,
         *,
         header: Global___ScanHeader | None = ...,
         chunk: Global___ScanChunk | None = ...,
+        heartbeat: Global___ScanHeartbeat | None = ...,
         trailer: Global___ScanTrailer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "message", b"message", "trailer", b"trailer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "heartbeat", b"heartbeat", "message", b"message", "trailer", b"trailer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "message", b"message", "trailer", b"trailer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "heartbeat", b"heartbeat", "message", b"message", "trailer", b"trailer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["header", "chunk", "trailer"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["header", "chunk", "heartbeat", "trailer"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -228,6 +314,8 @@ class ScanHeader(_message.Message):
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     ROW_ESTIMATE_FIELD_NUMBER: _builtins.int
+    VIEW_MICROS_FIELD_NUMBER: _builtins.int
+    RESUMED_FROM_FIELD_NUMBER: _builtins.int
     scan_id: _builtins.str
     """Identifies this scan in the server's logs and listings."""
     server_incarnation: _builtins.str
@@ -242,9 +330,15 @@ class ScanHeader(_message.Message):
     """Differs for every creation of a table, also of the same name."""
     row_estimate: _builtins.int
     """About how many rows the view holds, before any limit: for progress bars, not for checks."""
+    view_micros: _builtins.int
+    """When the view was taken, in microseconds since 1970 by the server's clock."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket of this stream, empty ones too, the offset of the first change that is not in the view."""
+
+    @_builtins.property
+    def resumed_from(self) -> Global___ResumedView:
+        """For a request with a resume token: the view that the token comes from. Over the live table it differs from this one."""
 
     def __init__(
         self,
@@ -256,14 +350,61 @@ class ScanHeader(_message.Message):
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         table_incarnation: _builtins.str = ...,
         row_estimate: _builtins.int = ...,
+        view_micros: _builtins.int = ...,
+        resumed_from: Global___ResumedView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resumed_from", b"resumed_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "log_offsets", b"log_offsets", "row_estimate", b"row_estimate", "scan_id", b"scan_id", "schema_id", b"schema_id", "server_incarnation", b"server_incarnation", "table_incarnation", b"table_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "log_offsets", b"log_offsets", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate", "scan_id", b"scan_id", "schema_id", b"schema_id", "server_incarnation", b"server_incarnation", "table_incarnation", b"table_incarnation", "view_micros", b"view_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScanHeader: _TypeAlias = ScanHeader  # noqa: Y015
+
+@_typing.final
+class ResumedView(_message.Message):
+    """The view that a resumed scan was reading before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LogOffsetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    VIEW_MICROS_FIELD_NUMBER: _builtins.int
+    view_micros: _builtins.int
+    @_builtins.property
+    def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        view_micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "view_micros", b"view_micros"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumedView: _TypeAlias = ResumedView  # noqa: Y015
 
 @_typing.final
 class ScanChunk(_message.Message):
@@ -272,13 +413,24 @@ class ScanChunk(_message.Message):
     BUCKET_FIELD_NUMBER: _builtins.int
     RECORD_BATCH_FIELD_NUMBER: _builtins.int
     ROW_COUNT_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    ROWS_SCANNED_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     bucket: _builtins.int
     """The bucket that all rows of this chunk come from."""
     record_batch: _builtins.bytes
     """One encapsulated Arrow IPC record batch message, uncompressed, without dictionaries."""
     row_count: _builtins.int
-    """Rows in record_batch, at least 1.
-    4 to 7 are kept for resume token, schema id and progress.
+    """Rows in record_batch, at least 1."""
+    resume_token: _builtins.bytes
+    """What to send to go on behind this chunk. Opaque, at most 64 KiB."""
+    rows_scanned: _builtins.int
+    """5 is kept for the schema id.
+    Rows read from storage so far, by this call.
+    """
+    crc32c: _builtins.int
+    """CRC32C (Castagnoli) over the record_batch bytes of all chunks of this call up to and with this one, starting from 0:
+    so that also a call that breaks off has been checked as far as it came.
     """
     def __init__(
         self,
@@ -286,14 +438,40 @@ class ScanChunk(_message.Message):
         bucket: _builtins.int = ...,
         record_batch: _builtins.bytes = ...,
         row_count: _builtins.int = ...,
+        resume_token: _builtins.bytes = ...,
+        rows_scanned: _builtins.int = ...,
+        crc32c: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "record_batch", b"record_batch", "row_count", b"row_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "crc32c", b"crc32c", "record_batch", b"record_batch", "resume_token", b"resume_token", "row_count", b"row_count", "rows_scanned", b"rows_scanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScanChunk: _TypeAlias = ScanChunk  # noqa: Y015
+
+@_typing.final
+class ScanHeartbeat(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    ROWS_SCANNED_FIELD_NUMBER: _builtins.int
+    resume_token: _builtins.bytes
+    """As in a chunk."""
+    rows_scanned: _builtins.int
+    def __init__(
+        self,
+        *,
+        resume_token: _builtins.bytes = ...,
+        rows_scanned: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "rows_scanned", b"rows_scanned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScanHeartbeat: _TypeAlias = ScanHeartbeat  # noqa: Y015
 
 @_typing.final
 class ScanTrailer(_message.Message):
@@ -320,7 +498,9 @@ class ScanTrailer(_message.Message):
     """Time from the request to this message, in microseconds."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The buckets that were read to their end, or to the limit, ascending. Equals the buckets asked for."""
+        """The buckets that were read to their end, or to the limit, by this call or by those that it goes on with, ascending.
+        Equals the buckets asked for.
+        """
 
     def __init__(
         self,

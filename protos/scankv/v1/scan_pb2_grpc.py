@@ -47,21 +47,29 @@ class ScanServiceServicer:
     def ScanKv(self, request, context):
         """Reads the rows of a table as one consistent view of all the buckets asked for.
 
-        The stream is: one header; then chunks, those of different buckets interleaved, those of one bucket in ascending
-        key order, each row in exactly one chunk; then one trailer. A stream that ends without its trailer is incomplete,
-        whatever its status says, and a reader must treat it as an error.
+        The stream is: one header; then chunks, bucket after bucket in ascending order of their numbers, the rows of a bucket
+        in key order (descending with `reverse`), each row in exactly one chunk, with heartbeats between them where nothing
+        is found for a while; then one trailer. A stream that ends without its trailer is incomplete, whatever its status
+        says, and a reader must treat it as an error.
 
-        Consistency: the view is taken between request and header, for all buckets at one instant. Writes acknowledged
-        before the request are in it; writes that begin after the header are not. Everything it shows is durable.
+        Consistency: the view of a live table is taken between request and header, for all buckets at one instant. Writes
+        acknowledged before the request are in it; writes that begin after the header are not. Everything it shows is
+        durable. The view of a pinned snapshot is that of its pin.
 
         Flow control: the server builds one chunk ahead of the one it is sending and no more, so a reader that stops
-        reading stops the scan. Cancelling the call, or closing the connection, frees what the scan holds.
+        reading stops the scan. A reader that takes nothing for the server's stall timeout loses the scan (SCAN_STALLED,
+        which it gets once it reads on), and so does one that takes longer than the server's longest scan (SCAN_TOO_LONG).
+        Cancelling the call, or closing the connection, frees what the scan holds.
 
-        Not resumable yet: a broken stream is started again from its beginning.
+        Resuming: every chunk and heartbeat carries a token for what comes after it. The same request with `resume_token`
+        goes on there: over a pinned snapshot with exactly the rows that are missing, over the live table with a fresh view,
+        whose header says so. A key that was before the token never comes again.
 
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (unknown column or bucket, limits out of
-        range); DATA_LOSS DATA_LOSS (a damaged bucket: also in mid-stream, never fewer rows); RESOURCE_EXHAUSTED
-        TOO_MANY_SCANS; UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD.
+        range), INVALID_RESUME_TOKEN (damaged, or of another query, table, schema or snapshot); FAILED_PRECONDITION
+        SNAPSHOT_LOST; DATA_LOSS DATA_LOSS (a damaged bucket: also in mid-stream, never fewer rows); RESOURCE_EXHAUSTED
+        TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
+        operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -27,7 +27,7 @@ async def test_the_header_names_the_schema_that_it_carries(tmp_path: Path) -> No
             held = server._tables.table("test.t").buckets[0].mutex
 
             async def scan_waits() -> bool:
-                return len(server._registry) == 1
+                return len(server._registry.live) == 1
 
             async with held:
                 call = scan_pb2_grpc.ScanServiceStub(channel).ScanKv(scan_pb2.ScanKvRequest(table="test.t"))

@@ -240,7 +240,7 @@ async def test_sigterm_lets_a_running_scan_finish_and_refuses_new_ones(
             rows += batch.num_rows
         assert rows == ROWS
     await own_client.aclose()
-    assert await asyncio.to_thread(server.stop, 20) == 0
+    assert await asyncio.to_thread(server.process.wait, 20) == 0
     assert "Traceback" not in server.log
 
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import pyarrow as pa
 
-from protos.scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanKvResponse, ScanTrailer
+from protos.scankv.v1.scan_pb2 import (
+    ResumedView,
+    ScanChunk,
+    ScanHeader,
+    ScanHeartbeat,
+    ScanKvResponse,
+    ScanTrailer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,23 +28,49 @@ def batch(first: int, rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"id": id_, "name": f"n{id_}"} for id_ in ids], schema=SCHEMA)
 
 
-def header(schema: pa.Schema = SCHEMA, log_offsets: dict[int, int] | None = None) -> ScanHeader:
+def header(
+    schema: pa.Schema = SCHEMA,
+    log_offsets: dict[int, int] | None = None,
+    *,
+    resumed_from: dict[int, int] | None = None,
+    table_incarnation: str = "table-1",
+) -> ScanHeader:
     return ScanHeader(
         scan_id="scan-1",
         server_incarnation="server-1",
         arrow_schema=schema.serialize().to_pybytes(),
         schema_id=1,
         log_offsets=LOG_OFFSETS if log_offsets is None else log_offsets,
-        table_incarnation="table-1",
+        table_incarnation=table_incarnation,
+        resumed_from=None if resumed_from is None else ResumedView(log_offsets=resumed_from, view_micros=1),
     )
 
 
-def chunk(rows: pa.RecordBatch, bucket: int = 0) -> ScanChunk:
-    return ScanChunk(bucket=bucket, record_batch=rows.serialize().to_pybytes(), row_count=rows.num_rows)
+def chunk(rows: pa.RecordBatch, bucket: int = 0, *, after: Iterable[ScanChunk] = ()) -> ScanChunk:
+    """A chunk that is sent after the others of its call."""
+    after = list(after)
+    data = rows.serialize().to_pybytes()
+    return ScanChunk(
+        bucket=bucket,
+        record_batch=data,
+        row_count=rows.num_rows,
+        # The last key: enough for a scripted server to go on behind it.
+        resume_token=b"after %d" % rows["id"][-1].as_py() if rows.num_rows and rows.num_columns else b"somewhere",
+        rows_scanned=sum(each.row_count for each in after) + rows.num_rows,
+        crc32c=google_crc32c.extend(after[-1].crc32c if after else 0, data),
+    )
 
 
-def chunks(count: int = 3, rows: int = 5) -> list[ScanChunk]:
-    return [chunk(batch(index * rows, rows), index % len(LOG_OFFSETS)) for index in range(count)]
+def chunks(count: int = 3, rows: int = 5, first: int = 0) -> list[ScanChunk]:
+    """The chunks of one call, of which the first one has the given number."""
+    sent: list[ScanChunk] = []
+    for index in range(first, count):
+        sent.append(chunk(batch(index * rows, rows), index % len(LOG_OFFSETS), after=sent))
+    return sent
+
+
+def heartbeat(token: bytes, rows_scanned: int) -> ScanHeartbeat:
+    return ScanHeartbeat(resume_token=token, rows_scanned=rows_scanned)
 
 
 def trailer(sent: Iterable[ScanChunk], buckets: Iterable[int] = LOG_OFFSETS) -> ScanTrailer:
@@ -53,12 +86,14 @@ def trailer(sent: Iterable[ScanChunk], buckets: Iterable[int] = LOG_OFFSETS) -> 
     )
 
 
-def response(part: ScanHeader | ScanChunk | ScanTrailer) -> ScanKvResponse:
+def response(part: ScanHeader | ScanChunk | ScanHeartbeat | ScanTrailer) -> ScanKvResponse:
     match part:
         case ScanHeader():
             return ScanKvResponse(header=part)
         case ScanChunk():
             return ScanKvResponse(chunk=part)
+        case ScanHeartbeat():
+            return ScanKvResponse(heartbeat=part)
         case ScanTrailer():
             return ScanKvResponse(trailer=part)
 

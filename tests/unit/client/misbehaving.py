@@ -6,11 +6,12 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import google_crc32c
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from protos.scankv.v1.scan_pb2 import ScanKvRequest, ScanKvResponse
+from protos.scankv.v1.scan_pb2 import ScanChunk, ScanKvRequest, ScanKvResponse
 from protos.scankv.v1.scan_pb2_grpc import ScanServiceServicer, add_ScanServiceServicer_to_server
 from protos.scankv.v1.table_pb2_grpc import TableServiceServicer, add_TableServiceServicer_to_server
 from tests.unit.client.messages import batch, chunk, header, response, whole_scan
@@ -110,8 +111,11 @@ class NeverEnds(KeepsItsContract):
 
     async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
         yield response(header())
+        sent = ScanChunk()
+        sent.CopyFrom(self.chunk)
         while True:
-            yield response(self.chunk)
+            yield response(sent)
+            sent.crc32c = google_crc32c.extend(sent.crc32c, self.chunk.record_batch)
 
     async def write(self, context: Context, message: ScanKvResponse) -> None:
         note = asyncio.get_running_loop().call_later(0.3, self.stalled.set)

@@ -11,6 +11,8 @@ from aio_client import ClientConfig, UsageError, connect, sync
 from aio_client._client import Connecting
 from aio_client._config import default_url
 
+MIB = 1 << 20
+
 
 @pytest.mark.parametrize(
     ("url", "address"),
@@ -64,6 +66,11 @@ def test_another_address_is_refused_with_what_is_expected(url: str) -> None:
         ("operation_timeout", True),
         ("attempt_timeout", 0.0),
         ("attempt_timeout", None),
+        ("next_chunk_timeout", 0),
+        ("next_chunk_timeout", "30"),
+        ("read_ahead_chunks", 0),
+        ("read_ahead_chunks", 1025),
+        ("read_ahead_chunks", 2.0),
         ("read_ahead_bytes", 0),
         ("read_ahead_bytes", 1024),
         ("read_ahead_bytes", 2**40),
@@ -81,7 +88,14 @@ def test_a_value_out_of_its_range_is_refused_by_the_name_of_its_field(field: str
 
 
 def test_a_config_survives_pickling_and_can_be_connected_again() -> None:
-    config = ClientConfig(url="h:1", operation_timeout=5, attempt_timeout=0.5, read_ahead_bytes=1 << 20)
+    config = ClientConfig(
+        url="h:1",
+        operation_timeout=5,
+        attempt_timeout=0.5,
+        next_chunk_timeout=3,
+        read_ahead_bytes=1 << 20,
+        read_ahead_chunks=4,
+    )
     assert pickle.loads(pickle.dumps(config)) == config
     assert isinstance(connect(**dataclasses.asdict(config)), Connecting)
 
@@ -94,6 +108,26 @@ def test_a_config_cannot_be_changed() -> None:
 def test_one_call_has_the_shorter_of_both_timeouts() -> None:
     assert ClientConfig(operation_timeout=5, attempt_timeout=10).call_timeout == 5
     assert ClientConfig(operation_timeout=60, attempt_timeout=10).call_timeout == 10
+
+
+@pytest.mark.parametrize(
+    ("read_ahead_bytes", "read_ahead_chunks", "chunk_bytes", "window"),
+    [
+        (2 * MIB, 2, None, 2 * MIB),
+        (2 * MIB, 2, 4 * MIB, 2 * MIB),
+        (2 * MIB, 1, None, MIB),
+        (16 * MIB, 3, None, 4 * MIB),
+        (3 * MIB, 3, None, 3 * MIB),
+        (2 * MIB, 2, 100_000, 256 << 10),
+        (2 * MIB, 2, 1024, 64 << 10),
+        (64 * MIB, 1024, 16 * MIB, 64 * MIB),
+    ],
+)
+def test_a_window_is_the_lesser_of_bytes_and_chunks(
+    read_ahead_bytes: int, read_ahead_chunks: int, chunk_bytes: int | None, window: int
+) -> None:
+    config = ClientConfig(read_ahead_bytes=read_ahead_bytes, read_ahead_chunks=read_ahead_chunks)
+    assert config.window_bytes(chunk_bytes) == window
 
 
 @pytest.mark.parametrize(("variable", "url"), [("db:1", "db:1"), ("", "localhost:7070"), (None, "localhost:7070")])

@@ -16,22 +16,34 @@ NAMES = [
     "InvalidKey",
     "InvalidOption",
     "InvalidRequest",
+    "InvalidResumeToken",
+    "LiveScan",
     "ProtocolViolation",
     "RequestTooLarge",
+    "Resume",
+    "Resumption",
     "Scan",
+    "ScanCancelled",
     "ScanInterrupted",
     "ScanKvError",
+    "ScanNotFound",
     "ScanSpec",
+    "ScanStalled",
     "ScanStatistics",
     "ScanStream",
+    "ScanTooLong",
     "SchemaMismatch",
     "ServerDraining",
     "ServerRefused",
     "ServerStats",
+    "Snapshot",
+    "SnapshotLost",
+    "SnapshotNotTaken",
     "Table",
     "TableExists",
     "TableNotFound",
     "TooManyScans",
+    "TooManySnapshots",
     "Unavailable",
     "UnknownField",
     "UsageError",
@@ -47,7 +59,7 @@ def test_the_exported_names_are_these() -> None:
 
 
 def test_the_sync_module_exports_the_same_shapes() -> None:
-    assert sorted(aio_client.sync.__all__) == ["Client", "Scan", "ScanStream", "Table", "connect"]
+    assert sorted(aio_client.sync.__all__) == ["Client", "Scan", "ScanStream", "Snapshot", "Table", "connect"]
 
 
 def test_every_error_of_the_tree_is_exported() -> None:
@@ -56,7 +68,7 @@ def test_every_error_of_the_tree_is_exported() -> None:
 
 
 def test_the_sync_shapes_have_every_public_method_of_the_asynchronous_ones() -> None:
-    for name in ("Client", "Table", "Scan", "ScanStream"):
+    for name in ("Client", "Table", "Scan", "ScanStream", "Snapshot"):
         asynchronous, blocking = getattr(aio_client, name), getattr(aio_client.sync, name)
         expected = {member for member in dir(asynchronous) if not member.startswith("_")} - {"aclose"}
         assert expected <= set(dir(blocking)), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import google_crc32c
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -12,7 +13,19 @@ from hypothesis import strategies as st
 from aio_client import ProtocolViolation, ScanSpec
 from aio_client._protocol import ScanLedger, scan_request
 from protos.scankv.v1.scan_pb2 import ScanKvResponse
-from tests.unit.client.messages import SCHEMA, batch, chunk, chunks, header, response, trailer, whole_scan
+from table_model.key_range import KeyRange
+from tests.unit.client.messages import (
+    LOG_OFFSETS,
+    SCHEMA,
+    batch,
+    chunk,
+    chunks,
+    header,
+    heartbeat,
+    response,
+    trailer,
+    whole_scan,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +66,7 @@ def test_rows_without_columns_keep_their_number() -> None:
 
 
 def test_a_message_of_a_newer_server_is_passed_over() -> None:
-    unknown = ScanKvResponse.FromString(b"\x1a\x02\x08\x01")  # field 3
+    unknown = ScanKvResponse.FromString(b"\x2a\x02\x08\x01")  # field 5
     first, *rest = whole_scan()
     ledger, batches = read([first, unknown, *rest])
     assert len(batches) == 3
@@ -109,6 +122,8 @@ SENT = chunks()
         ([header(log_offsets={})], "at least one bucket in the header, got none"),
         ([header(), chunk(batch(0, 1), bucket=3)], "chunks of the buckets in the header, got one of bucket 3"),
         ([header(), chunk(batch(0, 0))], "a chunk of 0 rows, at least 1, got one of 0"),
+        ([header(resumed_from={0: 1})], "expected a scan from its beginning, got the opposite"),
+        ([header(), heartbeat(b"", 1)], "a resume token in every chunk and heartbeat, got one without"),
     ],
 )
 def test_a_broken_contract_is_named(messages: list[ScanHeader | ScanChunk | ScanTrailer], expected: str) -> None:
@@ -132,6 +147,44 @@ def test_a_total_of_the_trailer_that_differs_is_named(total: str, expected: str)
         read([header(), *SENT, end])
 
 
+@pytest.mark.parametrize("index", range(3))
+def test_a_running_checksum_that_differs_is_noticed_at_its_chunk(index: int) -> None:
+    sent = chunks()
+    sent[index].crc32c ^= 1
+    ledger = ScanLedger(SPEC)
+    ledger.book(response(header()))
+    for each in sent[:index]:
+        ledger.book(response(each))
+    with pytest.raises(ProtocolViolation, match="of a chunk and those before it"):
+        ledger.book(response(sent[index]))
+    assert (ledger.rows, ledger.chunks) == (5 * index, index)
+    assert ledger.token == (sent[index - 1].resume_token if index else None)
+
+
+def test_a_chunk_without_a_token_is_refused() -> None:
+    sent = chunk(batch(0, 4))
+    sent.resume_token = b""
+    with pytest.raises(ProtocolViolation, match="a resume token in every chunk"):
+        read([header(), sent])
+
+
+def test_a_resumed_scan_that_began_anew_is_refused() -> None:
+    ledger = ScanLedger(SPEC, token=b"after 4")
+    with pytest.raises(ProtocolViolation, match="expected a scan that goes on from the token, got the opposite"):
+        ledger.book(response(header()))
+
+
+def test_a_ledger_knows_the_last_position() -> None:
+    ledger = ScanLedger(SPEC, token=b"given")
+    ledger.book(response(header(resumed_from=LOG_OFFSETS)))
+    assert (ledger.token, ledger.rows_scanned) == (b"given", 0)
+    ledger.book(response(SENT[0]))
+    assert (ledger.token, ledger.rows_scanned) == (b"after 4", 5)
+    ledger.book(response(heartbeat(b"farther", 1000)))
+    assert (ledger.token, ledger.rows_scanned) == (b"farther", 1000)
+    assert (ledger.rows, ledger.chunks) == (5, 1)
+
+
 def test_a_wrong_row_count_is_named() -> None:
     spoiled = chunk(batch(0, 4))
     spoiled.row_count = 5
@@ -143,6 +196,7 @@ def test_a_wrong_row_count_is_named() -> None:
 def test_data_that_is_not_arrow_is_named(data: bytes) -> None:
     spoiled = chunk(batch(0, 4))
     spoiled.record_batch = data
+    spoiled.crc32c = google_crc32c.value(data)
     with pytest.raises(ProtocolViolation, match="expected an Arrow record batch"):
         read([header(), spoiled])
     first = header()
@@ -183,6 +237,36 @@ def test_a_scan_of_something_asks_for_it() -> None:
     assert (request.HasField("limit"), request.limit) == (True, 0)
     assert list(request.buckets) == [3, 1]
     assert (request.chunk.max_rows, request.chunk.max_bytes) == (5, 2048)
+
+
+def test_a_pinned_scan_asks_for_its_snapshot() -> None:
+    request = scan_request(ScanSpec("game.scores", snapshot_id="s1"))
+    assert request.WhichOneof("source") == "snapshot"
+    assert request.snapshot.snapshot_id == "s1"
+
+
+@pytest.mark.parametrize(
+    ("keys", "fields"),
+    [
+        (None, None),
+        (KeyRange(), {}),
+        (KeyRange(b"a"), {"start": b"a"}),
+        (KeyRange(None, b""), {"end": b""}),
+        (KeyRange(b"a", b"b"), {"start": b"a", "end": b"b"}),
+    ],
+)
+def test_a_key_range_keeps_what_it_leaves_open(keys: KeyRange | None, fields: dict[str, bytes] | None) -> None:
+    request = scan_request(ScanSpec("game.scores", key_range=keys, reverse=True))
+    assert request.reverse
+    assert request.HasField("key_range") is (keys is not None)
+    if fields is not None:
+        assert {field.name: value for field, value in request.key_range.ListFields()} == fields
+
+
+def test_a_token_is_sent_as_it_is_and_only_when_it_is_given() -> None:
+    spec = ScanSpec("game.scores", resume_token=b"of the spec")
+    assert scan_request(spec).resume_token == b""
+    assert scan_request(spec, b"a token").resume_token == b"a token"
 
 
 def test_no_columns_differ_from_all_columns() -> None:

@@ -72,7 +72,9 @@ async def test_a_whole_scan_comes_in_order() -> None:
             assert stream.schema == SCHEMA
             assert stream.log_offsets == LOG_OFFSETS
             assert stream.scan_id == "scan-1"
+            assert stream.incarnation == "server-1"
             assert stream.consistency == "table"
+            assert (stream.resume_token, stream.resumptions) == (None, ())
             batches = [rows async for rows in stream]
         assert pa.Table.from_batches(batches).equals(pa.Table.from_batches([batch(0, 15)]))
 
@@ -102,7 +104,7 @@ async def test_the_end_is_the_end_however_often_it_is_read() -> None:
             await anext(stream)
 
 
-@pytest.mark.parametrize("what", ["schema", "log_offsets", "scan_id"])
+@pytest.mark.parametrize("what", ["schema", "log_offsets", "scan_id", "incarnation"])
 async def test_what_the_header_says_is_refused_before_the_start(what: str) -> None:
     async with serving(KeepsItsContract()) as url, connect(url) as client:
         stream = client.scan(SPEC).stream()
@@ -122,7 +124,11 @@ async def test_what_the_header_says_is_refused_before_the_start(what: str) -> No
         (lambda: EndsWith(UNAVAILABLE), Unavailable, "no ScanKV server answers at 127.0.0.1"),
         (lambda: EndsWith(UNAVAILABLE, after=2), ScanInterrupted, "broke off after 5 rows, which are not the whole"),
         (lambda: EndsWith(grpc.StatusCode.CANCELLED, after=1), ScanInterrupted, "broke off after 0 rows"),
-        (lambda: EndsWith(grpc.StatusCode.INTERNAL, after=4), ScanInterrupted, "start the scan again"),
+        (
+            lambda: EndsWith(grpc.StatusCode.INTERNAL, after=4),
+            ScanInterrupted,
+            r"go on .* scan\.resume_from\(error\.resume_token\)",
+        ),
         (lambda: EndsWith(grpc.StatusCode.UNKNOWN, after=2), InternalError, "what the server says"),
         (lambda: EndsWith(grpc.StatusCode.RESOURCE_EXHAUSTED, after=2), RequestTooLarge, "over its limit"),
         (lambda: EndsWith(grpc.StatusCode.UNIMPLEMENTED), ProtocolViolation, "a ScanKV server of this version"),
@@ -155,7 +161,7 @@ async def test_an_interrupted_scan_says_where_and_how_far_it_came() -> None:
 
 async def test_a_typed_error_keeps_its_details_and_its_time() -> None:
     refusal = EndsWith(grpc.StatusCode.RESOURCE_EXHAUSTED, reason="TOO_MANY_SCANS", retry_after=1.5)
-    async with serving(refusal) as url, connect(url) as client:
+    async with serving(refusal) as url, connect(url, operation_timeout=1.0) as client:
         with pytest.raises(TooManyScans) as caught:
             await read(client.scan(SPEC))
         assert caught.value.retry_after == 1.5
@@ -170,18 +176,28 @@ async def test_a_stall_before_the_header_ends_with_the_attempt_timeout() -> None
         await asyncio.wait_for(server.ended.wait(), SOON)
 
 
-@pytest.mark.parametrize("server", [StallsAfterHeader, StallsAfterFirstChunk, StallsAfterTrailer])
-async def test_a_stall_in_the_middle_ends_with_the_operation_timeout(server: type[KeepsItsContract]) -> None:
-    async with serving(stalling := server()) as url, connect(url, operation_timeout=0.2) as client:
-        with pytest.raises(DeadlineExceeded, match=r"sent nothing for 0\.2 s"):
+@pytest.mark.parametrize("timeout", ["operation_timeout", "next_chunk_timeout"])
+@pytest.mark.parametrize(("server", "token"), [(StallsAfterHeader, None), (StallsAfterFirstChunk, b"after 4")])
+async def test_a_stall_in_the_middle_ends_with_the_shorter_timeout(
+    server: type[KeepsItsContract], token: bytes | None, timeout: str
+) -> None:
+    async with serving(stalling := server()) as url, connect(url, **{timeout: 0.3}) as client:  # type: ignore[arg-type]
+        with pytest.raises(DeadlineExceeded, match=r"sent nothing for 0\.\d+ s") as caught:
             await read(client.scan(SPEC))
+        assert caught.value.resume_token == token
         await asyncio.wait_for(stalling.ended.wait(), SOON)
+
+
+async def test_a_stall_after_the_trailer_is_a_good_end() -> None:
+    async with serving(server := StallsAfterTrailer()) as url, connect(url, next_chunk_timeout=0.2) as client:
+        assert (await client.scan(SPEC).to_arrow()).num_rows == 15
+        await asyncio.wait_for(server.ended.wait(), SOON)
 
 
 async def test_the_time_that_the_reader_takes_is_not_counted() -> None:
     async with (
         serving(KeepsItsContract()) as url,
-        connect(url, operation_timeout=0.2, attempt_timeout=0.2) as client,
+        connect(url, operation_timeout=0.2, attempt_timeout=0.2, next_chunk_timeout=0.2) as client,
     ):
         rows = 0
         async for each in client.scan(SPEC).stream():
@@ -308,16 +324,24 @@ async def test_two_tasks_cannot_read_one_stream() -> None:
             await reader
 
 
-@pytest.mark.parametrize("read_ahead_bytes", [64 << 10, 1 << 20])
-async def test_a_reader_that_stops_stops_the_server_within_the_window(read_ahead_bytes: int) -> None:
-    async with serving(server := NeverEnds()) as url, connect(url, read_ahead_bytes=read_ahead_bytes) as client:
-        stream = client.scan(SPEC).stream()
+@pytest.mark.parametrize(
+    ("read_ahead_bytes", "read_ahead_chunks", "chunk_bytes", "window"),
+    [(64 << 10, 2, None, 64 << 10), (1 << 20, 2, None, 1 << 20), (2 << 20, 2, 64 << 10, 128 << 10)],
+)
+async def test_a_reader_that_stops_stops_the_server_within_the_window(
+    read_ahead_bytes: int, read_ahead_chunks: int, chunk_bytes: int | None, window: int
+) -> None:
+    async with (
+        serving(server := NeverEnds()) as url,
+        connect(url, read_ahead_bytes=read_ahead_bytes, read_ahead_chunks=read_ahead_chunks) as client,
+    ):
+        stream = client.scan(SPEC).with_chunk(bytes=chunk_bytes).stream()
         for _ in range(100):
             await anext(stream)
         await asyncio.wait_for(server.stalled.wait(), 30)
         ahead = server.sent - 1 - 100
         # The window, what the sender's transport buffers, and the message that is stuck in between.
-        assert ahead * len(server.chunk.record_batch) < read_ahead_bytes + (512 << 10)
+        assert ahead * len(server.chunk.record_batch) < window + (512 << 10)
 
 
 async def test_a_scan_can_be_started_many_times_at_once() -> None:

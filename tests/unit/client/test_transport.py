@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from typing import TYPE_CHECKING
 
 import grpc
 import pyarrow as pa
@@ -19,17 +20,36 @@ from aio_client import (
     ProtocolViolation,
     RequestTooLarge,
     ScanKvError,
+    ScanSpec,
     ServerDraining,
     TableNotFound,
     Unavailable,
     UsageError,
     connect,
 )
-from tests.unit.client.misbehaving import RefusesTables, serving
+from tests.unit.client.misbehaving import Context, KeepsItsContract, RefusesTables, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from protos.scankv.v1.scan_pb2 import ScanKvResponse
 
 pytestmark = pytest.mark.asyncio
 
 CODE = grpc.StatusCode
+
+
+class NotesPeers(KeepsItsContract):
+    """Answers as it should, and keeps from which connection each scan came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peers: list[str] = []
+
+    async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
+        self.peers.append(context.peer())
+        async for message in super().messages(context):
+            yield message
 
 
 @pytest.mark.parametrize(
@@ -174,3 +194,19 @@ async def test_a_number_of_buckets_that_is_none_is_refused_before_it_is_sent(buc
                 primary_key=["k"],
                 buckets=buckets,  # type: ignore[arg-type]
             )
+
+
+async def test_scans_share_a_connection_for_each_window_and_close_them_all() -> None:
+    async with serving(server := NotesPeers()) as url, connect(url, read_ahead_bytes=1 << 20) as client:
+        plain = client.scan(ScanSpec("game.scores"))
+        small, smaller = plain.with_chunk(bytes=64 << 10), plain.with_chunk(bytes=60_000)
+        tiny = plain.with_chunk(bytes=1024)
+        # 1 MiB is the most that is read ahead, so larger chunks are read as those of the default size.
+        large = plain.with_chunk(bytes=16 << 20)
+        for scan in (plain, small, smaller, tiny, large, plain, small):
+            await scan.to_arrow()
+        default, two_chunks, least = server.peers[0], server.peers[1], server.peers[3]
+        assert len({default, two_chunks, least}) == 3
+        assert server.peers == [default, two_chunks, two_chunks, least, default, default, two_chunks]
+    with pytest.raises(UsageError, match="is closed"):
+        await small.to_arrow()

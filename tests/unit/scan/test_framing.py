@@ -19,5 +19,7 @@ from streaming_server.scan.framing import frame_chunk
 @example(5, 3_000_000, 8192)
 def test_a_framed_chunk_parses_as_its_fields(bucket: int, size: int, rows: int) -> None:
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    expected = scan_pb2.ScanKvResponse(chunk=scan_pb2.ScanChunk(bucket=bucket, record_batch=data, row_count=rows))
-    assert scan_pb2.ScanKvResponse.FromString(frame_chunk(bucket, pa.py_buffer(data), rows)) == expected
+    chunk = scan_pb2.ScanChunk(bucket=bucket, row_count=rows, resume_token=data[:80], rows_scanned=rows, crc32c=size)
+    framed = frame_chunk(chunk, pa.py_buffer(data))
+    chunk.record_batch = data
+    assert scan_pb2.ScanKvResponse.FromString(framed) == scan_pb2.ScanKvResponse(chunk=chunk)

@@ -1,0 +1,153 @@
+"""How far a scan has come over all its attempts, and that they are parts of one answer."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from aio_client._protocol import ScanLedger, violation
+from aio_client._resume import Resumption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from protos.scankv.v1.scan_pb2 import ScanHeader, ScanKvResponse
+    from table_model.errors import ScanKvError
+    from table_model.scan_spec import ScanSpec
+
+_log: Final = logging.getLogger("aio_client")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class ScanProgress:
+    """Adds up the attempts of one scan, each of which has a `ScanLedger`.
+
+    A chunk counts once it was booked, so the caller must be handed its rows before anything else is awaited.
+    Pure but for the clock that it is given, and the log.
+
+    Attributes:
+        spec: The scan.
+        attempts: Attempts so far.
+        header: The last header that came, None before the first.
+        schema: The Arrow schema of the rows, the same in all attempts; None before the first header.
+        resumptions: Where the scan went on.
+    """
+
+    def __init__(self, spec: ScanSpec, now: Callable[[], datetime] = _now) -> None:
+        self.spec = spec
+        self.attempts = 0
+        self.header: ScanHeader | None = None
+        self.schema: pa.Schema | None = None
+        self.resumptions: tuple[Resumption, ...] = ()
+        self._now = now
+        self._cause: ScanKvError | None = None
+        self._ledger = ScanLedger(spec, token=spec.resume_token)
+        self._rows = self._bytes = self._chunks = self._rows_scanned = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows received."""
+        return self._rows + self._ledger.rows
+
+    @property
+    def chunks(self) -> int:
+        """Chunks received."""
+        return self._chunks + self._ledger.chunks
+
+    @property
+    def rows_scanned(self) -> int:
+        """Rows that the server read from storage, as it said last in each attempt."""
+        return self._rows_scanned + self._ledger.rows_scanned
+
+    @property
+    def token(self) -> bytes | None:
+        """Where to go on behind what was received; None before the first chunk of a scan from the beginning."""
+        return self._ledger.token
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rows have come, be it that the stream has not ended."""
+        return self._ledger.trailer is not None or self.rows == self.spec.limit
+
+    # Below `token`, whose type it hides within the class.
+    @property
+    def bytes(self) -> int:
+        """Bytes of Arrow data received."""
+        return self._bytes + self._ledger.bytes
+
+    def begin_attempt(self) -> None:
+        """Begins the next attempt, which goes on from `token`."""
+        ledger = self._ledger
+        self._rows, self._bytes, self._chunks = self.rows, self.bytes, self.chunks
+        self._rows_scanned = self.rows_scanned
+        left = None if self.spec.limit is None else self.spec.limit - self._rows
+        self._ledger = ScanLedger(self.spec, token=ledger.token, limit=left)
+        self.attempts += 1
+
+    def cut(self, cause: ScanKvError) -> None:
+        """Notes why the scan will have to go on; the first cause counts until it has."""
+        if self._cause is None and self.header is not None:
+            self._cause = cause
+
+    def book(self, message: ScanKvResponse) -> pa.RecordBatch | None:
+        """Takes the next message of the current attempt; the rows of a chunk, None for others.
+
+        Raises:
+            ProtocolViolation: It breaks the contract, within the attempt or across them.
+        """
+        rows = self._ledger.book(message)
+        header = self._ledger.header
+        if header is not None and header is not self.header:
+            self._take_header(header)
+        return rows
+
+    def close(self) -> None:
+        """Takes the end of the current attempt.
+
+        Raises:
+            EndedWithoutTrailer: The trailer is missing.
+        """
+        self._ledger.close()
+
+    def _take_header(self, header: ScanHeader) -> None:
+        earlier = self.header
+        before = self._offsets_before(header)
+        after = dict(header.log_offsets)
+        if earlier is not None and self._ledger.schema != self.schema:
+            raise violation("the schema of the rows before the cut", "another")
+        if self.spec.snapshot_id is not None:
+            if before is not None and before != after:
+                raise violation("the log offsets of the pinned snapshot", "others after a cut")
+            if earlier is not None and earlier.table_incarnation != header.table_incarnation:
+                raise violation("the table of the pinned snapshot", "another one after a cut")
+        self.header = header
+        self.schema = self._ledger.schema
+        if before is not None:
+            self._note_resumption(before, after)
+
+    def _offsets_before(self, header: ScanHeader) -> dict[int, int] | None:
+        """The view that the rows before this header are of; None where the scan begins with it."""
+        if self._ledger.token is not None:
+            return dict(header.resumed_from.log_offsets)
+        return None if self.header is None else dict(self.header.log_offsets)
+
+    def _note_resumption(self, before: dict[int, int], after: dict[int, int]) -> None:
+        cause, self._cause = self._cause, None
+        if cause is not None:
+            # Its frames hold the stream, which must go as soon as its reader drops it.
+            cause = cause.with_traceback(None)
+        self.resumptions += (
+            Resumption(at=self._now(), rows=self.rows, cause=cause, from_log_offsets=before, to_log_offsets=after),
+        )
+        _log.info(
+            "the scan of %s goes on after %d rows: %s",
+            self.spec.table,
+            self.rows,
+            "as asked by resume_from" if cause is None else cause.reason,
+        )

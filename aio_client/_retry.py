@@ -1,0 +1,72 @@
+"""Trying again: how often, how long apart, and when to give up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from table_model.errors import ScanKvError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+_Result = TypeVar("_Result")
+
+_FIRST_SECONDS: Final = 0.1
+_LONGEST_SECONDS: Final = 2.0
+
+
+def backoff(failures: int, retry_after: float | None = None) -> float:
+    """Seconds to wait after so many failures in a row.
+
+    At random between nothing and a bound that doubles from 0.1 s to 2 s, so that clients which were refused together do
+    not come back together. Never before the server's `retry_after`.
+    """
+    bound = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** min(failures - 1, 10))
+    return (retry_after or 0.0) + random.uniform(0, bound)
+
+
+async def with_retries(
+    attempt: Callable[[float], Awaitable[_Result]],
+    *,
+    timeout: float,
+    retries: Callable[[ScanKvError], bool],
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> _Result:
+    """Makes attempts until one succeeds, one fails for good, or the time is up.
+
+    Args:
+        attempt: One attempt; given the instant of `clock` by which it must end.
+        timeout: Seconds for all attempts and the pauses between them.
+        retries: Whether an error is worth another attempt.
+        pause: Waits for so many seconds; what it raises ends everything.
+        clock: Monotonic seconds.
+
+    Raises:
+        ScanKvError: That of the last attempt, with a note of the earlier ones.
+    """
+    deadline = clock() + timeout
+    earlier: Counter[str] = Counter()  # As text: the errors themselves would keep alive whatever was running.
+    while True:
+        try:
+            return await attempt(deadline)
+        except ScanKvError as error:
+            again = retries(error)
+            seconds = backoff(earlier.total() + 1, error.retry_after)
+            if not again or clock() + seconds >= deadline:
+                _note(error, earlier)
+                raise
+            earlier[f"{type(error).__name__}: {error.message}"] += 1
+        await pause(seconds)
+
+
+def _note(error: ScanKvError, earlier: Counter[str]) -> None:
+    if not earlier:
+        return
+    error.add_note(f"{earlier.total()} attempts before this one failed as well:")
+    for message, times in earlier.most_common(5):
+        error.add_note(f"  {times} x {message}")

@@ -1,0 +1,376 @@
+"""Pinned snapshots as their holder sees them: taken, kept by renewals, given back, and cut into parts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import pyarrow as pa
+
+from aio_client._retry import backoff, with_retries
+from protos.scankv.v1 import scan_pb2, snapshot_pb2
+from table_model.errors import (
+    ConnectionFailed,
+    DeadlineExceeded,
+    ProtocolViolation,
+    ScanKvError,
+    ServerDraining,
+    SnapshotLost,
+    SnapshotNotTaken,
+    Unavailable,
+    UsageError,
+)
+from table_model.key_range import KeyRange
+from table_model.limits import MAX_LEASE_SECONDS, MAX_SPLITS, MIN_LEASE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+    from types import TracebackType
+
+    from aio_client._scan import Pinned
+    from aio_client._transport import Transport
+    from table_model.scan_spec import ScanSpec
+
+_log = logging.getLogger("aio_client")
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# A release that the server does not answer must not hold up whoever leaves the context; the lease expires by itself.
+_RELEASE_SECONDS: Final = 5.0
+# A lease has a name of its own, so a pin that was carried out although its answer was lost is repeated without harm.
+_PIN_RETRIES: Final = (Unavailable, DeadlineExceeded, ServerDraining, SnapshotNotTaken)
+
+
+class Snapshot:
+    """A lease on a view of a table: all its buckets at one instant, kept at the server until the lease ends.
+
+    `scan.at(snapshot)` reads the view, and so does `scan.at(snapshot.id)` in another process. The lease ends when it is
+    released, when it is not renewed for its time to live, and with its table; then scans that begin raise SnapshotLost,
+    and those that are reading go on to their end. It outlives its client and a restart of the server, which begins the
+    time to live anew.
+
+    Made by `table.snapshot()` and `client.snapshots()`. Belongs to the event loop of its client. Not picklable: send
+    `id`.
+    """
+
+    def __init__(
+        self, transport: Transport, message: snapshot_pb2.Snapshot, asked_at: float, held_micros: int = 0
+    ) -> None:
+        """Called by `pin` and `list_snapshots`.
+
+        Args:
+            transport: The client's connection.
+            message: What the server said of it.
+            asked_at: When it was asked, on the monotonic clock: the lease lasts at least as long as said from then on.
+            held_micros: How long the pin held the table's writers.
+        """
+        self._transport = transport
+        self._schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
+        self._held_micros = held_micros
+        self._released = False
+        self._renewed = asyncio.Event()
+        self._note(message, asked_at)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self.table}>"
+
+    @property
+    def id(self) -> str:
+        """What scans, renewals and the release name: the id of the lease."""
+        return self._message.snapshot_id
+
+    @property
+    def view_id(self) -> str:
+        """Names the view; the same for all leases that share one."""
+        return self._message.view_id
+
+    @property
+    def table(self) -> str:
+        """The table, as `database.table`."""
+        return self._message.table
+
+    @property
+    def log_offsets(self) -> dict[int, int]:
+        """For every bucket, the offset of the first change that is not in the view."""
+        return dict(self._message.log_offsets)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns as of the pin."""
+        return self._schema
+
+    @property
+    def rows(self) -> int:
+        """Rows in the view, exact."""
+        return self._message.rows
+
+    @property
+    def taken_at(self) -> datetime:
+        """When the view was taken, by the server's clock, in UTC."""
+        return _EPOCH + timedelta(microseconds=self._message.view_micros)
+
+    @property
+    def held_seconds(self) -> float:
+        """For how long the table's writers were held to take the view; 0 where it was there already, or was listed."""
+        return self._held_micros / 1_000_000
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that the lease lives without being renewed."""
+        return self._message.ttl_millis / 1000
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that the lease has left, reckoned from the server's last answer to this object; 0 when it is over."""
+        if self._released:
+            return 0.0
+        return max(0.0, self._asked_at + self._message.remaining_millis / 1000 - time.monotonic())
+
+    async def renew(self, ttl: float | None = None) -> None:
+        """Begins the lease's time to live anew.
+
+        Args:
+            ttl: A new time to live in seconds, 1 to 604,800. Default: as before.
+
+        Raises:
+            SnapshotLost: The lease was released or has expired, or its table was dropped.
+        """
+        request = snapshot_pb2.RenewSnapshotRequest(
+            snapshot_id=self.id, ttl_millis=0 if ttl is None else _ttl_millis(ttl)
+        )
+        asked_at = time.monotonic()
+        response = await self._transport.call(self._transport.services.snapshots.RenewSnapshot, request)
+        self._note(response.snapshot, asked_at)
+
+    async def release(self) -> None:
+        """Gives the lease back. Idempotent: nothing happens when it has ended already."""
+        request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=self.id)
+        with suppress(SnapshotLost):
+            await self._transport.call(self._transport.services.snapshots.ReleaseSnapshot, request)
+        self._released = True
+        self._renewed.set()
+
+    def _note(self, message: snapshot_pb2.Snapshot, asked_at: float) -> None:
+        self._message = message
+        self._asked_at = asked_at
+        self._renewed.set()
+
+    async def _keep(self) -> None:
+        """Renews the lease whenever a third of its time has gone by, until it is released or lost."""
+        failures = 0
+        pause = self.ttl / 3
+        while not await self._ended_within(pause):
+            try:
+                await self.renew()
+            except ConnectionFailed as error:
+                if not self.remaining:
+                    _log.warning("snapshot %s could not be renewed in its time to live: %s", self.id, error)
+                    return
+                failures += 1
+                pause = min(backoff(failures), self.remaining)
+            except ScanKvError as error:
+                if not self._released:
+                    _log.warning("snapshot %s is not renewed any more: %s", self.id, error)
+                return
+            else:
+                failures = 0
+                pause = self.ttl / 3
+
+    async def _ended_within(self, pause: float) -> bool:
+        """Waits until nobody has renewed the lease for so long; True when it was released instead."""
+        while not self._released:
+            self._renewed.clear()
+            try:
+                async with asyncio.timeout(pause):
+                    await self._renewed.wait()
+            except TimeoutError:
+                return False
+            # The holder has renewed it, perhaps for a shorter time than before.
+            pause = self.ttl / 3
+        return True
+
+
+class Keeper:
+    """Keeps a snapshot by a task that renews it, from its making until `aclose`, which releases the snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Starts the task, in the running event loop."""
+        self._snapshot = snapshot
+        self._task = asyncio.create_task(snapshot._keep(), name=f"renewal of snapshot {snapshot.id}")
+
+    async def aclose(self) -> None:
+        """Ends the task and releases the snapshot, within 5 s also when the caller is being cancelled.
+
+        A release that fails is noted in the log and not raised: the lease expires by itself.
+        """
+        with anyio.move_on_after(_RELEASE_SECONDS, shield=True):
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            try:
+                await self._snapshot.release()
+            except ScanKvError as error:
+                snapshot = self._snapshot
+                _log.info("snapshot %s was not released and expires by itself: %s", snapshot.id, error)
+
+
+class Pinning:
+    """What `table.snapshot()` returns: `async with` it, or `await` it. Each time, it takes a snapshot of its own."""
+
+    def __init__(self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None) -> None:
+        """Called by `Table.snapshot`; takes nothing yet.
+
+        Raises:
+            UsageError: The time to live is out of its range, or `same_view_as` is no snapshot.
+        """
+        self._transport = transport
+        self._request = snapshot_pb2.PinSnapshotRequest(
+            table=table,
+            ttl_millis=_ttl_millis(ttl),
+            same_view_as="" if same_view_as is None else _id_of(same_view_as),
+        )
+        self._keeper: Keeper | None = None
+
+    def __await__(self) -> Generator[None, None, Snapshot]:
+        return self.pin().__await__()
+
+    async def __aenter__(self) -> Snapshot:
+        snapshot = await self.pin()
+        self._keeper = Keeper(snapshot)
+        return snapshot
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._keeper is not None
+        await self._keeper.aclose()
+
+    async def pin(self) -> Snapshot:
+        """Takes a snapshot, which the caller renews and releases. The errors are those of `Table.snapshot`."""
+        request = snapshot_pb2.PinSnapshotRequest()
+        request.CopyFrom(self._request)
+        request.lease_id = uuid.uuid4().hex
+
+        async def attempt(deadline: float) -> Snapshot:
+            asked_at = time.monotonic()
+            try:
+                async with asyncio.timeout(deadline - asked_at):
+                    response = await self._transport.call(self._transport.services.snapshots.PinSnapshot, request)
+            except TimeoutError as error:
+                raise DeadlineExceeded(
+                    f"the snapshot of {request.table} was not taken within the operation timeout", table=request.table
+                ) from error
+            return Snapshot(self._transport, response.snapshot, asked_at, response.held_micros)
+
+        return await with_retries(
+            attempt,
+            timeout=self._transport.config.operation_timeout,
+            retries=lambda error: isinstance(error, _PIN_RETRIES),
+        )
+
+
+async def list_snapshots(transport: Transport, table: str | None) -> list[Snapshot]:
+    """The snapshots of one table, or of all, the oldest view first.
+
+    Raises:
+        TableNotFound: There is no such table.
+    """
+    request = snapshot_pb2.ListSnapshotsRequest(table=table or "")
+    asked_at = time.monotonic()
+    response = await transport.call(transport.services.snapshots.ListSnapshots, request)
+    return [Snapshot(transport, message, asked_at) for message in response.snapshots]
+
+
+async def splits(transport: Transport, spec: ScanSpec, n: int) -> list[ScanSpec]:
+    """Cuts a scan of a snapshot into parts of about equally many rows, which together give each of its rows once.
+
+    The first call for a view has the server read all its keys. The same call always gives the same parts.
+
+    Args:
+        transport: The client's connection.
+        spec: A scan of a snapshot, without a limit and from its beginning.
+        n: How many parts, 1 to 1024.
+
+    Returns:
+        `n` scans in ascending key order; where there are few keys, some of them without rows.
+
+    Raises:
+        UsageError: The scan is not of a snapshot, has a limit or a resume token, or `n` is out of its range.
+        SnapshotLost: The snapshot's lease has ended.
+        DataLoss: The snapshot is damaged.
+    """
+    request = snapshot_pb2.SplitSnapshotRequest(
+        snapshot_id=_divisible(spec, n),
+        splits=n,
+        key_range=None if spec.key_range is None else _to_message(spec.key_range),
+        buckets=spec.buckets or (),
+    )
+
+    async def attempt(_deadline: float) -> snapshot_pb2.SplitSnapshotResponse:
+        return await transport.call(transport.services.snapshots.SplitSnapshot, request)
+
+    # The server goes on reading keys when a call has timed out.
+    response = await with_retries(
+        attempt,
+        timeout=transport.config.operation_timeout,
+        retries=lambda error: isinstance(error, Unavailable | DeadlineExceeded | ServerDraining),
+    )
+    ranges = [_from_message(message) for message in response.ranges]
+    _check_parts(ranges, spec.key_range or KeyRange(), n)
+    return [replace(spec, key_range=part) for part in ranges]
+
+
+def _divisible(spec: ScanSpec, n: int) -> str:
+    """The snapshot that a scan is of, once it is clear that the scan can be cut into so many parts."""
+    if spec.snapshot_id is None:
+        raise UsageError(
+            "only a scan of a snapshot is cut into parts, since parts of the live table would be of several instants; "
+            "pin the table first: snapshot = await table.snapshot(), then scan.at(snapshot)",
+            table=spec.table,
+        )
+    if spec.limit is not None:
+        raise UsageError("a scan with a limit is not cut into parts: each would have the limit; take it off first")
+    if spec.resume_token is not None:
+        raise UsageError("a scan that goes on from a resume token is not cut into parts; cut the scan it came from")
+    if type(n) is not int or not 1 <= n <= MAX_SPLITS:
+        raise UsageError(f"a scan is cut into 1 to {MAX_SPLITS:,} parts, not {n!r}", option="n")
+    return spec.snapshot_id
+
+
+def _check_parts(parts: Sequence[KeyRange], whole: KeyRange, n: int) -> None:
+    """A gap between two parts would be rows that nobody reads."""
+    joined = all(before.end is not None and before.end == after.start for before, after in pairwise(parts))
+    if len(parts) != n or not joined or parts[0].start != whole.start or parts[-1].end != whole.end:
+        raise ProtocolViolation(f"the server did not cut the snapshot into {n:,} key ranges that cover it once")
+
+
+def _to_message(key_range: KeyRange) -> scan_pb2.KeyRange:
+    return scan_pb2.KeyRange(start=key_range.start, end=key_range.end)
+
+
+def _from_message(message: scan_pb2.KeyRange) -> KeyRange:
+    return KeyRange(
+        message.start if message.HasField("start") else None, message.end if message.HasField("end") else None
+    )
+
+
+def _id_of(snapshot: Pinned | str) -> str:
+    id_ = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
+    if not isinstance(id_, str) or not id_:
+        raise UsageError(f"same_view_as is a snapshot or its id, not {snapshot!r}", option="same_view_as")
+    return id_
+
+
+def _ttl_millis(ttl: float) -> int:
+    valid = isinstance(ttl, int | float) and not isinstance(ttl, bool)
+    if not valid or not MIN_LEASE_SECONDS <= ttl <= MAX_LEASE_SECONDS:
+        raise UsageError(
+            f"ttl is {MIN_LEASE_SECONDS:g} to {MAX_LEASE_SECONDS:,.0f} seconds (7 days), not {ttl!r}", option="ttl"
+        )
+    return round(ttl * 1000)

@@ -1,0 +1,94 @@
+"""`ps` and `cancel`: which scans are live, and how one is ended."""
+
+from dataclasses import asdict
+from typing import Annotated, Final
+
+import typer
+
+from aio_client import LiveScan, sync
+from scankv.cli.options import Json, Url
+from scankv.cli.outcome import FAILED, complain
+from scankv.cli.show import duration, show_json, show_table
+from table_model.errors import ScanNotFound, UsageError
+
+# Short enough to type, and long enough not to hit another scan by a slip.
+_SHORTEST_PREFIX: Final = 6
+_MOST_BUCKETS: Final = 8
+
+
+def ps(json: Json = False, url: Url = None) -> None:
+    """List the live scans of all clients, the oldest first."""
+    with sync.connect(url) as client:
+        scans = client.live_scans()
+    if json:
+        show_json([asdict(scan) for scan in scans])
+    elif scans:
+        show_table(
+            ["scan", "table", "buckets", "age", "idle", "rows", "bytes", "peer", "snapshot"],
+            [_cells(scan) for scan in scans],
+        )
+    else:
+        typer.echo("no scan is live", err=True)
+
+
+def cancel(
+    scan_ids: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCAN_ID...",
+            help=f"Scans as `scankv ps` lists them; the first {_SHORTEST_PREFIX} characters or more will do.",
+            show_default=False,
+        ),
+    ],
+    url: Url = None,
+) -> None:
+    """End live scans; their readers get an error.
+
+    The exit code is 1 when one of them is not there; the others are ended all the same.
+    """
+    failed = False
+    with sync.connect(url) as client:
+        scans = client.live_scans()
+        for given in scan_ids:
+            try:
+                scan = _find(given, scans)
+                client.cancel_scan(scan.scan_id)
+            except (ScanNotFound, UsageError) as error:
+                complain(error.message)
+                failed = True
+            else:
+                typer.echo(f"ended scan {scan.scan_id} of {scan.table} by {scan.peer} after {scan.rows:,} rows")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _find(given: str, scans: list[LiveScan]) -> LiveScan:
+    found = [scan for scan in scans if scan.scan_id == given]
+    if not found and len(given) >= _SHORTEST_PREFIX:
+        found = [scan for scan in scans if scan.scan_id.startswith(given)]
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} live scans begin with {given}: give more of the id")
+    if not found and len(given) < _SHORTEST_PREFIX:
+        raise UsageError(f"{given} is too short: give at least {_SHORTEST_PREFIX} characters of the id")
+    if not found:
+        raise ScanNotFound(f"no live scan has the id {given}; it may have ended; see: scankv ps")
+    return found[0]
+
+
+def _cells(scan: LiveScan) -> list[object]:
+    return [
+        scan.scan_id,
+        scan.table,
+        _buckets(scan.buckets),
+        duration(scan.age_seconds),
+        duration(scan.idle_seconds),
+        scan.rows,
+        scan.bytes,
+        scan.peer,
+        scan.snapshot_id or "",
+    ]
+
+
+def _buckets(numbers: tuple[int, ...]) -> str:
+    shown = ",".join(map(str, numbers[:_MOST_BUCKETS]))
+    return shown if len(numbers) <= _MOST_BUCKETS else f"{shown},… ({len(numbers)})"

@@ -1,0 +1,140 @@
+"""`snapshot`: pinned snapshots, taken, listed, renewed and released."""
+
+import re
+from typing import Annotated, Final
+
+import typer
+
+from aio_client import sync
+from scankv.cli.options import Json, TableName, Url
+from scankv.cli.outcome import FAILED, complain
+from scankv.cli.show import duration, show_json, show_table
+from table_model.errors import SnapshotLost, UsageError
+
+_SECONDS_OF: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+app = typer.Typer(help="Pinned snapshots: a table as of one instant, kept while its lease lives.", no_args_is_help=True)
+
+SnapshotIds = Annotated[
+    list[str], typer.Argument(metavar="ID...", help="Snapshots, as `snapshot create` printed them.", show_default=False)
+]
+
+
+@app.command()
+def create(
+    table: TableName,
+    ttl: Annotated[
+        str, typer.Option(metavar="TIME", help="How long it lives without being renewed: 90s, 10m, 2h, 7d.")
+    ] = "10m",
+    url: Url = None,
+) -> None:
+    """Pin a table as of now, and print the snapshot's id."""
+    seconds = parse_duration(ttl)
+    with sync.connect(url) as client:
+        typer.echo(client.table(table).snapshot(ttl=seconds).id)
+
+
+@app.command("list")
+def list_(
+    table: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="Only those of this table.", show_default=False)
+    ] = None,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the snapshots, the oldest first."""
+    with sync.connect(url) as client:
+        snapshots = client.snapshots(table)
+    if json:
+        show_json([_summary(snapshot) for snapshot in snapshots])
+    elif snapshots:
+        show_table(
+            ["snapshot", "table", "rows", "taken at (UTC)", "ttl", "left", "view"],
+            [
+                [
+                    snapshot.id,
+                    snapshot.table,
+                    snapshot.rows,
+                    f"{snapshot.taken_at:%Y-%m-%d %H:%M:%S}",
+                    duration(snapshot.ttl),
+                    duration(snapshot.remaining),
+                    snapshot.view_id,
+                ]
+                for snapshot in snapshots
+            ],
+        )
+    else:
+        typer.echo("there are no snapshots; take one with: scankv snapshot create TABLE", err=True)
+
+
+@app.command()
+def renew(
+    snapshot_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The snapshot, as `snapshot create` printed it.", show_default=False)
+    ],
+    ttl: Annotated[
+        str | None, typer.Option(metavar="TIME", help="A new time to live: 90s, 10m, 2h, 7d. Default: as before.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Begin a snapshot's time to live anew."""
+    seconds = None if ttl is None else parse_duration(ttl)
+    with sync.connect(url) as client:
+        snapshot = _find(snapshot_id, client.snapshots())
+        snapshot.renew(seconds)
+        typer.echo(f"renewed {snapshot.id} for {duration(snapshot.ttl)}")
+
+
+@app.command()
+def release(snapshot_ids: SnapshotIds, url: Url = None) -> None:
+    """Give snapshots back; scans that are reading one go on to their end.
+
+    The exit code is 1 when one of them is not there; the others are released all the same.
+    """
+    failed = False
+    with sync.connect(url) as client:
+        snapshots = client.snapshots()
+        for given in snapshot_ids:
+            try:
+                _find(given, snapshots).release()
+            except SnapshotLost as error:
+                complain(error.message)
+                failed = True
+            else:
+                typer.echo(f"released {given}")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def parse_duration(text: str) -> float:
+    """The seconds of a time such as 600, 90s, 10m, 2h or 7d.
+
+    Raises:
+        UsageError: It is no such time.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip(), re.ASCII)
+    if match is None:
+        raise UsageError(f'"{text}" is not a time: write seconds, as in 600, or 90s, 10m, 2h, 7d')
+    return float(match[1]) * _SECONDS_OF[match[2]]
+
+
+def _find(snapshot_id: str, snapshots: list[sync.Snapshot]) -> sync.Snapshot:
+    for snapshot in snapshots:
+        if snapshot.id == snapshot_id:
+            return snapshot
+    raise SnapshotLost(
+        f"no snapshot has the id {snapshot_id}; it was released or has expired; see: scankv snapshot list"
+    )
+
+
+def _summary(snapshot: sync.Snapshot) -> dict[str, object]:
+    return {
+        "id": snapshot.id,
+        "view_id": snapshot.view_id,
+        "table": snapshot.table,
+        "rows": snapshot.rows,
+        "taken_at": snapshot.taken_at.isoformat(),
+        "ttl_seconds": snapshot.ttl,
+        "remaining_seconds": round(snapshot.remaining, 3),
+        "log_offsets": snapshot.log_offsets,
+    }

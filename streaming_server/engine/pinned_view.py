@@ -1,0 +1,263 @@
+"""A view of a table that pinned snapshots keep: opened when it is read, shared by all who read it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from copy import copy
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
+
+from streaming_server.scan.chunk_source import View
+from streaming_server.scan.opening import open_scan
+from streaming_server.storage.checkpoint import Checkpoint
+from streaming_server.storage.row_codec import RowCodec
+from table_model.errors import DataLoss, InvalidRequest, ScanKvError
+from table_model.key_codec import KeyCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.scan.opening import OpenedScan, ReadPlan
+    from streaming_server.storage.cursor import BucketCursor
+    from streaming_server.storage.rocks import RocksResources
+    from streaming_server.storage.row_codec import RowDecoder
+    from streaming_server.storage.snapshots import ViewDirectory, ViewManifest
+    from table_model.key_range import KeyRange
+    from table_model.schema import TableDefinition
+
+_log = logging.getLogger(__name__)
+
+
+class Abortable(Protocol):
+    """What reads a view, and can be told to stop."""
+
+    def abort(self, error: ScanKvError) -> None:
+        """Frees what it holds now; whoever asks it for more gets the error."""
+
+
+class PinnedView:
+    """One view on disk. Bound to the server's event loop.
+
+    Args:
+        table: The name of its table.
+        directory: Where it lies.
+        manifest: What it is of; the error instead when that cannot be read.
+        resources: Shared by all buckets of the process.
+        executor: Runs what blocks.
+
+    Attributes:
+        table: As above.
+        view_id: Its name.
+        leases: The ids of the leases that keep it.
+        users: How many use it now: scans, and calls that must not lose it.
+        lease_files: Held for every change of the files of its leases.
+        splitting: Held while its keys are sampled, which happens once.
+        removal: Deletes it, once that has begun.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        directory: ViewDirectory,
+        manifest: ViewManifest | DataLoss,
+        resources: RocksResources,
+        executor: StorageExecutor,
+    ) -> None:
+        self.table = table
+        self.directory = directory
+        self.view_id = directory.view_id
+        self.leases: set[str] = set()
+        self.users = 0
+        self.lease_files = asyncio.Lock()
+        self.splitting = asyncio.Lock()
+        self.removal: asyncio.Task[None] | None = None
+        self._manifest = manifest
+        self._resources = resources
+        self._executor = executor
+        self._opening = asyncio.Lock()
+        self._open: dict[int, Checkpoint] = {}
+        self._readers: WeakSet[Abortable] = WeakSet()
+        self._gone: ScanKvError | None = None
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its manifest could be read."""
+        return not isinstance(self._manifest, DataLoss)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether files of it are open."""
+        return bool(self._open)
+
+    @property
+    def manifest(self) -> ViewManifest:
+        """What it is of. Raises DataLoss when that cannot be read."""
+        if isinstance(self._manifest, DataLoss):
+            raise copy(self._manifest)
+        return self._manifest
+
+    def chosen(self, numbers: Sequence[int] | None) -> tuple[int, ...]:
+        """Some buckets (None: all) in ascending order. Raises InvalidRequest for one that does not exist."""
+        manifest = self.manifest
+        chosen = tuple(sorted(manifest.buckets if numbers is None else numbers))
+        for number in chosen:
+            if number not in manifest.buckets:
+                raise InvalidRequest(
+                    f"table {self.table} has no bucket {number}: there are 0 to {len(manifest.buckets) - 1}",
+                    bucket=number,
+                )
+        if len(set(chosen)) != len(chosen):
+            raise InvalidRequest("a bucket is asked for twice")
+        return chosen
+
+    async def opened(self, numbers: Sequence[int] | None) -> SnapshotReader:
+        """Some buckets (None: all), open, for a user of the view. They stay so until `close`.
+
+        Raises:
+            InvalidRequest: A bucket does not exist.
+            DataLoss: One of them, or the manifest, is damaged.
+        """
+        chosen = self.chosen(numbers)
+        async with self._opening:
+            self.check()
+            # One after another: opening holds the interpreter lock, some 8 ms each.
+            for number in chosen:
+                if number not in self._open:
+                    await self._open_one(number)
+        return SnapshotReader(self, chosen)
+
+    async def _open_one(self, number: int) -> None:
+        def work() -> None:
+            self._open[number] = Checkpoint(
+                self.directory.bucket(number),
+                f"bucket {number} of {self.table} in snapshot view {self.view_id}",
+                self.manifest.buckets[number],
+                compression=self.manifest.definition.options.compression,
+                resources=self._resources,
+            )
+
+        try:
+            await self._executor.run(work)
+        except ScanKvError as error:
+            raise self.noted(number, error) from error.__cause__
+
+    def checkpoint(self, number: int) -> Checkpoint:
+        """An open bucket."""
+        self.check()
+        return self._open[number]
+
+    def check(self) -> None:
+        """Raises what `end` was told, once the view has ended."""
+        if self._gone is not None:
+            raise copy(self._gone)
+
+    def noted(self, bucket: int, error: ScanKvError) -> ScanKvError:
+        """The same error, with table and bucket in its details; logged when it is damage."""
+        error.details.setdefault("table", self.table)
+        error.details.setdefault("bucket", str(bucket))
+        error.details.setdefault("view", self.view_id)
+        if isinstance(error, DataLoss):
+            _log.error("DATA_LOSS in %s: %s [%s]", self.directory.bucket(bucket), error.message, error.__cause__)
+        return error
+
+    def watch(self, reader: Abortable) -> None:
+        """Aborts this when the view ends; does not keep it alive."""
+        self._readers.add(reader)
+
+    @cached_property
+    def codecs(self) -> tuple[RowCodec, KeyCodec]:
+        """What its rows and keys are decoded and encoded with."""
+        definition = self.manifest.definition
+        return RowCodec(definition), KeyCodec(definition.key_schema.types, definition.primary_key)
+
+    async def close(self) -> None:
+        """Closes its files unless somebody uses them."""
+        async with self._opening:
+            if self.users == 0:
+                await self._close_files()
+
+    async def end(self, reason: ScanKvError) -> None:
+        """Ends every scan that reads it, closes its files, and lets nobody open it again: they get `reason`."""
+        self._gone = reason
+        for reader in list(self._readers):
+            reader.abort(reason)
+        async with self._opening:
+            await self._close_files()
+
+    async def _close_files(self) -> None:
+        checkpoints = list(self._open.values())
+        self._open.clear()
+        if checkpoints:
+            await self._executor.run(_close_all, checkpoints)
+
+
+class SnapshotReader:
+    """Some buckets of a view, open. Valid within the block of `Snapshots.reading`; its cursors must be closed there.
+
+    Attributes:
+        definition: The table as of the pin.
+        codec: Decodes the rows of all its schemas.
+        keys: Encodes its keys.
+        view_id: The view.
+        view_micros: When it was taken, in microseconds since 1970.
+        log_offsets: For each of these buckets, the offset of the first change that is not in the view.
+        rows: For each of these buckets its rows, exact.
+    """
+
+    def __init__(self, view: PinnedView, numbers: Sequence[int]) -> None:
+        manifest = view.manifest
+        self.definition: TableDefinition = manifest.definition
+        self.codec, self.keys = view.codecs
+        self.view_id = view.view_id
+        self.view_micros = manifest.view_micros
+        self.log_offsets = {number: manifest.buckets[number].log_offset for number in numbers}
+        self.rows = {number: manifest.buckets[number].rows for number in numbers}
+        self._view = view
+
+    def cursor(self, bucket: int, decoder: RowDecoder, key_range: KeyRange, *, reverse: bool = False) -> BucketCursor:
+        """A cursor over a key range of a bucket; opens nothing. Raises DataLoss, or why the view has ended."""
+        return self._view.checkpoint(bucket).cursor(self.codec, decoder, self.keys, key_range, reverse=reverse)
+
+    def open_scan(self, plan: ReadPlan) -> OpenedScan:
+        """A scan of these buckets, which ends when the view does; the caller closes its source.
+
+        Raises:
+            SchemaMismatch: A column does not exist.
+            InvalidResumeToken: The token does not fit.
+            DataLoss: A bucket is damaged.
+        """
+        decoder = self.codec.decoder(plan.columns)
+        opened = open_scan(
+            plan,
+            self.definition,
+            decoder,
+            View(self.log_offsets, self.view_micros, sum(self.rows.values())),
+            self.view_id,
+            lambda bucket, key_range: self.cursor(bucket, decoder, key_range, reverse=plan.reverse),
+            self.noted,
+        )
+        self.watch(opened.source)
+        return opened
+
+    def noted(self, bucket: int, error: ScanKvError) -> ScanKvError:
+        """The error to raise for one that a cursor raised: it says where, and damage is logged."""
+        return self._view.noted(bucket, error)
+
+    def watch(self, source: Abortable) -> None:
+        """Aborts `source` when the table is dropped or the server stops."""
+        self._view.watch(source)
+
+    def check(self) -> None:
+        """Raises why the view has ended, when it has: the table was dropped, or the server stops."""
+        self._view.check()
+
+
+def _close_all(checkpoints: Sequence[Checkpoint]) -> None:
+    for checkpoint in checkpoints:
+        try:
+            checkpoint.close()
+        except ScanKvError as error:
+            _log.error("closing a checkpoint: %s [%s]", error.message, error.__cause__)

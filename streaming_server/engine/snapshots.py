@@ -1,0 +1,437 @@
+"""Pinned snapshots of a server: leases by id, the views that they keep, and the one task that ends expired leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from streaming_server.engine.leases import (
+    Lease,
+    SnapshotInfo,
+    check_lease_id,
+    check_table,
+    check_ttl,
+    info_of,
+    lost,
+)
+from streaming_server.engine.pinned_view import PinnedView, SnapshotReader
+from streaming_server.engine.pinning import MAX_HOLD_SECONDS
+from streaming_server.engine.splits import split_view
+from streaming_server.storage.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
+from table_model.errors import DataLoss, InvalidRequest, ServerDraining, TooManySnapshots
+from table_model.limits import MAX_SPLITS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+    from pathlib import Path
+
+    from streaming_server.config import ServerConfig
+    from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.engine.live_table import LiveTable
+    from streaming_server.storage.rocks import RocksResources
+    from table_model.errors import ScanKvError
+    from table_model.key_range import KeyRange
+    from table_model.schema import TableDefinition
+
+IDLE_VIEWS_OPEN = 8
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """The pinned snapshots of a server. Bound to its event loop.
+
+    Leases and views are on disk, and outlive the server; each lease's time to live begins anew with it. Time is
+    measured by the monotonic clock, so that setting the machine's clock ends no lease.
+
+    Args:
+        config: Limits and defaults.
+        trash: Where what is removed is moved to first.
+        resources: Shared by all buckets of the process.
+        executor: Runs what blocks.
+        max_hold_seconds: For how long taking a view may hold a table's writers.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        trash: Path,
+        resources: RocksResources,
+        executor: StorageExecutor,
+        *,
+        max_hold_seconds: float = MAX_HOLD_SECONDS,
+    ) -> None:
+        self._config = config
+        self._trash = trash
+        self._resources = resources
+        self._executor = executor
+        self._max_hold_seconds = max_hold_seconds
+        self._leases: dict[str, Lease] = {}
+        self._views: dict[str, PinnedView] = {}
+        self._tables: dict[str, Path] = {}
+        # Ids that are being pinned: they have their place among the leases.
+        self._pending: set[str] = set()
+        self._idle: OrderedDict[str, PinnedView] = OrderedDict()
+        self._work: set[asyncio.Task[Any]] = set()
+        self._reaper: asyncio.Task[None] | None = None
+        self._sooner = asyncio.Event()
+        self._next_expiry = float("inf")
+
+    def load(self, definition: TableDefinition, path: Path) -> None:
+        """Finds the snapshots of a table that are on disk, and removes what a crash left of others. Blocks."""
+        for directory in views_in(path, self._trash):
+            manifest: ViewManifest | DataLoss
+            try:
+                manifest = directory.manifest()
+                if manifest.definition.incarnation != definition.incarnation:
+                    raise DataLoss(f"the snapshot manifest in {directory.path} is of another table")
+            except DataLoss as error:
+                _log.error("DATA_LOSS: %s", error.message)
+                manifest = DataLoss(error.message, table=definition.name, view=directory.view_id)
+            view = self._added(definition.name, path, directory, manifest)
+            for lease_id, ttl in directory.leases().items():
+                self._lease_on(view, lease_id, self._config.snapshot_ttl_seconds if ttl is None else ttl)
+
+    def start(self) -> None:
+        """Starts ending leases that expire. Call `close` in the end."""
+        self._reaper = asyncio.create_task(self._reap())
+
+    @property
+    def views(self) -> int:
+        """Views that are kept."""
+        return len(self._views)
+
+    @property
+    def leases(self) -> int:
+        """Leases that there are."""
+        return len(self._leases)
+
+    async def held_bytes(self) -> int:
+        """Bytes on disk that only snapshots keep. Reads directories."""
+        paths = [self._tables[table] for table in {view.table for view in self._views.values()}]
+        return await self._executor.run(bytes_held, paths)
+
+    async def pin(
+        self, table: LiveTable, *, lease_id: str = "", ttl: float | None = None, same_view_as: str = ""
+    ) -> SnapshotInfo:
+        """Takes a lease on a view of a table as of now, durable when this returns.
+
+        A table that has not changed since its last view gets another lease on that. A lease of this id that is there
+        already, on the same table, is renewed, and keeps its view.
+
+        Args:
+            table: What is pinned.
+            lease_id: The id of the snapshot. Empty: a new one.
+            ttl: The lease's time to live, in seconds. None: the server's default.
+            same_view_as: A snapshot of the table whose view the lease is for. Empty: as of now.
+
+        Raises:
+            InvalidRequest: The id or the time to live is refused, or the id is of another table's snapshot.
+            SnapshotLost: There is no snapshot `same_view_as`.
+            SnapshotNotTaken: Writers would have been held for too long.
+            TooManySnapshots: There are as many leases, or they hold as much disk, as the server allows.
+            DataLoss: A bucket is damaged.
+        """
+        lease_id = lease_id or uuid.uuid4().hex
+        check_lease_id(lease_id)
+        ttl = self._config.snapshot_ttl_seconds if ttl is None else ttl
+        check_ttl(ttl)
+        name = table.definition.name
+        async with table.pinning.alone():
+            there = self._leases.get(lease_id)
+            if there is not None and there.expires > time.monotonic():
+                check_table(there, name)
+                return await self._renewed(there, ttl)
+            if there is not None:
+                await self._ended(there)
+            with self._place_for(lease_id, name):
+                if same_view_as:
+                    view, held_micros = self._lease(same_view_as, name).view, 0
+                else:
+                    view, held_micros = await self._view_of_now(table)
+                with self._used(view):
+                    lease = await self._add_lease(view, lease_id, ttl)
+                    return replace(info_of(lease), held_micros=held_micros)
+
+    async def renew(self, snapshot_id: str, ttl: float | None = None) -> SnapshotInfo:
+        """Begins a lease's time to live anew; with `ttl`, in seconds, another one.
+
+        Raises:
+            SnapshotLost: There is no such snapshot.
+            InvalidRequest: The time to live is refused.
+        """
+        if ttl is not None:
+            check_ttl(ttl)
+        return await self._renewed(self._lease(snapshot_id), ttl)
+
+    async def release(self, snapshot_id: str) -> None:
+        """Ends a lease; with the last one of a view that nobody reads, returns once the view is gone from disk.
+
+        Raises:
+            SnapshotLost: There is no such snapshot.
+        """
+        lease = self._lease(snapshot_id)
+        await self._ended(lease)
+        if lease.view.removal is not None:
+            await asyncio.shield(lease.view.removal)
+
+    def listed(self, table: str | None = None) -> list[SnapshotInfo]:
+        """The snapshots of one table (None: of all), the oldest view first. Not those whose manifest is damaged."""
+        now = time.monotonic()
+        infos = [
+            info_of(lease)
+            for lease in self._leases.values()
+            if lease.expires > now and lease.view.is_readable and table in (None, lease.view.table)
+        ]
+        return sorted(infos, key=lambda info: (info.manifest.view_micros, info.view_id, info.snapshot_id))
+
+    @asynccontextmanager
+    async def reading(
+        self, snapshot_id: str, table_name: str, buckets: Sequence[int] | None = None
+    ) -> AsyncIterator[SnapshotReader]:
+        """Some buckets (None: all) of a snapshot, open during the block, which keeps the view even beyond its lease.
+
+        Raises:
+            SnapshotLost: There is no such snapshot: unknown, released, expired, or gone with its table.
+            InvalidRequest: It is of another table, or a bucket does not exist.
+            DataLoss: A bucket of it is damaged.
+        """
+        view = self._lease(snapshot_id, table_name).view
+        with self._used(view):
+            yield await view.opened(buckets)
+
+    async def split(
+        self, snapshot_id: str, splits: int, key_range: KeyRange, buckets: Sequence[int] | None = None
+    ) -> list[KeyRange]:
+        """Cuts a key range of some buckets (None: all) of a snapshot into ranges of about equally many rows.
+
+        They are exactly `splits`, in key order, each beginning where the one before ends; empty ones among them where
+        there are too few keys. The first call for a view reads its keys; equal calls give equal ranges.
+
+        Raises:
+            SnapshotLost: There is no such snapshot.
+            InvalidRequest: The number of splits, or a bucket, is refused.
+            DataLoss: A bucket is damaged.
+        """
+        if not 1 <= splits <= MAX_SPLITS:
+            raise InvalidRequest(f"splits is {splits}: it must be from 1 to {MAX_SPLITS}")
+        view = self._lease(snapshot_id).view
+        view.chosen(buckets)
+        # It goes on when the caller gives up: the keys of a large view take longer than one call may, and whoever asks
+        # again finds them read.
+        return await asyncio.shield(self._begin(self._split(view, splits, key_range, buckets)))
+
+    async def _split(
+        self, view: PinnedView, splits: int, key_range: KeyRange, buckets: Sequence[int] | None
+    ) -> list[KeyRange]:
+        with self._used(view):
+            return await split_view(view, self._executor, splits, key_range, buckets)
+
+    async def drop(self, table: str, reason: ScanKvError) -> None:
+        """Ends the snapshots of a table that is being dropped; their scans get `reason`. Call it when it is closed."""
+        views = [view for view in self._views.values() if view.table == table]
+        for view in views:
+            self._forget(view)
+            for lease_id in view.leases:
+                del self._leases[lease_id]
+        self._tables.pop(table, None)
+        for view in views:
+            await view.end(reason)
+
+    async def close(self) -> None:
+        """Ends what runs and closes all files; leases and views stay on disk."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._reaper
+        for view in list(self._views.values()):
+            await view.end(ServerDraining("the server is shutting down"))
+        while self._work:
+            await asyncio.wait(list(self._work))
+
+    async def _view_of_now(self, table: LiveTable) -> tuple[PinnedView, int]:
+        """A view of the table as of now, and how long writers were held for it. Call it in `pinning.alone`."""
+        name = table.definition.name
+        if any(view.table == name for view in self._views.values()):
+            now = await table.pinning.offsets(), table.definition.schema.id
+            for view in self._views.values():
+                if view.table == name and view.is_readable and _position(view.manifest) == now:
+                    return view, 0
+        await self._check_disk()
+        directory = ViewDirectory(table.path, uuid.uuid4().hex)
+        try:
+            await self._executor.run(directory.prepare)
+            cut = await table.pinning.cut(
+                [directory.bucket(live.number) for live in table.buckets],
+                lambda: table.codec.definition,
+                max_hold_seconds=self._max_hold_seconds,
+            )
+            manifest = ViewManifest(
+                view_id=directory.view_id,
+                definition=cut.definition,
+                view_micros=cut.view_micros,
+                buckets={number: PinnedBucket.of(state) for number, state in cut.states.items()},
+            )
+            await self._executor.run(directory.complete, manifest)
+        except BaseException:
+            table.pinning.discard_later(lambda: directory.remove(self._trash))
+            raise
+        return self._added(name, table.path, directory, manifest), cut.held_micros
+
+    async def _check_disk(self) -> None:
+        held, limit = await self.held_bytes(), self._config.max_snapshot_bytes
+        if held >= limit:
+            raise TooManySnapshots(
+                f"snapshots hold {held} bytes on disk, and the limit is {limit}: release some, or raise "
+                "max_snapshot_bytes"
+            )
+
+    def _added(self, table: str, path: Path, directory: ViewDirectory, manifest: ViewManifest | DataLoss) -> PinnedView:
+        view = PinnedView(table, directory, manifest, self._resources, self._executor)
+        self._views[view.view_id] = view
+        self._tables[table] = path
+        return view
+
+    @contextmanager
+    def _place_for(self, lease_id: str, table: str) -> Iterator[None]:
+        """Keeps a place for a lease that is being made."""
+        if lease_id in self._pending:
+            # Pins of one table take turns, so it is another one's.
+            raise InvalidRequest(f"the snapshot id {lease_id} is being taken for another table than {table}")
+        taken, limit = len(self._leases) + len(self._pending), self._config.max_snapshot_leases
+        if taken >= limit:
+            raise TooManySnapshots(
+                f"there are {taken} leases on snapshots, and the limit is {limit}: release some, or raise "
+                "max_snapshot_leases"
+            )
+        self._pending.add(lease_id)
+        try:
+            yield
+        finally:
+            self._pending.discard(lease_id)
+
+    async def _add_lease(self, view: PinnedView, lease_id: str, ttl: float) -> Lease:
+        async with view.lease_files:
+            try:
+                await self._executor.run(view.directory.write_lease, lease_id, ttl)
+            except BaseException:
+                self._begin(self._remove_file(view, lease_id))
+                raise
+            return self._lease_on(view, lease_id, ttl)
+
+    def _lease_on(self, view: PinnedView, lease_id: str, ttl: float) -> Lease:
+        lease = self._leases[lease_id] = Lease(lease_id, view, ttl, time.monotonic() + ttl)
+        view.leases.add(lease_id)
+        self._expires(lease)
+        return lease
+
+    def _lease(self, snapshot_id: str, table: str | None = None) -> Lease:
+        lease = self._leases.get(snapshot_id)
+        if lease is None or lease.expires <= time.monotonic():
+            raise lost(snapshot_id)
+        if table is not None:
+            check_table(lease, table)
+        return lease
+
+    async def _renewed(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
+        changed = ttl is not None and ttl != lease.ttl
+        lease.ttl = lease.ttl if ttl is None else ttl
+        lease.expires = time.monotonic() + lease.ttl
+        self._expires(lease)
+        if changed:
+            async with lease.view.lease_files:
+                # A lease that was released meanwhile must not come back.
+                if self._leases.get(lease.lease_id) is not lease:
+                    raise lost(lease.lease_id)
+                try:
+                    await self._executor.run(lease.view.directory.write_lease, lease.lease_id, lease.ttl)
+                except FileNotFoundError:
+                    raise lost(lease.lease_id) from None
+        return info_of(lease)
+
+    async def _ended(self, lease: Lease) -> None:
+        """Ends a lease: at once for everybody, and on disk when this returns, also if it is cancelled."""
+        if self._leases.get(lease.lease_id) is not lease:
+            return
+        del self._leases[lease.lease_id]
+        lease.view.leases.discard(lease.lease_id)
+        await asyncio.shield(self._begin(self._remove_file(lease.view, lease.lease_id)))
+
+    async def _remove_file(self, view: PinnedView, lease_id: str) -> None:
+        with self._used(view):
+            async with view.lease_files:
+                if lease_id not in view.leases:
+                    await self._executor.run(view.directory.remove_lease, lease_id)
+
+    @contextmanager
+    def _used(self, view: PinnedView) -> Iterator[None]:
+        """A block during which the view is neither closed nor removed; afterwards it may be."""
+        view.users += 1
+        self._idle.pop(view.view_id, None)
+        try:
+            yield
+        finally:
+            view.users -= 1
+            if view.users == 0 and view.view_id in self._views:
+                self._unused(view)
+
+    def _unused(self, view: PinnedView) -> None:
+        if not view.leases:
+            self._forget(view)
+            view.removal = self._begin(self._remove(view))
+        elif view.is_open:
+            self._idle[view.view_id] = view
+            if len(self._idle) > IDLE_VIEWS_OPEN:
+                self._begin(self._idle.popitem(last=False)[1].close())
+
+    def _forget(self, view: PinnedView) -> None:
+        del self._views[view.view_id]
+        self._idle.pop(view.view_id, None)
+
+    async def _remove(self, view: PinnedView) -> None:
+        await view.end(lost(view.view_id))
+        await self._executor.run(view.directory.remove, self._trash)
+
+    def _begin(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        """Runs what must come to its end, whoever waits for it; `close` waits, too."""
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work_done)
+        return task
+
+    def _work_done(self, task: asyncio.Task[Any]) -> None:
+        self._work.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("work on a snapshot failed: %s", error)
+
+    def _expires(self, lease: Lease) -> None:
+        if lease.expires < self._next_expiry:
+            self._sooner.set()
+
+    async def _reap(self) -> None:
+        """Ends each lease when it expires: sleeps until the next one does, or one comes that does sooner."""
+        while True:
+            self._sooner.clear()
+            self._next_expiry = min((lease.expires for lease in self._leases.values()), default=float("inf"))
+            left = self._next_expiry - time.monotonic()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._sooner.wait(), None if left == float("inf") else left)
+            now = time.monotonic()
+            for lease in [lease for lease in self._leases.values() if lease.expires <= now]:
+                try:
+                    await self._ended(lease)
+                except Exception:
+                    _log.exception("ending the lease %s", lease.lease_id)
+
+
+def _position(manifest: ViewManifest) -> tuple[dict[int, int], int]:
+    """What differs whenever a table has changed: its log offsets and its schema."""
+    return {number: one.log_offset for number, one in manifest.buckets.items()}, manifest.definition.schema.id

@@ -1,0 +1,139 @@
+"""Which scans may hold iterators: at most so many at once, a bounded queue behind them, and a refusal behind that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from table_model.errors import ServerDraining, TooManyScans
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from table_model.errors import ScanKvError
+
+_RETRY_AFTER_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionLimits:
+    """How many scans there may be.
+
+    Attributes:
+        live: Scans on the whole server.
+        live_per_bucket: Scans on one bucket.
+        waiting: Scans that wait for others to end.
+        wait_seconds: How long one waits before it is refused.
+    """
+
+    live: int
+    live_per_bucket: int
+    waiting: int
+    wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """What one scan takes up."""
+
+    table: str
+    buckets: tuple[int, ...]
+    free: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Admission:
+    """Lets scans in, in the order they came as far as their buckets allow. Bound to the server's event loop."""
+
+    def __init__(self, limits: AdmissionLimits) -> None:
+        self._limits = limits
+        self._live = 0
+        self._on_bucket: Counter[tuple[str, int]] = Counter()
+        self._queue: list[_Place] = []
+        self._closed: ScanKvError | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Scans in the queue."""
+        return len(self._queue)
+
+    @asynccontextmanager
+    async def admitted(self, table: str, buckets: tuple[int, ...]) -> AsyncIterator[None]:
+        """Takes a place for the length of the block, after waiting for one where need be.
+
+        Raises:
+            TooManyScans: The queue is full, or the wait took too long; says which limit it was.
+            ServerDraining: The server is shutting down.
+        """
+        place = _Place(table, buckets)
+        await self._enter(place)
+        try:
+            yield
+        finally:
+            self._count(place, -1)
+            self._let_in()
+
+    def close(self) -> None:
+        """Lets nobody in any more; who waits is refused."""
+        self._closed = ServerDraining("the server is shutting down and takes no new scans: try again once it is back")
+        for place in self._queue:
+            place.free.set_exception(self._closed)
+        self._queue.clear()
+
+    async def _enter(self, place: _Place) -> None:
+        if self._closed is not None:
+            raise self._closed
+        if self._obstacle(place) is None:
+            self._count(place, 1)
+            return
+        if len(self._queue) >= self._limits.waiting:
+            raise self._refusal(place, f"and {len(self._queue)} more are waiting")
+        self._queue.append(place)
+        try:
+            async with asyncio.timeout(self._limits.wait_seconds):
+                await asyncio.shield(place.free)
+        except TimeoutError:
+            if not place.free.done():
+                self._queue.remove(place)
+                raise self._refusal(place, f"and none ended within {self._limits.wait_seconds:g} s") from None
+            place.free.result()
+        except asyncio.CancelledError:
+            if place in self._queue:
+                self._queue.remove(place)
+            elif not place.free.exception():
+                self._count(place, -1)
+                self._let_in()
+            raise
+
+    def _let_in(self) -> None:
+        for place in list(self._queue):
+            if self._obstacle(place) is None:
+                self._queue.remove(place)
+                self._count(place, 1)
+                place.free.set_result(None)
+
+    def _count(self, place: _Place, by: int) -> None:
+        self._live += by
+        for bucket in place.buckets:
+            self._on_bucket[place.table, bucket] += by
+            if not self._on_bucket[place.table, bucket]:
+                del self._on_bucket[place.table, bucket]
+
+    def _obstacle(self, place: _Place) -> str | None:
+        """The limit that keeps a scan out, None when it may come in."""
+        if self._live >= self._limits.live:
+            return f"the server has {self._limits.live} live scans (max_live_scans)"
+        for bucket in place.buckets:
+            if self._on_bucket[place.table, bucket] >= self._limits.live_per_bucket:
+                most = self._limits.live_per_bucket
+                return f"bucket {bucket} of {place.table} has {most} live scans (max_live_scans_per_bucket)"
+        return None
+
+    def _refusal(self, place: _Place, circumstances: str) -> TooManyScans:
+        return TooManyScans(
+            f"{self._obstacle(place)}, {circumstances}: try again later, end some scans, or raise the limit",
+            retry_after=_RETRY_AFTER_SECONDS,
+            table=place.table,
+        )

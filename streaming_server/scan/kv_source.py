@@ -1,0 +1,115 @@
+"""The rows of a table, live or pinned: a cursor for each bucket, read one bucket after another."""
+
+from __future__ import annotations
+
+from collections import deque
+from copy import copy
+from typing import TYPE_CHECKING
+
+from streaming_server.scan.chunk_source import Chunk, Position
+from table_model.errors import ScanKvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from streaming_server.scan.chunk_source import View
+    from streaming_server.storage.cursor import BucketCursor
+    from table_model.key_range import KeyRange
+
+
+class KvSource:
+    """A `ChunkSource` over the cursors of a view.
+
+    Bucket after bucket, so that one key tells how far a scan has come, however many buckets there are.
+
+    Args:
+        schema: The schema of the chunks.
+        schema_id: The version of the table's schema that they have.
+        view: What is read.
+        cursors: A cursor for each bucket that is still to be read, all of one instant.
+        position: Where the source goes on. None at the beginning.
+        on_error: Told of every error a cursor raises, with its bucket; gives the error to raise.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        schema_id: int,
+        view: View,
+        cursors: Mapping[int, BucketCursor],
+        position: Position | None,
+        on_error: Callable[[int, ScanKvError], ScanKvError],
+    ) -> None:
+        self.schema = schema
+        self.schema_id = schema_id
+        self.view = view
+        self._cursors = deque(sorted(cursors.items()))
+        self._position = position
+        self._finished_rows = 0
+        self._on_error = on_error
+        self._aborted: ScanKvError | None = None
+
+    @property
+    def rows_scanned(self) -> int:
+        """Rows read from storage so far."""
+        return self._finished_rows + (self._cursors[0][1].rows_scanned if self._cursors else 0)
+
+    @property
+    def open_cursors(self) -> int:
+        """Buckets that have not been read to their end."""
+        return len(self._cursors)
+
+    def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
+        """The next chunk. Raises DataLoss for damage, and the error given to `abort`."""
+        if self._aborted is not None:
+            raise copy(self._aborted)
+        while self._cursors:
+            bucket, cursor = self._cursors[0]
+            try:
+                batch = cursor.next_batch(max_rows, max_bytes)
+            except ScanKvError as error:
+                raise self._on_error(bucket, error) from error.__cause__
+            if batch is not None:
+                key = cursor.last_key
+                assert key is not None
+                self._position = Position(bucket, key)
+                return Chunk(bucket, batch)
+            self._free_first()
+        return None
+
+    def position(self) -> Position:
+        """How far the chunks given so far reach."""
+        assert self._position is not None
+        return self._position
+
+    def abort(self, error: ScanKvError) -> None:
+        """Frees the cursors now; whoever asks for the next chunk gets the error."""
+        self._aborted = error
+        self.close()
+
+    def close(self) -> None:
+        """Frees the cursors."""
+        while self._cursors:
+            self._free_first()
+
+    def _free_first(self) -> None:
+        _, cursor = self._cursors.popleft()
+        self._finished_rows += cursor.rows_scanned
+        cursor.close()
+
+
+def left_to_read(
+    buckets: Sequence[int], key_range: KeyRange, position: Position | None, *, reverse: bool
+) -> dict[int, KeyRange]:
+    """What of each bucket is still to be read behind a position; buckets with nothing left are not in it."""
+    if key_range.is_empty:
+        return {}
+    if position is None:
+        return dict.fromkeys(buckets, key_range)
+    left = {bucket: key_range for bucket in buckets if bucket > position.bucket}
+    rest = key_range.behind(position.key, reverse=reverse)
+    if position.bucket in buckets and not rest.is_empty:
+        left[position.bucket] = rest
+    return left

@@ -1,0 +1,120 @@
+"""Resume tokens: where a scan goes on, as opaque bytes that only fit the scan they come from.
+
+    version u8 · table u32 · schema u32 · query u32 · time of the view i64 · buckets u16 ·
+    (bucket u16 · log offset i64) ... · bucket u16 · left of the limit u64 · key ... · CRC32C u32
+
+All integers are little-endian. `table`, `schema` and `query` are digests: a token of another scan is refused, and told
+what differs. The log offsets are those of the view that the token comes from, so that a scan which goes on over a newer
+one can say from where to where. Everything up to the last bucket is the same in all tokens of a stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from streaming_server.scan.chunk_source import Position, View
+from table_model.errors import InvalidResumeToken
+from table_model.limits import MAX_RESUME_TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_VERSION = 1
+_HEAD = struct.Struct("<B4s4s4sqH")
+_OFFSET = struct.Struct("<Hq")
+_TAIL = struct.Struct("<HQ")
+_CHECKSUM = struct.Struct("<I")
+_NO_LIMIT = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Digests of what a token belongs to, of four bytes each.
+
+    Attributes:
+        table: The table's incarnation, and the pinned view if it reads one.
+        schema: The columns that are returned.
+        query: Which rows are asked for, and in which order.
+    """
+
+    table: bytes
+    schema: bytes
+    query: bytes
+
+    @classmethod
+    def of(cls, *, table: Iterable[object], schema: bytes, query: Iterable[object]) -> Fingerprint:
+        """The digests of some values, each of which has a `repr` of its own."""
+        return cls(_digest(repr(tuple(table)).encode()), _digest(schema), _digest(repr(tuple(query)).encode()))
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """What a token says.
+
+    Attributes:
+        position: How far the scan had come.
+        remaining: What is left of its limit, None without one.
+        view: The view that it was reading; its number of rows is not kept.
+    """
+
+    position: Position
+    remaining: int | None
+    view: View
+
+
+class TokenWriter:
+    """Makes the tokens of one stream."""
+
+    def __init__(self, fingerprint: Fingerprint, view: View) -> None:
+        offsets = sorted(view.log_offsets.items())
+        parts = (fingerprint.table, fingerprint.schema, fingerprint.query)
+        self._head = _HEAD.pack(_VERSION, *parts, view.micros, len(offsets)) + b"".join(
+            _OFFSET.pack(bucket, offset) for bucket, offset in offsets
+        )
+        self._checksum = google_crc32c.value(self._head)
+
+    def token(self, position: Position, remaining: int | None) -> bytes:
+        """The token for what comes behind a position, with what is left of the limit."""
+        tail = _TAIL.pack(position.bucket, _NO_LIMIT if remaining is None else remaining) + position.key
+        return self._head + tail + _CHECKSUM.pack(google_crc32c.extend(self._checksum, tail))
+
+
+def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
+    """What a token says.
+
+    Raises:
+        InvalidResumeToken: It is damaged, of a newer version, or of another table, schema or query.
+    """
+    body, checksum = token[: -_CHECKSUM.size], token[-_CHECKSUM.size :]
+    if (
+        not _HEAD.size + _TAIL.size <= len(body) <= MAX_RESUME_TOKEN_BYTES
+        or _CHECKSUM.pack(google_crc32c.value(body)) != checksum
+    ):
+        raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
+    version, table, schema, query, micros, count = _HEAD.unpack_from(body)
+    if version != _VERSION:
+        raise InvalidResumeToken(f"the resume token has version {version}; this server reads version {_VERSION}")
+    for given, expected, what in (
+        (table, fingerprint.table, "another table or snapshot, or the table was created anew"),
+        (query, fingerprint.query, "another query: buckets, columns, limit, key range and direction must be the same"),
+        (schema, fingerprint.schema, "another schema: the columns were altered meanwhile; name the columns to read"),
+    ):
+        if given != expected:
+            raise InvalidResumeToken(f"the resume token comes from {what}")
+    tail = _HEAD.size + count * _OFFSET.size
+    offsets = dict(_OFFSET.iter_unpack(body[_HEAD.size : tail]))
+    bucket, remaining = _TAIL.unpack_from(body, tail)
+    return ResumePoint(
+        Position(bucket, body[tail + _TAIL.size :]),
+        None if remaining == _NO_LIMIT else remaining,
+        View(offsets, micros, 0),
+    )
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=4).digest()

@@ -1,0 +1,57 @@
+"""What a `ScanKvRequest` asks for, in the server's own terms; refused when it is out of range."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streaming_server.scan.opening import ReadPlan
+from streaming_server.scan.producer import ChunkSpec
+from table_model.errors import InvalidRequest, InvalidResumeToken
+from table_model.key_range import KeyRange
+from table_model.limits import (
+    DEFAULT_CHUNK_ROWS,
+    MAX_CHUNK_BYTES,
+    MAX_CHUNK_ROWS,
+    MAX_KEY_BYTES,
+    MAX_RESUME_TOKEN_BYTES,
+    MIN_CHUNK_BYTES,
+)
+
+if TYPE_CHECKING:
+    from protos.scankv.v1 import scan_pb2
+
+
+def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
+    """Which rows a request asks for. Raises InvalidRequest."""
+    if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
+        raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
+    if request.HasField("snapshot") and not request.snapshot.snapshot_id:
+        raise InvalidRequest("snapshot.snapshot_id is empty: it must be the id of a pinned snapshot")
+    return ReadPlan(
+        buckets=tuple(request.buckets) or None,
+        columns=tuple(request.columns.names) if request.HasField("columns") else None,
+        key_range=key_range(request.key_range),
+        reverse=request.reverse,
+        limit=request.limit if request.HasField("limit") else None,
+        resume_token=request.resume_token,
+    )
+
+
+def key_range(message: scan_pb2.KeyRange) -> KeyRange:
+    """The keys that a message names. Raises InvalidRequest for an end that no key can have."""
+    start = message.start if message.HasField("start") else None
+    end = message.end if message.HasField("end") else None
+    # One byte more than a key has: what is behind a key is that key with a zero byte.
+    if max(len(start or b""), len(end or b"")) > MAX_KEY_BYTES + 1:
+        raise InvalidRequest(f"an end of key_range has more than {MAX_KEY_BYTES + 1} bytes")
+    return KeyRange(start, end)
+
+
+def chunk_spec(request: scan_pb2.ScanKvRequest, default_bytes: int) -> ChunkSpec:
+    """How large chunks may become. Raises InvalidRequest."""
+    rows, size = request.chunk.max_rows or DEFAULT_CHUNK_ROWS, request.chunk.max_bytes or default_bytes
+    if rows > MAX_CHUNK_ROWS:
+        raise InvalidRequest(f"chunk.max_rows is {rows}: it must be from 1 to {MAX_CHUNK_ROWS}")
+    if not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES:
+        raise InvalidRequest(f"chunk.max_bytes is {size}: it must be from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}")
+    return ChunkSpec(rows=rows, bytes=size)

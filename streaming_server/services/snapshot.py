@@ -1,0 +1,108 @@
+"""`SnapshotService`: pinning a table's state, and handing it out in parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protos.scankv.v1 import scan_pb2, snapshot_pb2, snapshot_pb2_grpc
+from streaming_server.services.errors import mapped_errors
+from table_model.key_range import KeyRange
+
+if TYPE_CHECKING:
+    import grpc
+
+    from streaming_server.engine.leases import SnapshotInfo
+    from streaming_server.engine.tables import Tables
+
+
+class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
+    """Serves pinned snapshots. See `protos/scankv/v1/snapshot.proto` for what it promises."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._snapshots = tables.snapshots
+
+    async def PinSnapshot(
+        self,
+        request: snapshot_pb2.PinSnapshotRequest,
+        context: grpc.aio.ServicerContext[snapshot_pb2.PinSnapshotRequest, snapshot_pb2.PinSnapshotResponse],
+    ) -> snapshot_pb2.PinSnapshotResponse:
+        """Takes a lease on a view of a table."""
+        async with mapped_errors(request, context):
+            info = await self._snapshots.pin(
+                self._tables.table(request.table),
+                lease_id=request.lease_id,
+                ttl=_ttl(request.ttl_millis),
+                same_view_as=request.same_view_as,
+            )
+        return snapshot_pb2.PinSnapshotResponse(snapshot=_snapshot(info), held_micros=info.held_micros)
+
+    async def RenewSnapshot(
+        self,
+        request: snapshot_pb2.RenewSnapshotRequest,
+        context: grpc.aio.ServicerContext[snapshot_pb2.RenewSnapshotRequest, snapshot_pb2.RenewSnapshotResponse],
+    ) -> snapshot_pb2.RenewSnapshotResponse:
+        """Begins a lease's time to live anew."""
+        async with mapped_errors(request, context):
+            info = await self._snapshots.renew(request.snapshot_id, _ttl(request.ttl_millis))
+        return snapshot_pb2.RenewSnapshotResponse(snapshot=_snapshot(info))
+
+    async def ReleaseSnapshot(
+        self,
+        request: snapshot_pb2.ReleaseSnapshotRequest,
+        context: grpc.aio.ServicerContext[snapshot_pb2.ReleaseSnapshotRequest, snapshot_pb2.ReleaseSnapshotResponse],
+    ) -> snapshot_pb2.ReleaseSnapshotResponse:
+        """Gives a lease back."""
+        async with mapped_errors(request, context):
+            await self._snapshots.release(request.snapshot_id)
+        return snapshot_pb2.ReleaseSnapshotResponse()
+
+    async def ListSnapshots(
+        self,
+        request: snapshot_pb2.ListSnapshotsRequest,
+        context: grpc.aio.ServicerContext[snapshot_pb2.ListSnapshotsRequest, snapshot_pb2.ListSnapshotsResponse],
+    ) -> snapshot_pb2.ListSnapshotsResponse:
+        """Lists the snapshots of one table, or of all."""
+        async with mapped_errors(request, context):
+            table = self._tables.table(request.table).definition.name if request.table else None
+            infos = self._snapshots.listed(table)
+        return snapshot_pb2.ListSnapshotsResponse(snapshots=map(_snapshot, infos))
+
+    async def SplitSnapshot(
+        self,
+        request: snapshot_pb2.SplitSnapshotRequest,
+        context: grpc.aio.ServicerContext[snapshot_pb2.SplitSnapshotRequest, snapshot_pb2.SplitSnapshotResponse],
+    ) -> snapshot_pb2.SplitSnapshotResponse:
+        """Cuts a snapshot into key ranges."""
+        async with mapped_errors(request, context):
+            key_range = KeyRange(
+                request.key_range.start if request.key_range.HasField("start") else None,
+                request.key_range.end if request.key_range.HasField("end") else None,
+            )
+            ranges = await self._snapshots.split(
+                request.snapshot_id, request.splits, key_range, tuple(request.buckets) or None
+            )
+        return snapshot_pb2.SplitSnapshotResponse(
+            ranges=(scan_pb2.KeyRange(start=each.start, end=each.end) for each in ranges)
+        )
+
+
+def _ttl(millis: int) -> float | None:
+    return millis / 1000 if millis else None
+
+
+def _snapshot(info: SnapshotInfo) -> snapshot_pb2.Snapshot:
+    manifest = info.manifest
+    return snapshot_pb2.Snapshot(
+        snapshot_id=info.snapshot_id,
+        view_id=info.view_id,
+        table=manifest.definition.name,
+        table_incarnation=manifest.definition.incarnation,
+        arrow_schema=manifest.definition.schema.arrow.serialize().to_pybytes(),
+        schema_id=manifest.definition.schema.id,
+        log_offsets={number: bucket.log_offset for number, bucket in manifest.buckets.items()},
+        view_micros=manifest.view_micros,
+        rows=sum(bucket.rows for bucket in manifest.buckets.values()),
+        ttl_millis=round(info.ttl * 1000),
+        remaining_millis=round(info.remaining * 1000),
+    )

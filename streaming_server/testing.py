@@ -1,0 +1,151 @@
+"""For test suites: a real server in a process of its own, which a test may kill and start again.
+
+    from aio_client.sync import connect
+    from streaming_server.testing import ServerProcess
+
+    def test_scores(tmp_path):
+        with ServerProcess(tmp_path / "data") as server, connect(server.url) as client:
+            ...
+            server.kill()
+            server.restart()
+
+Needs `scankv[server]`. For a server in the event loop of the test there is `streaming_server.server.Server`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Final, Self
+
+from table_model.errors import Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["ServerProcess"]
+
+_READY: Final = "scankv ready on "
+_START_SECONDS: Final = 60.0
+_LOG_CHARACTERS: Final = 4000
+
+
+class ServerProcess:
+    """`scankv serve` over a data directory, listening on loopback; leaving `with` kills it unless it has ended.
+
+    Its calls block. Not thread-safe. The process is in a session of its own: an interrupt from the keyboard reaches the
+    test, not the server.
+
+    Attributes:
+        url: `127.0.0.1:PORT`; the same after `restart`.
+        data_dir: The data directory; it outlives the process.
+        log_path: The file that its log is appended to, beside the data directory.
+        process: The process that was started last.
+    """
+
+    def __init__(self, data_dir: Path, *arguments: str, port: int = 0, wrapper: tuple[str, ...] = ()) -> None:
+        """Starts the server, as `start` does.
+
+        Args:
+            data_dir: Where the data goes; made when it is not there, but its parent must be.
+            *arguments: Further arguments of `scankv serve`, as `"--set", "max_live_scans=2"`.
+            port: The port to listen on. 0: a free one.
+            wrapper: A command to run the server under, as `("strace", "-f")`.
+        """
+        self.data_dir = data_dir
+        self.log_path = data_dir.with_name(data_dir.name + ".log")
+        self._arguments = arguments
+        self._wrapper = wrapper
+        self._port = port
+        self.start()
+
+    def start(self) -> None:
+        """Starts the process and waits until it says that it is ready. `__init__` has done so already.
+
+        Raises:
+            Unavailable: It did not become ready; the message has the end of its log.
+        """
+        command = [sys.executable, "-m", "scankv", "serve", "--data", str(self.data_dir), "--port", str(self._port)]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self._wrapper, *command, *self._arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        line = self._first_line()
+        if not line.startswith(_READY):
+            self._reap()
+            raise Unavailable(f"the server did not start; it said {line!r}, and its log ends: {self._end_of_log()}")
+        self.url = line.removeprefix(_READY).strip()
+
+    @property
+    def log(self) -> str:
+        """What the server has logged so far, over all its starts."""
+        return self.log_path.read_text()
+
+    def kill(self) -> None:
+        """Ends the process (and a wrapper around it) at once, as `kill -9` does, and waits until it is gone."""
+        # Its number may belong to another process once it was waited for.
+        if self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self._reap()
+
+    def stop(self, timeout: float = 60) -> int:
+        """Drains the server with SIGTERM; its exit code.
+
+        Args:
+            timeout: Seconds within which it must have ended; then it is killed.
+
+        Raises:
+            subprocess.TimeoutExpired: It had not.
+        """
+        if self.process.poll() is None:
+            # To the group: a wrapper such as strace keeps the signal to itself.
+            os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            return self.process.wait(timeout)
+        finally:
+            self.kill()
+
+    def restart(self) -> None:
+        """Starts the server anew on the same directory and the same port.
+
+        Raises:
+            Unavailable: It did not become ready.
+            UsageError: It is still running.
+        """
+        if self.process.poll() is None:
+            raise UsageError("the server is still running; end it with kill() or stop() before it is started again")
+        self._reap()
+        self._port = int(self.url.rsplit(":", 1)[1])
+        self.start()
+
+    def _first_line(self) -> str:
+        assert self.process.stdout is not None
+        process = self.process
+        overdue = threading.Timer(_START_SECONDS, lambda: os.killpg(process.pid, signal.SIGKILL))
+        overdue.start()
+        try:
+            return self.process.stdout.readline()
+        finally:
+            overdue.cancel()
+            overdue.join()
+
+    def _end_of_log(self) -> str:
+        return self.log[-_LOG_CHARACTERS:].strip()
+
+    def _reap(self) -> None:
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

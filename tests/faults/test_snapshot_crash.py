@@ -1,0 +1,117 @@
+"""A server killed at any moment of a pin or release: what it answered for is there, whole, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from protos.scankv.v1 import snapshot_pb2, write_pb2
+from tests.support.snapshots import pinned_rows, tables_in, views_on_disk
+from tests.support.tables import ipc_stream
+from tests.support.wire import Wire, refusal_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.server_process import ServerProcess
+
+NAME = "test.pinned"
+SCHEMA = pa.schema([("k", pa.int64()), ("generation", pa.int64())])
+KEYS = range(40)
+
+
+@dataclass
+class Pinner:
+    """Writes a generation of all rows, pins it, and releases some, until the server does not answer.
+
+    Attributes:
+        generations: The generation that each snapshot shows, of those that were answered for.
+        in_doubt: The ids of a pin or release that was not answered, and the generation it would show.
+        written: The last generation acknowledged.
+    """
+
+    rng: random.Random
+    generations: dict[str, int] = field(default_factory=dict)
+    in_doubt: dict[str, int] = field(default_factory=dict)
+    written: int = 0
+
+    def work_until_broken(self, url: str, round_: int) -> None:
+        """Works on a server that is going to be killed."""
+        with Wire(url) as wire:
+            with pytest.raises(grpc.RpcError) as broken:
+                self._work(wire, round_)
+            assert refusal_of(broken.value).code == "UNAVAILABLE"
+
+    def _work(self, wire: Wire, round_: int) -> None:
+        for number in itertools.count():
+            self._pin(wire, f"{round_}-{number}")
+            if len(self.generations) > 4 or self.rng.random() < 0.3:
+                self._release(wire, self.rng.choice(list(self.generations)))
+
+    def _pin(self, wire: Wire, lease_id: str) -> None:
+        if self.rng.random() < 0.7:
+            rows = pa.record_batch({"k": KEYS, "generation": [self.written + 1] * len(KEYS)}, schema=SCHEMA)
+            request = write_pb2.UpsertRequest(table=NAME, rows=ipc_stream(SCHEMA, rows))
+            wire.writes.Upsert(request, timeout=60)
+            self.written += 1
+        self.in_doubt = {lease_id: self.written}
+        wire.pin(NAME, lease_id=lease_id)
+        self.generations |= self.in_doubt
+        self.in_doubt = {}
+
+    def _release(self, wire: Wire, lease_id: str) -> None:
+        self.in_doubt = {lease_id: self.generations.pop(lease_id)}
+        wire.snapshots.ReleaseSnapshot(snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=lease_id), timeout=60)
+        self.in_doubt = {}
+
+    async def check(self, data_dir: Path) -> None:
+        """Starts on what the killed server left, and reads every snapshot."""
+        async with tables_in(data_dir) as tables:
+            listed = tables.snapshots.listed()
+            ids = {info.snapshot_id for info in listed}
+            assert self.generations.keys() <= ids <= self.generations.keys() | self.in_doubt.keys()
+            assert {path.name for path in views_on_disk(data_dir)} == {info.view_id for info in listed}
+            assert list((data_dir / "trash").iterdir()) == []
+            known = self.generations | self.in_doubt
+            for snapshot_id in ids:
+                rows = (await pinned_rows(tables.snapshots, snapshot_id, NAME)).to_pydict()
+                assert sorted(rows["k"]) == list(KEYS)
+                assert set(rows["generation"]) == {known[snapshot_id]}
+            self.generations = {snapshot_id: known[snapshot_id] for snapshot_id in ids}
+            self.in_doubt = {}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.soak)])
+async def test_every_snapshot_answered_for_survives_kills_at_any_moment_of_a_pin(
+    server: ServerProcess, kills: int
+) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    pinner = Pinner(rng)
+    doubts = 0
+    try:
+        with Wire(server.url) as wire:
+            wire.create(NAME, SCHEMA, buckets=4)
+            rows = pa.record_batch({"k": KEYS, "generation": [0] * len(KEYS)}, schema=SCHEMA)
+            wire.writes.Upsert(write_pb2.UpsertRequest(table=NAME, rows=ipc_stream(SCHEMA, rows)), timeout=60)
+        for round_ in range(kills):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.to_thread(pinner.work_until_broken, server.url, round_))
+                await asyncio.sleep(rng.uniform(0.05, 0.5))
+                await asyncio.to_thread(server.kill)
+            doubts += bool(pinner.in_doubt)
+            await pinner.check(server.data_dir)
+            server.restart()
+        assert doubts > 0, "no kill hit a pin or release"
+        assert "DATA_LOSS" not in server.log
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise

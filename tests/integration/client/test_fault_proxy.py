@@ -1,0 +1,204 @@
+"""A real client and a real server with the fault proxy between them: every fault is an error of ours or no fault."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+import pytest_asyncio
+
+from aio_client import (
+    Client,
+    ConnectionFailed,
+    DeadlineExceeded,
+    ScanInterrupted,
+    ScanKvError,
+    Unavailable,
+    connect,
+    sync,
+)
+from aio_client.testing import Fault, FaultProxy
+from table_model.scan_spec import ScanSpec
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from aio_client import ScanStream
+    from aio_client.testing import FaultKind
+    from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.asyncio
+
+ROWS = 20_000
+DATA = pa.table({"k": range(ROWS), "v": [f"{k:0200}" for k in range(ROWS)]})
+
+
+@pytest_asyncio.fixture
+async def filled(client: Client, name: str) -> str:
+    """A table of some 4 MB, more than a window."""
+    table = await client.create_table(name, DATA.schema, primary_key=["k"], buckets=3)
+    await table.upsert(DATA)
+    return name
+
+
+@pytest_asyncio.fixture
+async def proxy(shared_server: ServerProcess) -> AsyncIterator[FaultProxy]:
+    async with FaultProxy(shared_server.url) as proxy:
+        yield proxy
+
+
+async def scanned(client: Client, name: str) -> pa.Table:
+    table = await client.scan(ScanSpec(name, chunk_rows=500)).to_arrow()
+    return table.sort_by("k").cast(DATA.schema)
+
+
+async def read_all(stream: ScanStream) -> None:
+    async for _ in stream:
+        pass
+
+
+async def no_scan_is_live(client: Client) -> None:
+    async def none_is_live() -> bool:
+        return (await client.server_stats()).live_scans == 0
+
+    await await_until(none_is_live, "the scan freed", timeout=1.0)
+
+
+async def test_without_faults_it_is_as_if_there_were_no_proxy(proxy: FaultProxy, name: str) -> None:
+    async with connect(proxy.address) as client:
+        table = await client.create_table(name, DATA.schema, primary_key=["k"], buckets=3)
+        await table.upsert(DATA)
+        assert await scanned(client, name) == DATA
+        assert DATA.nbytes < proxy.bytes_to_server < 2 * DATA.nbytes
+        assert DATA.nbytes < proxy.bytes_to_client < 2 * DATA.nbytes
+    assert (proxy.connections, proxy.faults) == (1, ())
+
+
+@pytest.mark.parametrize("kind", ["cut", "reset", "half_close"])
+@pytest.mark.parametrize("bytes_before", [0, 20, 1000, 1_500_000])
+async def test_a_connection_that_ends_is_an_error_and_the_next_scan_is_whole(
+    client: Client, proxy: FaultProxy, filled: str, kind: FaultKind, bytes_before: int
+) -> None:
+    proxy.on_next(Fault(kind, bytes_before))
+    async with connect(proxy.address, attempt_timeout=5) as through:
+        stream = through.scan(ScanSpec(filled, chunk_rows=500)).stream()
+        with pytest.raises((ScanInterrupted, Unavailable)) as caught:
+            await read_all(stream)
+        # What arrived right before the end may be lost: gRPC drops what was not read yet.
+        assert (caught.value.resume_token is not None) == (stream.statistics().rows_returned > 0)
+        assert [made.at_bytes for made in proxy.faults] == [bytes_before], proxy
+        await no_scan_is_live(client)
+        await through.wait_ready(5)
+        assert await scanned(through, filled) == DATA
+
+
+async def test_a_stalled_connection_is_noticed_within_its_timeout_and_freed(
+    client: Client, proxy: FaultProxy, filled: str
+) -> None:
+    async with connect(proxy.address, next_chunk_timeout=0.2) as through:
+        stream = through.scan(ScanSpec(filled, chunk_rows=500)).stream()
+        await anext(stream)
+        proxy.apply(Fault("stall"))
+        with pytest.raises(DeadlineExceeded):
+            await read_all(stream)
+        await no_scan_is_live(client)
+        proxy.resume()
+        assert await scanned(through, filled) == DATA
+
+
+async def test_a_slow_connection_delays_a_scan_and_loses_nothing(proxy: FaultProxy, filled: str) -> None:
+    proxy.on_next(Fault("slow", bytes_per_second=8_000_000))
+    async with connect(proxy.address) as through:
+        started = time.monotonic()
+        assert await scanned(through, filled) == DATA
+        assert time.monotonic() - started > 0.8 * DATA.nbytes / 8_000_000
+
+
+async def test_a_stalled_connection_stops_the_scan_at_the_server(
+    client: Client, proxy: FaultProxy, filled: str
+) -> None:
+    async with connect(proxy.address, read_ahead_bytes=65536) as through:
+        stream = through.scan(ScanSpec(filled, chunk_rows=100)).stream()
+        rows = (await anext(stream)).num_rows
+        proxy.apply(Fault("stall"))
+        # Meanwhile this one is read whole twice; the stalled one has come no further than the buffers.
+        for _ in range(2):
+            assert await scanned(client, filled) == DATA
+        assert (await client.server_stats()).live_scans == 1
+        assert proxy.bytes_to_client < DATA.nbytes / 2
+        proxy.resume()
+        async for batch in stream:
+            rows += batch.num_rows
+        assert rows == ROWS
+
+
+async def test_a_refused_connection_fails_at_once_and_works_again_later(proxy: FaultProxy, filled: str) -> None:
+    proxy.refuse()
+    async with connect(proxy.address) as through:
+        started = time.monotonic()
+        with pytest.raises(Unavailable):
+            await scanned(through, filled)
+        assert time.monotonic() - started < 1
+        proxy.accept()
+        await through.wait_ready(5)
+        assert await scanned(through, filled) == DATA
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_under_random_faults_a_scan_is_whole_or_an_error(proxy: FaultProxy, filled: str, seed: int) -> None:
+    proxy.seed = seed
+    proxy.random_faults(after_bytes=(0, 2 * DATA.nbytes))
+    whole = 0
+    for _ in range(10):
+        async with connect(proxy.address, attempt_timeout=5) as through:
+            try:
+                assert await scanned(through, filled) == DATA, proxy
+                whole += 1
+            except ConnectionFailed:
+                assert proxy.faults[-1].connection == proxy.connections, proxy
+    assert 0 < whole < 10, proxy
+    assert len(proxy.faults) >= 10 - whole, proxy
+    proxy.calm()
+    async with connect(proxy.address) as through:
+        assert await scanned(through, filled) == DATA, proxy
+
+
+async def test_writes_through_a_broken_connection_are_applied_or_an_error(
+    client: Client, proxy: FaultProxy, name: str
+) -> None:
+    table = await client.create_table(name, DATA.schema, primary_key=["k"], buckets=3)
+    for bytes_before in (0, 1000, 2_000_000):
+        proxy.on_next(Fault("reset", bytes_before, "to_server"))
+        async with connect(proxy.address, attempt_timeout=5) as through:
+            with pytest.raises(ScanKvError):
+                await (await through.table(name)).upsert(DATA)
+    assert len(proxy.faults) == 3, proxy
+    await table.upsert(DATA)
+    assert await scanned(client, name) == DATA
+
+
+async def test_the_proxy_outlives_a_restart_of_the_server(server: ServerProcess) -> None:
+    async with FaultProxy(server.url) as proxy, connect(proxy.address) as through:
+        table = await through.create_table("test.restarted", DATA.schema, primary_key=["k"], buckets=1)
+        await table.upsert(DATA.slice(0, 10))
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(ConnectionFailed):
+            await scanned(through, "test.restarted")
+        await asyncio.to_thread(server.restart)
+        await through.wait_ready(10)
+        assert (await scanned(through, "test.restarted")).num_rows == 10
+
+
+async def test_blocking_code_has_a_proxy_in_a_thread(shared_server: ServerProcess, filled: str) -> None:
+    def blocking() -> None:
+        with FaultProxy.in_thread(shared_server.url) as proxy, sync.connect(proxy.address) as through:
+            proxy.on_next(Fault("cut", 1_000_000))
+            with pytest.raises(ScanInterrupted):
+                through.scan(ScanSpec(filled, chunk_rows=500)).to_arrow()
+            assert len(proxy.faults) == 1
+
+    await asyncio.to_thread(blocking)

@@ -1,0 +1,376 @@
+"""Pinned snapshots, live scans and their cancelling, as users of the client meet them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+import pytest_asyncio
+
+from aio_client import (
+    InvalidRequest,
+    ScanCancelled,
+    ScanNotFound,
+    SnapshotLost,
+    TableNotFound,
+    UsageError,
+    connect,
+    sync,
+)
+from aio_client._snapshot import splits
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aio_client import Client, LiveScan, Scan, Snapshot, Table
+    from tests.support.server_process import ServerProcess
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("value", pa.string())])
+ROWS = 5_000
+TOTAL = ROWS * (ROWS - 1) // 2
+READ_IN_ANOTHER_PROCESS = """
+import asyncio, sys
+from aio_client import connect
+
+async def main(url, table, snapshot_id):
+    async with connect(url) as client:
+        rows = await (await client.table(table)).scan().at(snapshot_id).to_arrow()
+        print(rows.num_rows, sum(rows["k"].to_pylist()))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def rows(keys: range, value: str) -> pa.Table:
+    return pa.table({"k": keys, "value": [value] * len(keys)}, schema=SCHEMA)
+
+
+async def content(scan: Scan) -> set[tuple[int, str]]:
+    found = await scan.to_arrow()
+    pairs = list(zip(found["k"].to_pylist(), found["value"].to_pylist(), strict=True))
+    assert len(set(pairs)) == len(pairs)
+    return set(pairs)
+
+
+OLD = {(k, "old") for k in range(ROWS)}
+
+
+@pytest_asyncio.fixture
+async def table(client: Client, name: str) -> Table:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
+    await table.upsert(rows(range(ROWS), "old"))
+    return table
+
+
+async def overwrite(table: Table) -> None:
+    """Changes every row, deletes some, adds some."""
+    await table.upsert(rows(range(ROWS + 10), "new"))
+    await table.delete(list(range(10)))
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_shows_the_rows_of_its_pin_and_a_live_scan_those_of_now(table: Table) -> None:
+    async with table.snapshot(ttl=60) as snapshot:
+        await overwrite(table)
+        assert await content(table.scan().at(snapshot)) == OLD
+        assert await content(table.scan()) == {(k, "new") for k in range(10, ROWS + 10)}
+        assert await content(table.scan().at(snapshot)) == OLD
+    with pytest.raises(SnapshotLost):
+        await table.scan().at(snapshot).to_arrow()
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_says_what_it_holds(client: Client, table: Table) -> None:
+    written = await table.upsert([{"k": 0, "value": "newer"}])
+    async with table.snapshot(ttl=90) as snapshot:
+        await client.alter_table(table.name, add_columns=pa.schema([("later", pa.int8())]))
+        assert (snapshot.table, snapshot.rows, snapshot.ttl, snapshot.schema) == (table.name, ROWS, 90, SCHEMA)
+        assert sorted(snapshot.log_offsets) == [0, 1, 2]
+        assert all(snapshot.log_offsets[bucket] == offset for bucket, offset in written.log_offsets.items())
+        assert abs(snapshot.taken_at.timestamp() - time.time()) < 60
+        assert 60 < snapshot.remaining <= 90
+        async with table.scan().at(snapshot).stream() as stream:
+            assert stream.schema == SCHEMA
+            assert stream.log_offsets == snapshot.log_offsets
+            assert stream.consistency == "pinned"
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_is_read_by_its_id_in_another_process(shared_server: ServerProcess, table: Table) -> None:
+    snapshot = await table.snapshot(ttl=60)
+    await overwrite(table)
+    command = [sys.executable, "-c", READ_IN_ANOTHER_PROCESS, shared_server.url, table.name, snapshot.id]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == f"{ROWS} {TOTAL}\n", done.stderr
+    await snapshot.release()
+
+
+@pytest.mark.asyncio
+async def test_a_released_snapshot_is_lost_to_every_call_but_the_release(table: Table) -> None:
+    snapshot = await table.snapshot()
+    await snapshot.release()
+    assert snapshot.remaining == 0
+    await assert_lost(table, snapshot)
+
+
+@pytest.mark.asyncio
+async def test_an_awaited_snapshot_expires_unless_its_holder_renews_it(client: Client, table: Table) -> None:
+    snapshot = await table.snapshot(ttl=1)
+    kept = await table.snapshot(ttl=1)
+    await kept.renew(60)
+    await await_until(lambda: has_expired(client, snapshot), "expired")
+    assert snapshot.remaining == 0
+    await assert_lost(table, snapshot)
+    assert await content(table.scan().at(kept)) == OLD
+    await kept.release()
+
+
+async def has_expired(client: Client, snapshot: Snapshot) -> bool:
+    return snapshot.id not in [each.id for each in await client.snapshots()]
+
+
+async def assert_lost(table: Table, snapshot: Snapshot) -> None:
+    lost: list[Callable[[], Awaitable[Any]]] = [
+        table.scan().at(snapshot).to_arrow,
+        snapshot.renew,
+        lambda: table.snapshot(same_view_as=snapshot),
+    ]
+    for call in lost:
+        with pytest.raises(SnapshotLost):
+            await call()
+    await snapshot.release()
+
+
+@pytest.mark.asyncio
+async def test_an_unknown_snapshot_is_lost(table: Table) -> None:
+    with pytest.raises(SnapshotLost):
+        await table.scan().at("no-such-snapshot").to_arrow()
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_of_another_table_is_not_read(client: Client, table: Table, name: str) -> None:
+    other = await client.create_table(f"{name}_other", SCHEMA, primary_key=["k"])
+    async with table.snapshot() as snapshot:
+        with pytest.raises(InvalidRequest, match=f"is of table {name}, not of"):
+            await other.scan().at(snapshot).to_arrow()
+        with pytest.raises(InvalidRequest, match=f"is of table {name}, not of"):
+            await other.snapshot(same_view_as=snapshot)
+
+
+@pytest.mark.asyncio
+async def test_the_context_keeps_a_snapshot_through_work_that_is_longer_than_its_ttl(
+    client: Client, table: Table
+) -> None:
+    async with table.snapshot(ttl=1) as snapshot:
+        began, renewals, before = time.monotonic(), 0, 1.0
+        while renewals < 7:
+            (listed,) = await client.snapshots(table.name)
+            # More than what the answers differ by in their time on the way.
+            renewals += listed.remaining > before + 0.1
+            before = listed.remaining
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - began > 2
+        await overwrite(table)
+        assert await content(table.scan().at(snapshot)) == OLD
+    assert await client.snapshots(table.name) == []
+
+
+@pytest.mark.asyncio
+async def test_a_scan_goes_on_when_the_snapshot_under_it_is_released(table: Table) -> None:
+    async with table.snapshot() as snapshot:
+        stream = table.scan().at(snapshot).with_chunk(rows=10).stream()
+        read = (await anext(stream)).num_rows
+    await overwrite(table)
+    assert read + sum([batch.num_rows async for batch in stream]) == ROWS
+
+
+@pytest.mark.asyncio
+async def test_snapshots_of_an_unchanged_table_share_a_view_and_are_released_one_by_one(
+    client: Client, table: Table
+) -> None:
+    first, second = await table.snapshot(), await table.snapshot(ttl=300)
+    assert first.id != second.id
+    assert first.view_id == second.view_id
+    await overwrite(table)
+    third, again = await table.snapshot(), await table.snapshot(same_view_as=first.id)
+    assert third.view_id != first.view_id
+    assert again.view_id == first.view_id
+    listed = await client.snapshots(table.name)
+    assert {each.id: each.view_id for each in listed} == {
+        each.id: each.view_id for each in (first, second, third, again)
+    }
+    assert [each.view_id for each in listed][-1] == third.view_id
+    assert {each.ttl for each in listed} == {300, 600}
+    for each in (first, second):
+        await each.release()
+    assert await content(table.scan().at(again)) == OLD
+    for each in (third, again):
+        await each.release()
+    assert await client.snapshots(table.name) == []
+
+
+@pytest.mark.asyncio
+async def test_listed_snapshots_are_renewed_and_released_by_whoever_listed_them(client: Client, table: Table) -> None:
+    snapshot = await table.snapshot(ttl=600)
+    (listed,) = await client.snapshots(table.name)
+    await listed.renew(1200)
+    await snapshot.renew()
+    assert snapshot.ttl == 1200
+    assert snapshot.id in [each.id for each in await client.snapshots()]
+    await listed.release()
+    await assert_lost(table, snapshot)
+
+
+@pytest.mark.asyncio
+async def test_snapshots_go_with_their_table(client: Client, table: Table) -> None:
+    snapshot = await table.snapshot()
+    await client.drop_table(table.name)
+    with pytest.raises(SnapshotLost):
+        await snapshot.renew()
+    with pytest.raises(TableNotFound):
+        await client.snapshots(table.name)
+    with pytest.raises(TableNotFound):
+        await table.snapshot()
+    assert snapshot.id not in [each.id for each in await client.snapshots()]
+
+
+@pytest.mark.asyncio
+async def test_a_context_outlives_a_restart_of_the_server(server: ServerProcess) -> None:
+    async with connect(server.url) as client:
+        table = await client.create_table("game.scores", SCHEMA, primary_key=["k"], buckets=2)
+        await table.upsert(rows(range(ROWS), "old"))
+        async with table.snapshot(ttl=60) as snapshot:
+            await overwrite(table)
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.restart)
+            await client.wait_ready()
+            assert await content(table.scan().at(snapshot)) == OLD
+            await snapshot.renew()
+            statistics = await client.server_stats()
+            assert (statistics.snapshot_views, statistics.snapshot_leases) == (1, 1)
+            assert statistics.snapshot_bytes > 0
+        assert (await client.server_stats()).snapshot_leases == 0
+        await await_until(lambda: no_view_is_kept(client), "the view gone")
+
+
+async def no_view_is_kept(client: Client) -> bool:
+    return (await client.server_stats()).snapshot_views == 0
+
+
+@pytest.mark.asyncio
+async def test_a_pin_rides_through_a_restart_of_the_server(server: ServerProcess) -> None:
+    async with connect(server.url) as client:
+        table = await client.create_table("game.scores", SCHEMA, primary_key=["k"])
+        await asyncio.to_thread(server.kill)
+        pinning = asyncio.ensure_future(_pin(table))
+        await asyncio.to_thread(server.restart)
+        assert (await pinning).table == "game.scores"
+        assert len(await client.snapshots()) == 1
+
+
+async def _pin(table: Table) -> Snapshot:
+    return await table.snapshot()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("n", [1, 3, 16])
+async def test_the_parts_of_a_scan_give_each_row_once(client: Client, table: Table, n: int) -> None:
+    async with table.snapshot() as snapshot:
+        await overwrite(table)
+        specs = await splits(client._transport, table.scan().at(snapshot).spec, n)
+        assert len(specs) == n
+        parts = [await content(client.scan(spec)) for spec in specs]
+    assert set.union(*parts) == OLD
+    assert sum(map(len, parts)) == ROWS
+    assert max(map(len, parts)) <= 1.5 * ROWS / n
+
+
+@pytest.mark.asyncio
+async def test_live_scans_are_listed_with_their_progress_and_gone_when_they_end(client: Client, table: Table) -> None:
+    async with table.snapshot() as snapshot:
+        live = table.scan().with_chunk(rows=10).with_buckets(0, 2).stream()
+        pinned = table.scan().at(snapshot).with_chunk(rows=10).stream()
+        async with live, pinned:
+            await anext(live)
+            await anext(pinned)
+            first, second = await live_scans(client, table)
+            assert (first.scan_id, second.scan_id) == (live.scan_id, pinned.scan_id)
+            assert (first.buckets, second.buckets) == ((0, 2), (0, 1, 2))
+            assert (first.snapshot_id, second.snapshot_id) == (None, snapshot.id)
+            assert first.rows >= 10
+            assert first.bytes > 0
+            assert "127.0.0.1" in first.peer
+            assert 0 <= first.idle_seconds <= first.age_seconds < 60
+        await await_until(lambda: no_live_scan(client, table), "no live scan")
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_scan_ends_with_an_error_for_its_reader(client: Client, table: Table) -> None:
+    stream = table.scan().with_chunk(rows=10).stream()
+    await anext(stream)
+    await client.cancel_scan(stream.scan_id)
+    assert await live_scans(client, table) == []
+    with pytest.raises(ScanCancelled):
+        async for _ in stream:
+            pass
+    with pytest.raises(ScanNotFound):
+        await client.cancel_scan(stream.scan_id)
+
+
+async def live_scans(client: Client, table: Table) -> list[LiveScan]:
+    return [scan for scan in await client.live_scans() if scan.table == table.name]
+
+
+async def no_live_scan(client: Client, table: Table) -> bool:
+    return not await live_scans(client, table)
+
+
+def test_the_blocking_client_pins_renews_and_releases(sync_client: sync.Client, name: str) -> None:
+    table = sync_client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
+    table.upsert(rows(range(ROWS), "old"))
+    with table.snapshot(ttl=1) as snapshot:
+        wait_until(lambda: sync_client.snapshots(name)[0].remaining < 0.8, "some time gone by")
+        wait_until(lambda: sync_client.snapshots(name)[0].remaining > 0.9, "renewed by itself")
+        table.delete(list(range(10)))
+        assert table.scan().at(snapshot).to_arrow().num_rows == ROWS == snapshot.rows
+        assert table.count() == ROWS - 10
+        assert (snapshot.table, snapshot.ttl, snapshot.schema) == (name, 1, SCHEMA)
+        assert sorted(snapshot.log_offsets) == [0, 1, 2]
+        other = table.snapshot(same_view_as=snapshot)
+        assert other.view_id == snapshot.view_id
+    with pytest.raises(SnapshotLost):
+        table.scan().at(snapshot).to_arrow()
+    (listed,) = sync_client.snapshots(name)
+    assert (listed.id, listed.taken_at) == (other.id, snapshot.taken_at)
+    assert repr(listed) == f"<sync Snapshot {other.id} of {name}>"
+    listed.renew(1200)
+    assert listed.remaining > 600
+    other.release()
+    other.release()
+    assert sync_client.snapshots(name) == []
+    with pytest.raises(UsageError):
+        table.snapshot(0.5)
+
+
+def test_a_blocking_client_closed_inside_the_context_is_no_error(shared_server: ServerProcess, name: str) -> None:
+    client = sync.connect(shared_server.url)
+    table = client.create_table(name, SCHEMA, primary_key=["k"])
+    with table.snapshot():
+        client.close()
+
+
+def test_the_blocking_client_lists_and_cancels_scans(sync_client: sync.Client, name: str) -> None:
+    table = sync_client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
+    table.upsert(rows(range(ROWS), "old"))
+    stream = table.scan().with_chunk(rows=10).stream()
+    next(stream)
+    assert stream.scan_id in [scan.scan_id for scan in sync_client.live_scans()]
+    sync_client.cancel_scan(stream.scan_id)
+    with pytest.raises(ScanCancelled):
+        list(stream)

@@ -1,0 +1,305 @@
+"""What ends a scan before its time: each ending frees the iterators within a second, and is told by its own error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from protos.scankv.v1 import admin_pb2, scan_pb2, table_pb2, write_pb2
+from streaming_server.scan.registry import MAX_UNREAD_ENDINGS
+from tests.support.server_process import ServerProcess
+from tests.support.tables import ipc_stream
+from tests.support.waiting import wait_until
+from tests.support.wire import Refusal, Wire, refusal, refusal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string())])
+ROWS = 30_000
+TABLE = "endings.table"
+
+
+def fill(wire: Wire, name: str = TABLE) -> None:
+    """A table of 15 MB, far more than lies between a server and a reader that does not read."""
+    wire.create(name, SCHEMA, buckets=3)
+    batch = pa.record_batch([list(range(ROWS)), [f"{key:0500}" for key in range(ROWS)]], schema=SCHEMA)
+    wire.writes.Upsert(write_pb2.UpsertRequest(table=name, rows=ipc_stream(SCHEMA, batch)), timeout=60)
+
+
+class Settings:
+    """A server with some settings, a filled table, and a connection."""
+
+    def __init__(self, stack: ExitStack, data_dir: Path, *settings: str) -> None:
+        flags = [flag for setting in settings for flag in ("--set", setting)]
+        self.server = stack.enter_context(ServerProcess(data_dir, *flags))
+        self.wire = stack.enter_context(Wire(self.server.url))
+        fill(self.wire)
+        self._stack = stack
+
+    def scan(self, **fields: Any) -> Any:
+        """A scan of which the first chunk was read; none of it is on its way to the end."""
+        call = self.wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=TABLE, **fields), timeout=60)
+        assert next(call).HasField("header")
+        assert next(call).HasField("chunk")
+        return call
+
+    def freed(self, timeout: float = 1.0) -> None:
+        """Waits until no scan holds anything."""
+
+        def nothing_is_held() -> bool:
+            stats = self.wire.server()
+            return stats.live_scans == stats.open_cursors == 0
+
+        wait_until(nothing_is_held, "everything freed", timeout)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[Any]:
+    with ExitStack() as stack:
+        yield lambda *settings: Settings(stack, tmp_path / "data", *settings)
+
+
+def ending(call: Any) -> Refusal:
+    """How a scan that is read on ends."""
+    try:
+        for _ in call:
+            pass
+    except grpc.RpcError as error:
+        return refusal_of(error)
+    raise AssertionError("the scan ended in success")
+
+
+def test_a_reader_that_takes_nothing_loses_its_scan_and_is_told_when_it_reads_on(settings: Any) -> None:
+    here = settings("stall_timeout_seconds=0.5")
+    started = time.monotonic()
+    calls = [here.scan() for _ in range(3)]
+    here.freed(timeout=1.5)
+    assert time.monotonic() - started >= 0.5
+    assert here.wire.server().unread_endings == 3
+    for call in calls:
+        assert (ended := ending(call)).reason == "SCAN_STALLED", ended
+        assert ended.code == "DEADLINE_EXCEEDED"
+        assert "stall_timeout_seconds" in ended.message
+    wait_until(lambda: here.wire.server().unread_endings == 0, "the endings taken")
+
+
+def test_a_slow_reader_that_goes_on_reading_keeps_its_scan(settings: Any) -> None:
+    """It takes four times the stall timeout in all, and never as much at once."""
+    here = settings("stall_timeout_seconds=0.8")
+    call = here.scan(chunk=scan_pb2.ChunkBounds(max_rows=1000))
+    for _ in range(10):
+        read_at = time.monotonic()
+        assert next(call).HasField("chunk")
+        wait_until(partial(_is_past, read_at + 0.35), "the reader's pause over")
+    *_, last = call
+    assert last.trailer.rows_returned == ROWS
+
+
+def _is_past(instant: float) -> bool:
+    return time.monotonic() > instant
+
+
+def test_a_scan_that_takes_too_long_is_ended_whether_its_reader_reads_or_not(settings: Any) -> None:
+    here = settings("max_scan_seconds=0.5")
+    calls = [here.scan(), here.scan()]
+    here.freed(timeout=1.5)
+    for call in calls:
+        assert ending(call).reason == "SCAN_TOO_LONG"
+
+
+def test_a_scan_cancelled_by_an_operator_is_gone_when_that_is_answered(settings: Any) -> None:
+    here = settings()
+    call = here.scan()
+    (live,) = here.wire.admin.ListScans(admin_pb2.ListScansRequest()).scans
+    assert (live.table, list(live.buckets), live.snapshot_id) == (TABLE, [0, 1, 2], "")
+    assert live.rows_scanned >= 256
+    assert live.bytes_returned > 0
+    assert "127.0.0.1" in live.peer
+    here.wire.admin.CancelScan(admin_pb2.CancelScanRequest(scan_id=live.scan_id))
+    stats = here.wire.server()
+    assert (stats.live_scans, stats.open_cursors) == (0, 0)
+    assert (ended := ending(call)).reason == "SCAN_CANCELLED", ended
+    assert refusal(here.wire.admin.CancelScan, admin_pb2.CancelScanRequest(scan_id=live.scan_id)).reason == (
+        "SCAN_NOT_FOUND"
+    )
+
+
+def test_a_scan_that_is_idle_says_since_when_and_one_that_was_read_says_so(settings: Any) -> None:
+    here = settings()
+    call = here.scan()
+
+    def idle() -> int:
+        (live,) = here.wire.admin.ListScans(admin_pb2.ListScansRequest()).scans
+        assert live.idle_millis <= live.age_millis
+        return int(live.idle_millis)
+
+    wait_until(lambda: idle() >= 300, "idle for some time")
+    for _ in range(3):
+        next(call)
+    assert idle() < 300
+    call.cancel()
+    here.freed()
+
+
+def test_a_deadline_frees_the_scan(settings: Any) -> None:
+    here = settings()
+    call = here.wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=TABLE), timeout=0.3)
+    next(call)
+    wait_until(lambda: not call.is_active(), "the deadline over")
+    with pytest.raises(grpc.RpcError, match="Deadline Exceeded"):
+        list(call)
+    here.freed()
+
+
+READER = """
+import sys, time, grpc
+from protos.scankv.v1 import scan_pb2, scan_pb2_grpc
+channel = grpc.insecure_channel(sys.argv[1], [("grpc.http2.bdp_probe", 0)])
+call = scan_pb2_grpc.ScanServiceStub(channel).ScanKv(scan_pb2.ScanKvRequest(table=sys.argv[2]))
+next(call)
+print("reading", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_reader_that_is_killed_or_frozen_frees_its_scan(settings: Any, how: signal.Signals) -> None:
+    here = settings("stall_timeout_seconds=1")
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, here.server.url, TABLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reading\n"
+        assert here.wire.server().live_scans == 1
+        os.kill(reader.pid, how)
+        here.freed(timeout=1.0 if how is signal.SIGKILL else 2.0)
+    finally:
+        reader.kill()
+        reader.communicate()
+
+
+def test_scans_that_outlast_the_drain_are_told_that_the_server_shuts_down(settings: Any) -> None:
+    here = settings("drain_seconds=1")
+    call = here.scan()
+    here.server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "SERVER_DRAINING" in here.server.log, "the scan ended")
+    assert (ended := ending(call)).reason == "SERVER_DRAINING", ended
+    assert here.server.process.wait(10) == 0
+
+
+def test_a_second_signal_ends_the_server_at_once_and_loses_nothing(settings: Any) -> None:
+    here = settings("drain_seconds=60")
+    here.scan()
+    here.server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "draining" in here.server.log, "draining")
+    started = time.monotonic()
+    here.server.process.send_signal(signal.SIGTERM)
+    assert here.server.process.wait(10) == 128 + signal.SIGTERM
+    assert time.monotonic() - started < 2
+    here.server.restart()
+    with Wire(here.server.url) as wire:
+        assert sum(bucket.rows for bucket in wire.statistics(TABLE)) == ROWS
+
+
+def test_scans_beyond_the_limit_of_a_bucket_wait_and_are_let_in_or_refused_with_a_time_to_come_back(
+    settings: Any,
+) -> None:
+    here = settings("max_live_scans_per_bucket=1", "admission_wait_seconds=0.3", "max_waiting_scans=1")
+    held = here.scan(buckets=[0])
+    here.scan(buckets=[1]).cancel()
+    waiting = here.wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=TABLE, buckets=[0, 2]), timeout=60)
+    wait_until(lambda: here.wire.server().waiting_scans == 1, "one waiting")
+    full = refusal(here.wire.scans.ScanKv, scan_pb2.ScanKvRequest(table=TABLE, buckets=[0]))
+    assert (full.code, full.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_SCANS")
+    assert "1 more are waiting" in full.message
+    late = ending(waiting)
+    assert late.reason == "TOO_MANY_SCANS"
+    assert "max_live_scans_per_bucket" in late.message
+    waiting = here.wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=TABLE, buckets=[0]), timeout=60)
+    wait_until(lambda: here.wire.server().waiting_scans == 1, "one waiting")
+    held.cancel()
+    assert sum(message.chunk.row_count for message in waiting) > 0
+    here.freed()
+
+
+def test_a_connection_with_too_many_scans_that_it_does_not_read_gets_no_more(settings: Any) -> None:
+    """Each of them holds a message or two; only the connection's end, or reading, gives them back."""
+    here = settings("stall_timeout_seconds=0.2")
+    calls = [here.scan() for _ in range(MAX_UNREAD_ENDINGS)]
+    wait_until(lambda: here.wire.server().unread_endings == MAX_UNREAD_ENDINGS, "all stalled")
+    said = refusal(here.wire.scans.ScanKv, scan_pb2.ScanKvRequest(table=TABLE))
+    assert said.reason == "TOO_MANY_SCANS"
+    with Wire(here.server.url) as other:
+        assert next(other.scans.ScanKv(scan_pb2.ScanKvRequest(table=TABLE, limit=1))).HasField("header")
+    for call in calls:
+        assert ending(call).reason == "SCAN_STALLED"
+    wait_until(lambda: here.wire.server().unread_endings == 0, "the endings taken")
+    here.scan().cancel()
+    here.freed()
+
+
+def test_a_table_dropped_under_a_reader_that_takes_nothing_frees_the_iterators_at_once(settings: Any) -> None:
+    here = settings()
+    call = here.scan()
+    here.wire.tables.DropTable(table_pb2.DropTableRequest(name=TABLE))
+    assert here.wire.server().open_cursors == 0
+    assert ending(call).reason == "TABLE_NOT_FOUND"
+    here.freed()
+
+
+def test_thousands_of_cancelled_scans_leave_nothing_behind(settings: Any) -> None:
+    _cancel_many(settings(), 1000)
+
+
+@pytest.mark.soak
+def test_ten_thousand_cancelled_scans_leave_nothing_behind(settings: Any) -> None:
+    _cancel_many(settings(), 10_000)
+
+
+def _cancel_many(here: Settings, scans: int) -> None:
+    """Cancelled at once, behind the header, and behind some chunks, from several connections."""
+
+    async def cancel_some(number: int) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(here.server.url, options=options) as channel:
+            method: Any = channel.unary_stream(
+                "/scankv.v1.ScanService/ScanKv",
+                request_serializer=scan_pb2.ScanKvRequest.SerializeToString,
+                response_deserializer=scan_pb2.ScanKvResponse.FromString,
+            )
+            for turn in range(number):
+                call = method(scan_pb2.ScanKvRequest(table=TABLE))
+                for _ in range(turn % 4):
+                    await call.read()
+                call.cancel()
+
+    async def cancel_all() -> None:
+        await asyncio.gather(*(cancel_some(scans // 8) for _ in range(8)))
+
+    asyncio.run(cancel_all())
+    here.freed(timeout=5.0)
+    before = here.wire.server()
+    asyncio.run(cancel_all())
+    here.freed(timeout=5.0)
+
+    def as_before() -> bool:
+        after = here.wire.server()
+        return after.tasks <= before.tasks and after.open_files <= before.open_files + 2
+
+    wait_until(as_before, "tasks and files as before")
+    assert here.wire.server().unread_endings == 0
+    assert "Traceback" not in here.server.log

@@ -1,0 +1,236 @@
+"""A hundred readers that stop: what they cost in memory, in speed of others, and on disk, and that all of it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import sys
+import time
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import ScanStalled, connect
+from tests.support.offline import bucket_path
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from aio_client import Client, ScanStream, Table
+
+READERS = 100
+TABLE = "stalled.rows"
+BUCKETS = 2
+ROWS = 40_000
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string())])
+VALUE_BYTES = 500
+MEBIBYTE = 1 << 20
+MOST_BYTES_A_READER = 16 * MEBIBYTE
+MOST_GROWTH_BYTES = 64 * MEBIBYTE
+"""Of all readers together, while they do nothing. A chunk more for each of them would be 100 MiB."""
+LEAST_SHARE_OF_RATE = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """How long the test takes.
+
+    Attributes:
+        stall_seconds: After which the server ends the scans of readers that stop.
+        flat_seconds: How long, at least, the server's memory is watched before.
+        pairs: How often the rates are compared.
+    """
+
+    stall_seconds: float
+    flat_seconds: float
+    pairs: int
+
+
+@contextmanager
+def serving(directory: Path, stall_seconds: float) -> Iterator[ServerProcess]:
+    settings = {
+        "stall_timeout_seconds": stall_seconds,
+        "max_live_scans": 2 * READERS,
+        "max_live_scans_per_bucket": 2 * READERS,
+        # Little, so that what a writer needs is soon all there, and table files are made and compacted all the time.
+        "write_buffer_bytes": 8 * MEBIBYTE,
+        "block_cache_bytes": 8 * MEBIBYTE,
+    }
+    flags = [flag for name, value in settings.items() for flag in ("--set", f"{name}={value}")]
+    directory.mkdir()
+    with ServerProcess(directory / "data", *flags) as server:
+        yield server
+
+
+class Rows:
+    """All rows of the table, other ones each time, so that writing them leaves nothing of the files before."""
+
+    def __init__(self) -> None:
+        self._text = random.Random(5).randbytes(2 * ROWS).hex()
+        self._version = 0
+
+    def next(self) -> pa.Table:
+        self._version += 1
+        start = self._version % 1000
+        values = [self._text[start + key : start + key + VALUE_BYTES] for key in range(ROWS)]
+        return pa.table({"k": pa.array(range(ROWS), pa.int64()), "v": values})
+
+
+async def filled(client: Client, rows: Rows) -> Table:
+    """A table that has been written several times over, so that a writer's memory is at its usual height."""
+    table = await client.create_table(TABLE, SCHEMA, primary_key=["k"], buckets=BUCKETS, compression="none")
+    for _ in range(3):
+        await table.upsert(rows.next())
+    return table
+
+
+@asynccontextmanager
+async def stalled_readers(url: str) -> AsyncIterator[list[ScanStream]]:
+    """Readers, each with a connection of its own, that read one chunk and stop."""
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(url)) for _ in range(READERS)]
+        tables = await asyncio.gather(*(client.table(TABLE) for client in clients))
+        streams = [await stack.enter_async_context(table.scan().stream()) for table in tables]
+        for stream in streams:
+            assert (await anext(stream)).num_rows < ROWS
+        yield streams
+
+
+async def seconds_of_a_scan(table: Table) -> float:
+    started = time.monotonic()
+    rows = 0
+    async for batch in table.scan().stream():
+        rows += batch.num_rows
+    assert rows == ROWS
+    return time.monotonic() - started
+
+
+async def share_of_rate(beside: Table, alone: Table, pairs: int) -> float:
+    """The rate of a fast reader beside the stalled ones, of that of one at a server without them.
+
+    Pair by pair, so that both have the same machine, whatever else it does.
+    """
+    shares = []
+    for _ in range(pairs):
+        without = await seconds_of_a_scan(alone)
+        shares.append(without / await seconds_of_a_scan(beside))
+    return statistics.median(shares)
+
+
+def row_files(data_dir: Path) -> set[Path]:
+    """The table files that hold rows, not changes."""
+    files = [file for bucket in range(BUCKETS) for file in bucket_path(data_dir, TABLE, bucket).glob("*.sst")]
+    found = set()
+    for file in files:
+        try:
+            # The column family's name, as a table file's properties have it.
+            if b"namerows" in file.read_bytes()[-16_384:]:
+                found.add(file)
+        except FileNotFoundError:  # Compacted away meanwhile.
+            continue
+    return found
+
+
+def deleted_files(pid: int) -> list[str]:
+    """Table files that a process holds open although they are deleted."""
+    names = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            names.append(str(descriptor.readlink()))
+        except FileNotFoundError:
+            continue
+    return [name for name in names if name.endswith(".sst (deleted)")]
+
+
+async def resident(client: Client) -> int:
+    return (await client.server_stats()).resident_bytes
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [
+        pytest.param(Phases(stall_seconds=14, flat_seconds=4, pairs=11), id="short"),
+        pytest.param(Phases(stall_seconds=90, flat_seconds=60, pairs=31), id="long", marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.asyncio
+async def test_readers_that_stop_cost_little_memory_and_nobody_elses_rate_and_are_gone_with_all_they_held(
+    tmp_path: Path, phases: Phases
+) -> None:
+    rows = Rows()
+    with (
+        serving(tmp_path / "beside", phases.stall_seconds) as server,
+        serving(tmp_path / "alone", phases.stall_seconds) as other,
+    ):
+        async with connect(server.url) as client, connect(other.url) as other_client:
+            table, alone = await asyncio.gather(filled(client, rows), filled(other_client, rows))
+            await share_of_rate(table, alone, 2)
+            idle = await resident(client)
+            async with stalled_readers(server.url) as streams:
+                started = time.monotonic()
+                each = (await resident(client) - idle) / READERS
+                assert each < MOST_BYTES_A_READER, f"{each / MEBIBYTE:.1f} MiB a reader"
+                share = await share_of_rate(table, alone, phases.pairs)
+                assert (await client.server_stats()).live_scans == READERS, "the readers were not there all the time"
+                held = row_files(server.data_dir)
+                await table.upsert(rows.next())
+                await table.upsert(rows.next())
+                assert held <= row_files(server.data_dir), "the readers do not hold the files that they read"
+                growth, watched = await growth_while_written(client, table, rows)
+                assert watched >= phases.flat_seconds
+                await check_all_is_freed(server, client, held)
+                assert time.monotonic() - started >= phases.stall_seconds - 1
+                for stream in streams:
+                    await check_stalled(stream)
+            sys.stdout.write(
+                f"{each / MEBIBYTE:.2f} MiB a reader, {growth / MEBIBYTE:+.1f} MiB in {watched:.0f} s, "
+                f"{share:.2f} of the rate\n"
+            )
+            assert growth < MOST_GROWTH_BYTES, f"{growth / MEBIBYTE:.1f} MiB more while nobody read"
+            assert share >= LEAST_SHARE_OF_RATE, f"{share:.2f} of the rate without them"
+
+
+async def growth_while_written(client: Client, table: Table, rows: Rows) -> tuple[int, float]:
+    """Writes all rows over and over until the readers are gone; growth of the memory, and seconds watched."""
+    started, watched = time.monotonic(), 0.0
+    seen = []
+    while True:
+        await table.upsert(rows.next())
+        stats = await client.server_stats()
+        if stats.live_scans < READERS:
+            break
+        seen.append(stats.resident_bytes)
+        watched = time.monotonic() - started
+    assert len(seen) >= 4, f"too few writes in {watched:.1f} s to tell"
+    half = len(seen) // 2
+    # Of halves, because what a writer needs goes up and down by tens of MiB.
+    return round(statistics.median(seen[half:]) - statistics.median(seen[:half])), watched
+
+
+async def check_all_is_freed(server: ServerProcess, client: Client, held: set[Path]) -> None:
+    """No scan, cursor or file is left of the readers, although all rows have been written anew since."""
+
+    async def nothing_is_live() -> bool:
+        stats = await client.server_stats()
+        return stats.live_scans == stats.open_cursors == 0
+
+    async def files_are_gone() -> bool:
+        return not deleted_files(server.process.pid) and not held & row_files(server.data_dir)
+
+    await await_until(nothing_is_live, "all scans ended")
+    assert held
+    await await_until(files_are_gone, "the files of the readers deleted")
+
+
+async def check_stalled(stream: ScanStream) -> None:
+    with pytest.raises(ScanStalled) as caught:
+        async for _ in stream:
+            pass
+    assert caught.value.resume_token is not None

@@ -1,0 +1,57 @@
+"""The server that is shipped for test suites: started, killed, stopped and started again."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import Unavailable, UsageError, sync
+from streaming_server.testing import ServerProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_server_that_is_killed_or_stopped_starts_again_at_the_same_url_with_its_data(server: ServerProcess) -> None:
+    url, rows = server.url, [{"k": 1}]
+    with sync.connect(url) as client:
+        table = client.create_table("test.kept", pa.schema([("k", pa.int64())]), primary_key=["k"])
+        table.upsert(rows)
+        server.kill()
+        assert server.process.returncode == -signal.SIGKILL
+        server.kill()
+        server.restart()
+        assert server.url == url
+        client.wait_ready()
+        assert table.scan().to_pylist() == rows
+        assert server.stop() == 0
+        assert server.stop() == 0
+        server.restart()
+        client.wait_ready()
+        assert table.scan().to_pylist() == rows
+    assert server.log.count("serving ") == 3
+
+
+def test_a_running_server_is_not_started_twice(shared_server: ServerProcess) -> None:
+    process = shared_server.process
+    with pytest.raises(UsageError, match="still running"):
+        shared_server.restart()
+    assert shared_server.process is process
+    assert process.poll() is None
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="max_live_scanz"):
+        ServerProcess(tmp_path / "data", "--set", "max_live_scanz=3")
+
+
+def test_leaving_the_block_ends_the_process(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--set", "max_live_scans=3") as server:
+        assert server.process.poll() is None
+        assert server.log
+    assert server.process.returncode == -signal.SIGKILL
+    with ServerProcess(tmp_path / "data") as server:
+        assert server.stop() == 0

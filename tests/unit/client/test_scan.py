@@ -1,0 +1,46 @@
+"""Refining a scan: each step is a copy, and says what it asks for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from aio_client import Resume, ScanSpec, UsageError, sync
+from aio_client._config import ClientConfig
+from aio_client._scan import Scan
+
+SPEC = ScanSpec("game.scores")
+
+
+@pytest.fixture(params=[Scan, sync.Scan])
+def scan(request: pytest.FixtureRequest) -> Scan | sync.Scan:
+    made: Scan | sync.Scan = request.param(None, SPEC)  # nothing is called
+    return made
+
+
+def test_each_refinement_is_a_copy(scan: Scan) -> None:
+    assert scan.at("pin").spec == ScanSpec("game.scores", snapshot_id="pin")
+    assert scan.at(SimpleNamespace(id="pin")).spec == ScanSpec("game.scores", snapshot_id="pin")
+    assert scan.reverse().spec == ScanSpec("game.scores", reverse=True)
+    assert scan.reverse().reverse().spec == SPEC
+    assert scan.resume(Resume.LATEST).spec == ScanSpec("game.scores", resume=Resume.LATEST)
+    assert scan.resume_from(b"token").spec == ScanSpec("game.scores", resume_token=b"token")
+    assert scan.spec == SPEC
+    assert type(scan.at("pin")) is type(scan)
+
+
+def test_what_cannot_be_is_refused_at_once(scan: Scan) -> None:
+    with pytest.raises(UsageError, match="snapshot_id is the id of a snapshot"):
+        scan.at("")
+    with pytest.raises(UsageError, match="at takes a snapshot or its id, not None"):
+        scan.at(None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"resume is Resume\.NEVER"):
+        scan.resume("latest")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="a resume token is bytes"):
+        scan.resume_from(None)  # type: ignore[arg-type]
+
+
+def test_the_blocking_client_takes_the_same_settings() -> None:
+    with sync.connect("h:1", next_chunk_timeout=3, read_ahead_chunks=7) as client:
+        assert client.config == ClientConfig(url="h:1", next_chunk_timeout=3, read_ahead_chunks=7)

@@ -1,0 +1,467 @@
+"""Pinned snapshots in the engine: who shares a view, how long it lasts, what bounds it, and what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+import pytest_asyncio
+
+from streaming_server.storage.cursor import BucketCursor
+from table_model.errors import (
+    DataLoss,
+    InvalidRequest,
+    ScanKvError,
+    ServerDraining,
+    SnapshotLost,
+    TableNotFound,
+)
+from tests.support.snapshots import EVERY_KEY, TABLE, new_table, pinned_scores, put, tables_in, views_on_disk
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from streaming_server.engine.pinned_view import SnapshotReader
+    from streaming_server.engine.tables import Tables
+
+pytestmark = pytest.mark.asyncio
+
+SCORES_THEN: dict[str, int | None] = {f"player {i}": i for i in range(100)}
+
+
+@pytest_asyncio.fixture
+async def tables(tmp_path: Path) -> AsyncIterator[Tables]:
+    async with tables_in(tmp_path) as tables:
+        await put(await new_table(tables), SCORES_THEN)
+        yield tables
+
+
+async def test_a_snapshot_shows_the_rows_of_its_pin_whatever_is_written_later(tables: Tables) -> None:
+    table = tables.table(TABLE)
+    pinned = await tables.snapshots.pin(table)
+    await put(table, dict.fromkeys([*SCORES_THEN, "newcomer"], -1))
+    assert await pinned_scores(tables.snapshots, pinned.snapshot_id) == SCORES_THEN
+    offsets = (await table.count(None))[1]
+    assert {number: bucket.log_offset for number, bucket in pinned.manifest.buckets.items()} != offsets
+    assert sum(bucket.rows for bucket in pinned.manifest.buckets.values()) == len(SCORES_THEN)
+    assert pinned.held_micros > 0
+
+
+async def test_a_snapshot_has_the_columns_of_its_pin(tables: Tables) -> None:
+    pinned = await tables.snapshots.pin(tables.table(TABLE))
+    await tables.add_columns(TABLE, pa.schema([("team", pa.string())]))
+    assert await pinned_scores(tables.snapshots, pinned.snapshot_id) == SCORES_THEN
+    later = await tables.snapshots.pin(tables.table(TABLE))
+    assert later.view_id != pinned.view_id
+    assert later.manifest.definition.schema.names == ("player", "score", "team")
+    assert pinned.manifest.definition.schema.names == ("player", "score")
+
+
+async def test_a_hundred_pins_of_an_unchanged_table_share_one_view(tables: Tables, tmp_path: Path) -> None:
+    pins = [await tables.snapshots.pin(tables.table(TABLE)) for _ in range(100)]
+    assert len({pin.view_id for pin in pins}) == tables.snapshots.views == len(views_on_disk(tmp_path)) == 1
+    assert len({pin.snapshot_id for pin in pins}) == tables.snapshots.leases == 100
+    assert pins[0].held_micros > 0
+    assert {pin.held_micros for pin in pins[1:]} == {0}
+
+
+async def test_pins_at_the_same_time_share_one_view(tables: Tables) -> None:
+    pins = await asyncio.gather(*(tables.snapshots.pin(tables.table(TABLE)) for _ in range(20)))
+    assert len({pin.view_id for pin in pins}) == 1
+
+
+async def test_one_write_between_two_pins_makes_two_views(tables: Tables) -> None:
+    first = await tables.snapshots.pin(tables.table(TABLE))
+    await put(tables.table(TABLE), {"player 1": 1_000})
+    second = await tables.snapshots.pin(tables.table(TABLE))
+    assert first.view_id != second.view_id
+    assert await pinned_scores(tables.snapshots, first.snapshot_id) == SCORES_THEN
+    assert await pinned_scores(tables.snapshots, second.snapshot_id) == SCORES_THEN | {"player 1": 1_000}
+
+
+async def test_a_write_that_changes_nothing_makes_no_view(tables: Tables) -> None:
+    first = await tables.snapshots.pin(tables.table(TABLE))
+    await put(tables.table(TABLE), SCORES_THEN)
+    assert (await tables.snapshots.pin(tables.table(TABLE))).view_id == first.view_id
+
+
+async def test_an_empty_table_can_be_pinned(tables: Tables) -> None:
+    empty = await new_table(tables, "game.empty", buckets=1)
+    pinned = await tables.snapshots.pin(empty)
+    assert await pinned_scores(tables.snapshots, pinned.snapshot_id, table="game.empty") == {}
+
+
+async def test_repeating_a_pin_gives_the_same_snapshot_also_after_a_write(tables: Tables) -> None:
+    first = await tables.snapshots.pin(tables.table(TABLE), lease_id="mine")
+    await put(tables.table(TABLE), {"player 1": 1_000})
+    again = await tables.snapshots.pin(tables.table(TABLE), lease_id="mine")
+    assert (again.snapshot_id, again.view_id) == ("mine", first.view_id)
+    assert tables.snapshots.leases == 1
+
+
+async def test_a_lease_can_share_the_view_of_another_snapshot(tables: Tables) -> None:
+    first = await tables.snapshots.pin(tables.table(TABLE))
+    await put(tables.table(TABLE), {"player 1": 1_000})
+    other = await tables.snapshots.pin(tables.table(TABLE), same_view_as=first.snapshot_id)
+    await tables.snapshots.release(first.snapshot_id)
+    assert other.view_id == first.view_id
+    assert await pinned_scores(tables.snapshots, other.snapshot_id) == SCORES_THEN
+    with pytest.raises(SnapshotLost):
+        await tables.snapshots.pin(tables.table(TABLE), same_view_as=first.snapshot_id)
+
+
+async def test_an_id_of_another_table_is_refused(tables: Tables) -> None:
+    other = await new_table(tables, "game.other")
+    await tables.snapshots.pin(tables.table(TABLE), lease_id="mine")
+    with pytest.raises(InvalidRequest, match=r"is of table game\.scores, not of game\.other"):
+        await tables.snapshots.pin(other, lease_id="mine")
+    with pytest.raises(InvalidRequest, match=r"is of table game\.scores, not of game\.other"):
+        await tables.snapshots.pin(other, same_view_as="mine")
+    with pytest.raises(InvalidRequest, match=r"is of table game\.scores, not of game\.other"):
+        await pinned_scores(tables.snapshots, "mine", table="game.other")
+
+
+async def test_one_id_pinned_on_two_tables_at_once_is_of_one_of_them(tables: Tables) -> None:
+    other = await new_table(tables, "game.other")
+    both = await asyncio.gather(
+        *(tables.snapshots.pin(table, lease_id="mine") for table in (tables.table(TABLE), other)),
+        return_exceptions=True,
+    )
+    assert sorted(isinstance(result, InvalidRequest) for result in both) == [False, True]
+    assert tables.snapshots.leases == 1
+
+
+@pytest.mark.parametrize("lease_id", ["../escape", "a/b", "a.b", "x" * 65, "ä", "a b", "a\n"])
+async def test_a_lease_id_that_is_no_file_name_is_refused(tables: Tables, lease_id: str) -> None:
+    with pytest.raises(InvalidRequest, match="1 to 64 of"):
+        await tables.snapshots.pin(tables.table(TABLE), lease_id=lease_id)
+
+
+@pytest.mark.parametrize("ttl", [0.0, 0.999, -1.0, 7 * 24 * 3600.0 + 1, float("nan"), float("inf")])
+async def test_a_time_to_live_out_of_range_is_refused(tables: Tables, ttl: float) -> None:
+    with pytest.raises(InvalidRequest, match="from 1 to 604800"):
+        await tables.snapshots.pin(tables.table(TABLE), ttl=ttl)
+    pinned = await tables.snapshots.pin(tables.table(TABLE))
+    with pytest.raises(InvalidRequest, match="from 1 to 604800"):
+        await tables.snapshots.renew(pinned.snapshot_id, ttl)
+
+
+async def test_of_two_leases_one_released_leaves_the_other_reading(tables: Tables, tmp_path: Path) -> None:
+    first, second = [await tables.snapshots.pin(tables.table(TABLE)) for _ in range(2)]
+    await tables.snapshots.release(first.snapshot_id)
+    assert await pinned_scores(tables.snapshots, second.snapshot_id) == SCORES_THEN
+    await assert_lost(tables, first.snapshot_id)
+    await tables.snapshots.release(second.snapshot_id)
+    await assert_lost(tables, second.snapshot_id)
+    assert views_on_disk(tmp_path) == []
+    assert await tables.snapshots.held_bytes() == 0
+
+
+async def assert_lost(tables: Tables, snapshot_id: str) -> None:
+    """Every call refuses the id."""
+    snapshots = tables.snapshots
+    with pytest.raises(SnapshotLost):
+        await pinned_scores(snapshots, snapshot_id)
+    with pytest.raises(SnapshotLost):
+        await snapshots.renew(snapshot_id)
+    with pytest.raises(SnapshotLost):
+        await snapshots.release(snapshot_id)
+    with pytest.raises(SnapshotLost):
+        await snapshots.split(snapshot_id, 2, EVERY_KEY)
+    assert snapshot_id not in {info.snapshot_id for info in snapshots.listed()}
+
+
+async def test_an_unknown_id_is_lost(tables: Tables) -> None:
+    await assert_lost(tables, "never")
+
+
+async def test_an_expired_lease_is_lost_and_its_view_goes_from_disk(tables: Tables, tmp_path: Path) -> None:
+    kept = await tables.snapshots.pin(tables.table(TABLE), ttl=100)
+    await put(tables.table(TABLE), {"player 1": 1_000})
+    pinned = await tables.snapshots.pin(tables.table(TABLE), ttl=1)
+    assert len(views_on_disk(tmp_path)) == 2
+    begun = time.monotonic()
+
+    async def gone() -> bool:
+        return len(views_on_disk(tmp_path)) == 1
+
+    await await_until(gone, "the view gone")
+    assert time.monotonic() - begun > 0.9
+    await assert_lost(tables, pinned.snapshot_id)
+    assert [info.snapshot_id for info in tables.snapshots.listed()] == [kept.snapshot_id]
+
+
+async def test_a_renewed_lease_lives_on(tables: Tables) -> None:
+    pinned = await tables.snapshots.pin(tables.table(TABLE), ttl=1)
+    renewed = await tables.snapshots.renew(pinned.snapshot_id, 100)
+    assert renewed.ttl == 100
+    assert 99 < renewed.remaining <= 100
+    witness = await tables.snapshots.pin(tables.table(TABLE), ttl=1)
+    await await_until(lambda: is_lost(tables, witness.snapshot_id), "the witness expired")
+    assert await pinned_scores(tables.snapshots, pinned.snapshot_id) == SCORES_THEN
+
+
+async def is_lost(tables: Tables, snapshot_id: str) -> bool:
+    return snapshot_id not in {info.snapshot_id for info in tables.snapshots.listed()}
+
+
+async def test_a_shortened_lease_expires_at_its_new_time(tables: Tables) -> None:
+    pinned = await tables.snapshots.pin(tables.table(TABLE), ttl=1000)
+    await tables.snapshots.renew(pinned.snapshot_id, 1)
+    await await_until(lambda: is_lost(tables, pinned.snapshot_id), "the lease expired")
+
+
+async def test_an_id_that_expired_can_be_pinned_anew(tables: Tables) -> None:
+    first = await tables.snapshots.pin(tables.table(TABLE), lease_id="mine", ttl=1)
+    await put(tables.table(TABLE), {"player 1": 1_000})
+    await await_until(lambda: is_lost(tables, "mine"), "the lease expired")
+    again = await tables.snapshots.pin(tables.table(TABLE), lease_id="mine")
+    assert again.view_id != first.view_id
+    assert (await pinned_scores(tables.snapshots, "mine"))["player 1"] == 1_000
+
+
+async def test_a_scan_that_runs_while_its_lease_ends_reads_on_to_the_end(tables: Tables, tmp_path: Path) -> None:
+    pinned = await tables.snapshots.pin(tables.table(TABLE))
+    async with tables.snapshots.reading(pinned.snapshot_id, TABLE) as reader:
+        before = {row["player"]: row["score"] for row in rows_of(reader, 0)}
+        await tables.snapshots.release(pinned.snapshot_id)
+        await assert_lost(tables, pinned.snapshot_id)
+        assert len(views_on_disk(tmp_path)) == 1
+        after = [row for bucket in (1, 2) for row in rows_of(reader, bucket)]
+        assert before | {row["player"]: row["score"] for row in after} == SCORES_THEN
+
+    async def gone() -> bool:
+        return views_on_disk(tmp_path) == []
+
+    await await_until(gone, "the view gone")
+
+
+def open_cursor(reader: SnapshotReader, bucket: int) -> BucketCursor:
+    return reader.cursor(bucket, reader.codec.decoder(), EVERY_KEY)
+
+
+def rows_of(reader: SnapshotReader, bucket: int) -> list[dict[str, Any]]:
+    cursor = open_cursor(reader, bucket)
+    try:
+        batch = cursor.next_batch(1000, 1 << 20)
+        assert cursor.next_batch(1000, 1 << 20) is None
+    finally:
+        cursor.close()
+    return [] if batch is None else list(batch.to_pylist())
+
+
+async def test_snapshots_survive_an_orderly_restart_with_their_ids_and_rows(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables)
+        await put(table, SCORES_THEN)
+        first = await tables.snapshots.pin(table, lease_id="first", ttl=50)
+        await put(table, {"player 1": 1_000})
+        await tables.snapshots.pin(table, lease_id="second")
+        await tables.snapshots.pin(table, lease_id="third", same_view_as="first")
+        before = tables.snapshots.listed()
+    async with tables_in(tmp_path) as tables:
+        again = tables.snapshots.listed()
+        assert [(i.snapshot_id, i.view_id, i.manifest, i.ttl) for i in again] == [
+            (i.snapshot_id, i.view_id, i.manifest, i.ttl) for i in before
+        ]
+        assert all(info.remaining > info.ttl - 1 for info in again)
+        assert await pinned_scores(tables.snapshots, "first") == SCORES_THEN
+        assert await pinned_scores(tables.snapshots, "second") == SCORES_THEN | {"player 1": 1_000}
+        # Nothing has changed, so the view of before still serves.
+        assert (await tables.snapshots.pin(tables.table(TABLE))).view_id != first.view_id
+        assert tables.snapshots.views == 2
+        await tables.snapshots.release("second")
+
+
+async def test_what_a_crash_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables)
+        await put(table, SCORES_THEN)
+        kept = await tables.snapshots.pin(table)
+        await put(table, {"player 1": 1_000})
+        without_manifest = await tables.snapshots.pin(table)
+        await put(table, {"player 1": 1_001})
+        without_lease = await tables.snapshots.pin(table)
+    root = tmp_path / "tables" / "game" / "scores" / "snapshots"
+    (root / without_manifest.view_id / "manifest.json").unlink()
+    for file in (root / without_lease.view_id / "leases").iterdir():
+        file.rename(file.with_name(file.name + ".partial"))
+    async with tables_in(tmp_path) as tables:
+        assert [info.snapshot_id for info in tables.snapshots.listed()] == [kept.snapshot_id]
+        assert [path.name for path in views_on_disk(tmp_path)] == [kept.view_id]
+        await assert_lost(tables, without_manifest.snapshot_id)
+        await assert_lost(tables, without_lease.snapshot_id)
+        assert list((tmp_path / "trash").iterdir()) == []
+
+
+async def test_a_damaged_manifest_is_data_loss_and_the_server_starts(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables)
+        await put(table, SCORES_THEN)
+        pinned = await tables.snapshots.pin(table)
+    (view,) = views_on_disk(tmp_path)
+    text = (view / "manifest.json").read_text()
+    (view / "manifest.json").write_text(text.replace('"view_micros": 1', '"view_micros": 2'))
+    async with tables_in(tmp_path) as tables:
+        with pytest.raises(DataLoss, match=r"manifest\.json is damaged"):
+            await pinned_scores(tables.snapshots, pinned.snapshot_id)
+        with pytest.raises(DataLoss):
+            await tables.snapshots.split(pinned.snapshot_id, 2, EVERY_KEY)
+        assert tables.snapshots.listed() == []
+        assert (await tables.snapshots.pin(tables.table(TABLE))).view_id != pinned.view_id
+        await tables.snapshots.release(pinned.snapshot_id)
+        assert not view.exists()
+
+
+async def test_a_checkpoint_that_is_not_what_the_manifest_says_is_data_loss(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables)
+        await put(table, SCORES_THEN)
+        pinned = await tables.snapshots.pin(table)
+    (view,) = views_on_disk(tmp_path)
+    (view / "buckets" / "0000").rename(view / "buckets" / "away")
+    (view / "buckets" / "0001").rename(view / "buckets" / "0000")
+    (view / "buckets" / "away").rename(view / "buckets" / "0001")
+    async with tables_in(tmp_path) as tables:
+        with pytest.raises(DataLoss, match=r"bucket 0 of game\.scores in snapshot view") as caught:
+            await pinned_scores(tables.snapshots, pinned.snapshot_id, buckets=[0])
+        assert caught.value.details == {"table": TABLE, "bucket": "0", "view": pinned.view_id}
+        assert await pinned_scores(tables.snapshots, pinned.snapshot_id, buckets=[2])
+
+
+async def test_a_missing_checkpoint_is_data_loss_and_the_other_buckets_are_read(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables)
+        await put(table, SCORES_THEN)
+        pinned = await tables.snapshots.pin(table)
+        (view,) = views_on_disk(tmp_path)
+        (view / "buckets" / "0001").rename(view / "away")
+        with pytest.raises(DataLoss):
+            await pinned_scores(tables.snapshots, pinned.snapshot_id)
+        found = await pinned_scores(tables.snapshots, pinned.snapshot_id, buckets=[0, 2])
+        assert 0 < len(found) < len(SCORES_THEN)
+
+
+@pytest.mark.parametrize("buckets", [[3], [-1], [0, 0]])
+async def test_buckets_that_do_not_exist_are_refused(tables: Tables, buckets: list[int]) -> None:
+    pinned = await tables.snapshots.pin(tables.table(TABLE))
+    with pytest.raises(InvalidRequest):
+        await pinned_scores(tables.snapshots, pinned.snapshot_id, buckets=buckets)
+    with pytest.raises(InvalidRequest):
+        await tables.snapshots.split(pinned.snapshot_id, 2, EVERY_KEY, buckets)
+
+
+class WatchedSource:
+    """What a scan of a view is to the view."""
+
+    def __init__(self, cursor: BucketCursor) -> None:
+        self.cursor = cursor
+        self.error: ScanKvError | None = None
+
+    def abort(self, error: ScanKvError) -> None:
+        self.error = error
+        self.cursor.close()
+
+
+async def test_a_dropped_table_ends_its_snapshots_and_their_scans(tables: Tables, tmp_path: Path) -> None:
+    pinned = await tables.snapshots.pin(tables.table(TABLE))
+    other = await new_table(tables, "game.other")
+    kept = await tables.snapshots.pin(other)
+    async with tables.snapshots.reading(pinned.snapshot_id, TABLE) as reader:
+        source = WatchedSource(open_cursor(reader, 0))
+        reader.watch(source)
+        await tables.drop(TABLE)
+        assert isinstance(source.error, TableNotFound)
+        with pytest.raises(TableNotFound):
+            reader.check()
+        with pytest.raises(TableNotFound):
+            open_cursor(reader, 1)
+    await assert_lost(tables, pinned.snapshot_id)
+    assert [info.snapshot_id for info in tables.snapshots.listed()] == [kept.snapshot_id]
+    assert [path.name for path in views_on_disk(tmp_path)] == [kept.view_id]
+    anew = await new_table(tables)
+    assert await pinned_scores(tables.snapshots, (await tables.snapshots.pin(anew)).snapshot_id) == {}
+
+
+async def test_a_drop_beside_pins_ends_all_of_them(tables: Tables, tmp_path: Path) -> None:
+    table = tables.table(TABLE)
+    pins = [asyncio.create_task(tables.snapshots.pin(table)) for _ in range(5)]
+    await asyncio.sleep(0)
+    await tables.drop(TABLE)
+    for result in await asyncio.gather(*pins, return_exceptions=True):
+        assert not isinstance(result, BaseException) or isinstance(result, TableNotFound)
+    assert tables.snapshots.leases == tables.snapshots.views == 0
+    assert views_on_disk(tmp_path) == []
+
+
+async def test_a_scan_gets_server_draining_when_the_server_stops(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables)
+        await put(table, SCORES_THEN)
+        pinned = await tables.snapshots.pin(table)
+        async with tables.snapshots.reading(pinned.snapshot_id, TABLE) as reader:
+            source = WatchedSource(open_cursor(reader, 0))
+            reader.watch(source)
+            await tables.snapshots.close()
+            assert isinstance(source.error, ServerDraining)
+
+
+async def test_only_few_views_that_nobody_reads_stay_open(tables: Tables) -> None:
+    pins = []
+    for number in range(12):
+        await put(tables.table(TABLE), {"player 1": number})
+        pins.append(await tables.snapshots.pin(tables.table(TABLE)))
+    for number, pin in enumerate(pins):
+        assert (await pinned_scores(tables.snapshots, pin.snapshot_id))["player 1"] == number
+
+    async def few() -> bool:
+        return sum(view.is_open for view in tables.snapshots._views.values()) == 8
+
+    await await_until(few, "eight views open")
+    assert [tables.snapshots._views[pin.view_id].is_open for pin in pins] == [False] * 4 + [True] * 8
+    for number, pin in enumerate(pins):
+        assert (await pinned_scores(tables.snapshots, pin.snapshot_id))["player 1"] == number
+
+
+async def test_no_file_of_a_view_stays_open_once_it_is_gone(tables: Tables, tmp_path: Path) -> None:
+    first = await tables.snapshots.pin(tables.table(TABLE))
+    await put(tables.table(TABLE), {"player 1": 1_000})
+    second = await tables.snapshots.pin(tables.table(TABLE))
+    (damaged,) = [view for view in views_on_disk(tmp_path) if view.name == second.view_id]
+    (damaged / "buckets" / "0000" / "CURRENT").write_text("MANIFEST-999999\n")
+    await pinned_scores(tables.snapshots, first.snapshot_id)
+    await tables.snapshots.split(first.snapshot_id, 3, EVERY_KEY)
+    assert open_files(first.view_id)
+    with pytest.raises(DataLoss):
+        await pinned_scores(tables.snapshots, second.snapshot_id)
+    for pin in (first, second):
+        await tables.snapshots.release(pin.snapshot_id)
+        assert open_files(pin.view_id) == []
+    assert BucketCursor.open_cursors == 0
+
+
+def open_files(name: str) -> list[str]:
+    """What this process has open below directories of a name."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(link))
+    return [file for file in found if name in file]
+
+
+async def test_what_is_listed_has_the_oldest_view_first(tables: Tables) -> None:
+    table = tables.table(TABLE)
+    await tables.snapshots.pin(table, lease_id="z")
+    await tables.snapshots.pin(await new_table(tables, "game.other"), lease_id="m")
+    await put(table, {"player 1": 1_000})
+    await tables.snapshots.pin(table, lease_id="a")
+    assert [info.snapshot_id for info in tables.snapshots.listed()] == ["z", "m", "a"]
+    assert [info.snapshot_id for info in tables.snapshots.listed(TABLE)] == ["z", "a"]
+    assert tables.snapshots.listed("game.none") == []

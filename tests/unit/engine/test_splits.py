@@ -1,0 +1,290 @@
+"""Cutting a view: the ranges cover every key once, in order, and have about equally many rows."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from bisect import bisect_left
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_server.engine import splits as splits_module
+from streaming_server.engine.splits import KeySample
+from table_model.errors import DataLoss, InvalidRequest, SnapshotLost, TableNotFound
+from table_model.key_range import KeyRange
+from tests.support.snapshots import EVERY_KEY, new_table, pinned_rows, tables_in, views_on_disk
+from tests.support.tables import ipc_stream
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from streaming_server.engine.live_table import LiveTable
+    from streaming_server.engine.tables import Tables
+
+Buckets = dict[int, list[bytes]]
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
+
+
+def sampled(buckets: Buckets, step: int) -> KeySample:
+    """The sample that holds the last of every `step` keys."""
+    return KeySample(
+        {bucket: len(keys) for bucket, keys in buckets.items()},
+        {bucket: keys[step - 1 :: step] for bucket, keys in buckets.items()},
+        {bucket: list(range(step, len(keys) + 1, step)) for bucket, keys in buckets.items()},
+    )
+
+
+def rows_in(buckets: Buckets, key_range: KeyRange) -> int:
+    """How many keys are in a range."""
+    total = 0
+    for keys in buckets.values():
+        end = len(keys) if key_range.end is None else bisect_left(keys, key_range.end)
+        total += max(end - bisect_left(keys, key_range.start or b""), 0)
+    return total
+
+
+def assert_covers(ranges: list[KeyRange], whole: KeyRange) -> None:
+    assert (ranges[0].start, ranges[-1].end) == (whole.start, whole.end)
+    for before, after in pairwise(ranges):
+        assert before.end is not None
+        assert before.end == after.start
+        if before.start is not None and not whole.is_empty:
+            assert before.start <= before.end
+
+
+def assert_balanced(sizes: list[int]) -> None:
+    mean = sum(sizes) / len(sizes)
+    assert max(sizes) <= max(1.5 * mean, -(-sum(sizes) // len(sizes))), sizes
+
+
+def encoded(numbers: np.ndarray) -> list[bytes]:
+    return [struct.pack(">Q", number) for number in sorted({int(number) for number in numbers})]
+
+
+@st.composite
+def key_sets(draw: st.DrawFn) -> Buckets:
+    """Keys of some buckets: even, clustered, of very different sizes, or each bucket somewhere else."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    count = draw(st.sampled_from([0, 1, 2, 3, 10, 100, 1000, 9000, 30_000]))
+    shape = draw(st.sampled_from(["even", "clustered", "apart", "one bucket", "tiny and huge"]))
+    buckets = draw(st.sampled_from([1, 2, 3, 7, 16, 64]))
+    if shape == "clustered":
+        numbers = (rng.pareto(0.5, count) * 1000).clip(max=2**60).astype(np.uint64)
+    else:
+        numbers = rng.integers(0, 2**60, count, dtype=np.uint64)
+    unique = np.unique(numbers)
+    if shape == "apart":
+        place = np.arange(len(unique)) * buckets // max(len(unique), 1)
+    elif shape == "one bucket":
+        place = np.zeros(len(unique), np.int64)
+    elif shape == "tiny and huge":
+        place = np.minimum(rng.geometric(0.6, len(unique)) - 1, buckets - 1)
+    else:
+        place = rng.integers(0, buckets, len(unique))
+    return {bucket: encoded(unique[place == bucket]) for bucket in range(buckets)}
+
+
+def step_for(buckets: Buckets) -> int:
+    wanted = min(max(256 * len(buckets), 4096), 16_384)
+    return min(max(sum(map(len, buckets.values())) // wanted, 1), 8192)
+
+
+@settings(max_examples=60)
+@given(key_sets(), st.integers(1, 64))
+def test_the_ranges_of_a_whole_view_are_balanced_and_give_each_row_once(buckets: Buckets, splits: int) -> None:
+    ranges = sampled(buckets, step_for(buckets)).split(splits, EVERY_KEY, list(buckets))
+    assert len(ranges) == splits
+    assert_covers(ranges, EVERY_KEY)
+    sizes = [rows_in(buckets, each) for each in ranges]
+    assert sum(sizes) == sum(map(len, buckets.values()))
+    assert_balanced(sizes)
+
+
+@settings(max_examples=60)
+@given(key_sets(), st.integers(1, 64), st.binary(max_size=9), st.binary(max_size=9), st.data())
+def test_the_ranges_of_a_part_cover_exactly_that_part(
+    buckets: Buckets, splits: int, start: bytes, end: bytes, data: st.DataObject
+) -> None:
+    whole = KeyRange(data.draw(st.sampled_from([start, None])), data.draw(st.sampled_from([end, None])))
+    chosen = data.draw(st.lists(st.sampled_from(list(buckets)), unique=True, min_size=1))
+    ranges = sampled(buckets, step_for(buckets)).split(splits, whole, sorted(chosen))
+    assert len(ranges) == splits
+    assert_covers(ranges, whole)
+    part = {bucket: buckets[bucket] for bucket in chosen}
+    assert sum(rows_in(part, each) for each in ranges) == rows_in(part, whole)
+
+
+@settings(max_examples=30)
+@given(key_sets(), st.integers(1, 64))
+def test_a_sample_read_back_splits_alike(buckets: Buckets, splits: int) -> None:
+    sample = sampled(buckets, 3)
+    again = KeySample.from_json(sample.to_json())
+    assert again.split(splits, EVERY_KEY, list(buckets)) == sample.split(splits, EVERY_KEY, list(buckets))
+
+
+def test_a_sample_of_each_key_splits_as_evenly_as_can_be() -> None:
+    buckets = {0: encoded(np.arange(0, 100, 2)), 1: encoded(np.arange(1, 100, 2))}
+    for splits in range(1, 101):
+        sizes = [rows_in(buckets, each) for each in sampled(buckets, 1).split(splits, EVERY_KEY, [0, 1])]
+        assert max(sizes) - min(sizes) <= 1
+
+
+async def filled(tables: Tables, rows: int, *, buckets: int, shape: str) -> LiveTable:
+    """A table of so many rows with keys of one shape."""
+    rng = np.random.default_rng(7)
+    table = await new_table(tables, buckets=buckets, schema=SCHEMA)
+    for part in np.array_split(np.arange(rows), max(rows // 20_000, 1)):
+        if shape == "skewed":
+            keys = (part.astype(float) ** 3).astype(np.int64)
+        else:
+            keys = rng.permutation(part)
+        batch = pa.record_batch({"k": keys, "v": [f"value {key}" for key in keys.tolist()]}, schema=SCHEMA)
+        await table.upsert(ipc_stream(SCHEMA, batch), 0)
+        if shape == "compacted":
+            for live in table.buckets:
+                await live.run((await live.opened()).flush)
+    return table
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("rows", "buckets", "shape"),
+    [(60_000, 1, "unflushed"), (60_000, 4, "compacted"), (30_000, 16, "unflushed"), (60_000, 4, "skewed"), (5, 3, "-")],
+)
+async def test_the_ranges_of_a_real_view_are_balanced(tmp_path: Path, rows: int, buckets: int, shape: str) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await filled(tables, rows, buckets=buckets, shape=shape)
+        pinned = await tables.snapshots.pin(table)
+        keys = (await pinned_rows(tables.snapshots, pinned.snapshot_id)).column("k").to_numpy()
+        stored: Buckets = {0: encoded(keys.astype(np.uint64) + np.uint64(2**63))}
+        assert len(stored[0]) == rows
+        for splits in (1, 2, 3, 7, 16, 64):
+            ranges = await tables.snapshots.split(pinned.snapshot_id, splits, EVERY_KEY)
+            assert len(ranges) == splits
+            assert_covers(ranges, EVERY_KEY)
+            assert_balanced([rows_in(stored, each) for each in ranges])
+            assert ranges == await tables.snapshots.split(pinned.snapshot_id, splits, EVERY_KEY)
+
+
+@pytest.mark.asyncio
+async def test_reading_all_ranges_gives_each_row_once(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await filled(tables, 5_000, buckets=3, shape="unflushed")
+        pinned = await tables.snapshots.pin(table)
+        found: list[int] = []
+        for each in await tables.snapshots.split(pinned.snapshot_id, 7, EVERY_KEY, [0, 2]):
+            part = await pinned_rows(tables.snapshots, pinned.snapshot_id, buckets=[0, 2], key_range=each)
+            found += part.column("k").to_pylist()
+        whole = await pinned_rows(tables.snapshots, pinned.snapshot_id, buckets=[0, 2])
+        assert sorted(found) == sorted(whole.column("k").to_pylist())
+
+
+@pytest.mark.asyncio
+async def test_the_keys_are_read_once_for_a_view_also_over_a_restart(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await filled(tables, 5_000, buckets=3, shape="unflushed")
+        pinned = await tables.snapshots.pin(table)
+        many = await asyncio.gather(
+            *(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY) for _ in range(5)),
+        )
+        assert all(ranges == many[0] for ranges in many)
+        (file,) = (view / "splits.json" for view in views_on_disk(tmp_path))
+        written = file.stat()
+    async with tables_in(tmp_path) as tables:
+        assert await tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY) == many[0]
+        assert (file.stat().st_ino, file.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+        text = file.read_text()
+        file.write_text(text.replace('"rows": 1', '"rows": 2', 1))
+        with pytest.raises(DataLoss, match=r"splits\.json is damaged"):
+            await tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY)
+
+
+@pytest.mark.asyncio
+async def test_a_first_split_that_is_cancelled_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await filled(tables, 40_000, buckets=3, shape="unflushed")
+        pinned = await tables.snapshots.pin(table)
+        steps = cancelled = 0
+        while True:
+            steps += 1 + steps // 8
+            splitting = asyncio.create_task(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            if splitting.done():
+                break
+            splitting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await splitting
+            cancelled += 1
+        assert cancelled > 5
+        assert len(splitting.result()) == 5
+        (view,) = views_on_disk(tmp_path)
+        assert {path.name for path in view.iterdir()} == {"manifest.json", "splits.json", "buckets", "leases"}
+
+
+@pytest.mark.asyncio
+async def test_a_split_does_not_hold_the_event_loop(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await filled(tables, 60_000, buckets=3, shape="unflushed")
+        pinned = await tables.snapshots.pin(table)
+        splitting = asyncio.create_task(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY))
+        turns = 0
+        while not splitting.done():
+            turns += 1
+            await asyncio.sleep(0)
+        # 60,000 rows are about 10 ms of reading, in slices of one.
+        assert turns > 8
+
+
+@pytest.mark.asyncio
+async def test_a_split_of_a_table_that_is_dropped_meanwhile_ends(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await filled(tables, 60_000, buckets=3, shape="unflushed")
+        pinned = await tables.snapshots.pin(table)
+        splitting = asyncio.create_task(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY))
+
+        async def opened() -> bool:
+            return any(view.is_open for view in tables.snapshots._views.values())
+
+        await await_until(opened, "the split reads")
+        await tables.snapshots.drop(table.definition.name, TableNotFound("it was dropped"))
+        await tables.drop(table.definition.name)
+        with pytest.raises(TableNotFound):
+            await splitting
+        with pytest.raises(SnapshotLost):
+            await tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY)
+        assert views_on_disk(tmp_path) == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("splits", [0, -1, 1025])
+async def test_a_number_of_splits_out_of_range_is_refused(tmp_path: Path, splits: int) -> None:
+    async with tables_in(tmp_path) as tables:
+        pinned = await tables.snapshots.pin(await filled(tables, 5, buckets=1, shape="unflushed"))
+        with pytest.raises(InvalidRequest, match="from 1 to 1024"):
+            await tables.snapshots.split(pinned.snapshot_id, splits, EVERY_KEY)
+
+
+@pytest.mark.asyncio
+async def test_a_sample_of_long_keys_is_thinned_out_evenly(tmp_path: Path) -> None:
+    schema = pa.schema([("k", pa.string()), ("v", pa.string())])
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables, schema=schema, buckets=2)
+        for part in range(4):
+            keys = [f"{number:05}" + "x" * 10_000 for number in range(part, 2000, 4)]
+            await table.upsert(ipc_stream(schema, pa.record_batch({"k": keys, "v": keys}, schema=schema)), 0)
+        pinned = await tables.snapshots.pin(table)
+        ranges = await tables.snapshots.split(pinned.snapshot_id, 16, EVERY_KEY)
+        keys = sorted(f"{number:05}" for number in range(2000))
+        stored: Buckets = {0: [key.encode() for key in keys]}
+        assert_balanced([rows_in(stored, each) for each in ranges])
+        (file,) = (view / "splits.json" for view in views_on_disk(tmp_path))
+        assert 1 << 20 < file.stat().st_size < splits_module.MAX_SAMPLE_BYTES * 1.5

@@ -1,0 +1,136 @@
+"""Scans are let in as far as the limits allow, in the order they came, and never more."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from streaming_server.scan.admission import Admission, AdmissionLimits
+from table_model.errors import ServerDraining, TooManyScans
+
+FOREVER = 60.0
+pytestmark = pytest.mark.asyncio
+
+
+def admission(*, live: int = 2, per_bucket: int = 10, waiting: int = 4, wait: float = FOREVER) -> Admission:
+    return Admission(AdmissionLimits(live=live, live_per_bucket=per_bucket, waiting=waiting, wait_seconds=wait))
+
+
+class Scans:
+    """Scans that are let in by name, and end when told."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self.live: list[str] = []
+        self._ends: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self, name: str, *buckets: int) -> None:
+        self._ends[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._run(name, buckets or (0,)))
+        await asyncio.sleep(0)
+
+    async def _run(self, name: str, buckets: tuple[int, ...]) -> None:
+        async with self.admission.admitted("test.table", buckets):
+            self.live.append(name)
+            await self._ends[name].wait()
+            self.live.remove(name)
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await self.tasks[name]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+async def test_who_waits_is_let_in_in_the_order_of_coming() -> None:
+    scans = Scans(admission(live=2))
+    for name in "abcde":
+        await scans.start(name)
+    assert scans.live == ["a", "b"]
+    assert scans.admission.waiting == 3
+    await scans.end("b")
+    assert scans.live == ["a", "c"]
+    await scans.end("a")
+    assert scans.live == ["c", "d"]
+    for name in "cde":
+        await scans.end(name)
+    assert (scans.live, scans.admission.waiting) == ([], 0)
+
+
+async def test_a_full_bucket_keeps_nobody_from_another_one() -> None:
+    scans = Scans(admission(live=10, per_bucket=1))
+    await scans.start("on 0", 0)
+    await scans.start("on 0 and 1", 0, 1)
+    await scans.start("on 2", 2)
+    assert scans.live == ["on 0", "on 2"]
+    await scans.end("on 0")
+    assert scans.live == ["on 2", "on 0 and 1"]
+    await scans.start("on 1", 1)
+    assert scans.live == ["on 2", "on 0 and 1"]
+    for name in ("on 2", "on 0 and 1", "on 1"):
+        await scans.end(name)
+
+
+async def test_a_full_queue_refuses_and_names_the_limit() -> None:
+    scans = Scans(admission(live=1, waiting=1))
+    await scans.start("a")
+    await scans.start("b")
+    with pytest.raises(TooManyScans, match=r"max_live_scans\), and 1 more are waiting") as caught:
+        await scans._run("c", (0,))
+    assert caught.value.retry_after
+    await scans.end("a")
+    await scans.end("b")
+
+
+async def test_a_wait_that_takes_too_long_is_refused_and_leaves_the_queue() -> None:
+    scans = Scans(admission(per_bucket=1, wait=0.01))
+    await scans.start("a")
+    with pytest.raises(TooManyScans, match=r"bucket 0 of test\.table .* none ended within 0\.01 s"):
+        async with scans.admission.admitted("test.table", (0,)):
+            pass
+    assert scans.admission.waiting == 0
+    await scans.end("a")
+    await scans.start("b")
+    assert scans.live == ["b"]
+    await scans.end("b")
+
+
+async def test_one_that_is_cancelled_while_it_waits_takes_no_place() -> None:
+    scans = Scans(admission(live=1))
+    await scans.start("a")
+    await scans.start("b")
+    scans.tasks["b"].cancel()
+    await asyncio.gather(scans.tasks["b"], return_exceptions=True)
+    assert scans.admission.waiting == 0
+    await scans.end("a")
+    await scans.start("c")
+    assert scans.live == ["c"]
+    await scans.end("c")
+
+
+async def test_one_that_is_cancelled_as_it_is_let_in_gives_its_place_to_the_next() -> None:
+    scans = Scans(admission(live=1))
+    async with AsyncExitStack() as first:
+        await first.enter_async_context(scans.admission.admitted("test.table", (0,)))
+        await scans.start("b")
+        await scans.start("c")
+    scans.tasks["b"].cancel()
+    await asyncio.gather(scans.tasks["b"], return_exceptions=True)
+    await asyncio.sleep(0)
+    assert scans.live == ["c"]
+    await scans.end("c")
+
+
+async def test_closing_refuses_those_who_wait_and_all_who_come() -> None:
+    scans = Scans(admission(live=1))
+    await scans.start("a")
+    await scans.start("b")
+    scans.admission.close()
+    with pytest.raises(ServerDraining):
+        await scans.tasks["b"]
+    with pytest.raises(ServerDraining):
+        await scans._run("c", (0,))
+    await scans.end("a")

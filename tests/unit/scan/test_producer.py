@@ -1,0 +1,141 @@
+"""What a stream carries: growing chunks, tokens, a running checksum, and heartbeats where nothing is found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import pyarrow as pa
+import pytest
+
+from protos.scankv.v1 import scan_pb2
+from streaming_server.scan import producer
+from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, View
+from streaming_server.scan.opening import OpenedScan
+from streaming_server.scan.producer import ChunkSpec, stream_messages
+from streaming_server.scan.registry import LiveScan
+from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from table_model.errors import ScanKvError
+
+SCHEMA = pa.schema([("k", pa.int64())])
+VIEW = View({0: 10, 1: 0}, 5, 100)
+FINGERPRINT = Fingerprint.of(table=["t"], schema=b"", query=[])
+WHOLE = ChunkSpec(rows=8192, bytes=1 << 20)
+
+
+class Numbers:
+    """A source of the numbers below `count`, of which it returns the multiples of `every`; a real, selective one."""
+
+    schema = SCHEMA
+    schema_id = 1
+    view = VIEW
+
+    def __init__(self, count: int, every: int = 1) -> None:
+        self.rows_scanned = 0
+        self.bounds: list[tuple[int, int]] = []
+        self._count = count
+        self._every = every
+
+    def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
+        start, stop = self.rows_scanned, min(self.rows_scanned + max_rows, self._count)
+        if start == stop:
+            return None
+        self.bounds.append((max_rows, max_bytes))
+        self.rows_scanned = stop
+        found = [number for number in range(start, stop) if number % self._every == 0]
+        return Chunk(0, pa.record_batch([found], schema=SCHEMA))
+
+    def position(self) -> Position:
+        return Position(0, str(self.rows_scanned).encode())
+
+    def abort(self, error: ScanKvError) -> None:
+        raise AssertionError("nobody ends this one")
+
+    def close(self) -> None:
+        pass
+
+
+def stream(source: ChunkSource, limit: int | None = None, chunk: ChunkSpec = WHOLE) -> Iterator[bytes | None]:
+    opened = OpenedScan(
+        source=source,
+        tokens=TokenWriter(FINGERPRINT, VIEW),
+        table_incarnation="i",
+        resumed_from=None,
+        limit=limit,
+    )
+    scan = LiveScan(table="t", buckets=(0, 1), snapshot_id="", peer="")
+    return stream_messages(opened, chunk, "s", scan, 0.0)
+
+
+def messages(source: ChunkSource, limit: int | None = None, chunk: ChunkSpec = WHOLE) -> list[scan_pb2.ScanKvResponse]:
+    return [scan_pb2.ScanKvResponse.FromString(data) for data in stream(source, limit, chunk) if data is not None]
+
+
+def test_chunks_begin_small_and_grow_to_what_was_asked_for() -> None:
+    source = Numbers(5376 + 3 * 8192)
+    messages(source)
+    rows, sizes = zip(*source.bounds, strict=True)
+    assert rows == (256, 1024, 4096, 8192, 8192, 8192)
+    assert sizes == (64 << 10, 256 << 10, 1 << 20, 1 << 20, 1 << 20, 1 << 20)
+
+
+def test_chunks_never_pass_what_was_asked_for() -> None:
+    source = Numbers(1000)
+    messages(source, chunk=ChunkSpec(rows=100, bytes=1024))
+    assert set(source.bounds) == {(100, 1024)}
+
+
+@pytest.mark.parametrize("limit", [0, 1, 255, 256, 257, 1280, 5000])
+def test_a_limit_reads_not_one_row_more(limit: int) -> None:
+    source = Numbers(100_000)
+    *_, trailer = messages(source, limit)
+    assert (source.rows_scanned, trailer.trailer.rows_returned) == (limit, limit)
+
+
+def test_every_chunk_carries_its_token_progress_and_a_checksum_of_all_before_it() -> None:
+    source, crc, left, scanned = Numbers(3000), 0, 3000 - 500, 0
+    header, *chunks, trailer = messages(source, left)
+    assert header.header.view_micros == VIEW.micros
+    for message in chunks:
+        chunk = message.chunk
+        left, scanned = left - chunk.row_count, scanned + chunk.row_count
+        crc = google_crc32c.extend(crc, chunk.record_batch)
+        point = read_token(chunk.resume_token, FINGERPRINT)
+        assert (point.position.key, point.remaining, chunk.rows_scanned) == (str(scanned).encode(), left, scanned)
+        assert chunk.crc32c == crc
+    assert (left, trailer.trailer.crc32c, trailer.trailer.chunks) == (0, crc, len(chunks))
+
+
+def test_a_source_that_finds_nothing_gives_way_to_others_and_is_heard_from_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producer, "HEARTBEAT_SECONDS", 0.0)
+    source = Numbers(200_000, every=200_001)
+    sent = list(stream(source))
+    kinds = [scan_pb2.ScanKvResponse.FromString(data).WhichOneof("message") for data in sent if data is not None]
+    assert kinds == ["header", "chunk", *["heartbeat"] * (len(source.bounds) - 1), "trailer"]
+
+    monkeypatch.setattr(producer, "HEARTBEAT_SECONDS", 60.0)
+    steps = list(stream(Numbers(200_000, every=200_001)))
+    assert steps.count(None) == len(source.bounds) - 1
+
+
+def test_a_heartbeat_carries_a_token_behind_what_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer, "HEARTBEAT_SECONDS", 0.0)
+    _, _, *heartbeats, _ = messages(Numbers(50_000, every=50_001), limit=5)
+    scanned = [message.heartbeat.rows_scanned for message in heartbeats]
+    points = [read_token(message.heartbeat.resume_token, FINGERPRINT) for message in heartbeats]
+    assert scanned == sorted(scanned)
+    assert scanned[-1] == 50_000
+    assert [int(point.position.key) for point in points] == scanned
+    assert {point.remaining for point in points} == {4}
+
+
+def test_offsets_of_the_view_are_in_the_header() -> None:
+    header, *_ = messages(Numbers(1))
+    offsets: Mapping[int, int] = header.header.log_offsets
+    assert dict(offsets) == dict(VIEW.log_offsets)
