@@ -46,7 +46,7 @@ class Figure:
         name: For machines.
         work: What was measured.
         against: What it was compared with, or how it was counted.
-        unit: `ratio`, `rows/s` or `MiB`.
+        unit: `ratio`, `times`, `rows/s`, `ms` or `MiB`.
         spread: Over the runs.
         at_least: The median has to reach it.
         at_most: The median must not exceed it.

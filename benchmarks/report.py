@@ -20,7 +20,6 @@ NOT_MEASURED = (
     "unfinished compaction in the store.",
     "Many clients at once, and the fairness between them.",
     "Encryption and authentication: there are none.",
-    "Latency: how long the first row or one small request takes.",
     "A quiet machine: others may have used it meanwhile. Trust the ratios, and those only as far as their range is "
     "narrow; rows/s are of this machine on this day.",
 )

@@ -46,9 +46,17 @@ class Worker(Generic[Subject]):
 
     def call(self, method: Callable[..., T], *arguments: object) -> T:
         """Runs `method`, given as `Class.method`, on the object and returns what it gives."""
+        self.begin(method, *arguments)
+        return self.finish()  # type: ignore[no-any-return]
+
+    def begin(self, method: Callable[..., Any], *arguments: object) -> None:
+        """Runs a method on the object, beside what goes on here; `finish` before the next."""
         self.wait_ready()
         self._connection.send((method.__name__, arguments))
-        return self._answer()  # type: ignore[no-any-return]
+
+    def finish(self) -> Any:  # noqa: ANN401  # whatever the method gave
+        """Waits for the end of what was begun; what it gave."""
+        return self._answer()
 
     def wait_ready(self) -> None:
         """Returns once the object is entered."""

@@ -129,7 +129,7 @@ class VariantServer:
 
 def _served(cursor: BucketCursor) -> Iterator[bytes]:
     for rows, data in _record_batches(cursor):
-        yield frame_chunk(0, data, rows)
+        yield frame_chunk(ScanChunk(row_count=rows), data)
 
 
 def _protobuf(cursor: BucketCursor) -> Iterator[bytes]:

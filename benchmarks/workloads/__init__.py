@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.workloads import load, memory, scan, shares, upsert
+from benchmarks.workloads import latency, load, memory, pin, scan, shares, upsert
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "scan": scan.run,
+    "latency": latency.run,
     "memory": memory.run,
     "shares": shares.run,
     "upsert": upsert.run,
     "load": load.run,
+    "pin": pin.run,
 }

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Final, Self
 import google_crc32c
 import pyarrow as pa
 
-from benchmarks.bench import Result, Table
+from benchmarks.bench import Figure, Result, Table
 from benchmarks.files import definition, open_rocks
 from benchmarks.measure import Spread, progress
 from benchmarks.proc import cpu_seconds
 from benchmarks.readers.scankv import ScanKvReader
 from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker
-from protos.scankv.v1.scan_pb2 import ScanKvResponse
+from protos.scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
+from streaming_server.engine.prepare import KeyEncoder
+from streaming_server.scan.chunk_source import Position, View
 from streaming_server.scan.framing import frame_chunk
+from streaming_server.scan.resume_token import Fingerprint, TokenWriter
 from streaming_server.storage.rocks import scan_options
 from streaming_server.storage.row_codec import RowCodec
 from table_model.limits import DEFAULT_CHUNK_ROWS
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
     from benchmarks.bench import Bench
 
-SERVER_STAGES: Final = ("iterate", "decode", "Arrow IPC", "checksum", "protobuf")
+SERVER_STAGES: Final = ("iterate", "decode", "Arrow IPC", "checksum", "resume token", "protobuf")
 CLIENT_STAGES: Final = ("protobuf, client", "checksum, client", "Arrow IPC, client")
 _RECEIVED: Final = 100
 _WALL, _SERVER_CPU, _CLIENT_CPU = "whole stream, wall clock", "processor time, server", "processor time, client"
@@ -39,7 +42,10 @@ class StageClock:
 
     def __init__(self, data: Path) -> None:
         self._store = open_rocks(data)
-        self._decoder = RowCodec(definition(data)).decoder()
+        codec = RowCodec(definition(data))
+        self._decoder = codec.decoder()
+        self._row_keys = codec.row_keys(KeyEncoder(codec.definition).codec)
+        self._tokens = TokenWriter(Fingerprint.of(table=[data], schema=b"", query=[]), View({0: 0}, 0, 0))
 
     def __enter__(self) -> Self:
         return self
@@ -68,13 +74,17 @@ class StageClock:
                 return _per_chunk(seconds, chunks), first
             marks.append(time.perf_counter())
             batch = self._decoder.decode(pa.array(part, pa.binary()))
+            last = part[-1]
             del part
             marks.append(time.perf_counter())
             data = batch.serialize()
             marks.append(time.perf_counter())
-            google_crc32c.extend(0, data)
+            checksum = google_crc32c.extend(0, data)
             marks.append(time.perf_counter())
-            message = frame_chunk(0, data, batch.num_rows)
+            token = self._tokens.token(Position(0, self._row_keys.key_of(last)), None)
+            marks.append(time.perf_counter())
+            fields = ScanChunk(row_count=batch.num_rows, resume_token=token, rows_scanned=chunks, crc32c=checksum)
+            message = frame_chunk(fields, data)
             marks.append(time.perf_counter())
             _add(seconds, marks)
             first = first or message
@@ -129,6 +139,18 @@ def run(bench: Bench) -> Result:
     spreads = {stage: Spread.of(1e6 * seconds[stage] for seconds in found) for stage in order}
     share = {stage: Spread.of(100 * seconds[stage] / seconds[_WALL] for seconds in found).median for stage in order}
     return Result(
+        figures=[
+            Figure(
+                name="tokens",
+                work="checksum and resume token of a chunk",
+                against="the wall clock of the chunk in the real stream",
+                unit="%",
+                spread=Spread.of(
+                    100 * (seconds["checksum"] + seconds["resume token"]) / seconds[_WALL] for seconds in found
+                ),
+                at_most=2,
+            )
+        ],
         tables=[
             Table(
                 f"Where the time of a chunk goes ({DEFAULT_CHUNK_ROWS:,} rows)",

@@ -29,11 +29,15 @@ def test_every_figure_is_measured_over_all_rows(tmp_path: Path) -> None:
         "upsert_vs_write_batch",
         "upsert",
         "load_flights",
+        "first_row_vs_call",
+        "pin",
+        "pin_hold",
+        "tokens",
     }
     for figure in figures.values():
         spread = figure["spread"]
         assert 0 < spread["least"] <= spread["median"] <= spread["greatest"]
-    assert set(found["results"]) == {"scan", "memory", "shares", "upsert", "load"}
+    assert set(found["results"]) == {"scan", "latency", "memory", "shares", "upsert", "load", "pin"}
     assert found["machine"]["cores"]
     assert "## What this does not measure" in markdown.read_text()
     for figure in figures.values():

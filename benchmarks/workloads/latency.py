@@ -1,0 +1,102 @@
+"""How long the first row of a full scan takes, against a call that does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+from aio_client import connect
+from benchmarks import t4
+from benchmarks.bench import Figure, Result, Table
+from benchmarks.measure import Spread, progress
+from benchmarks.server import ServerProcess
+from benchmarks.workers import Worker
+
+if TYPE_CHECKING:
+    from benchmarks.bench import Bench
+
+_CALLS: Final = 200
+_MILLIS: Final = 1000.0
+
+
+class Caller:
+    """A client that makes both calls in turn."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        self._runner.run(self._connect())
+        return self
+
+    async def _connect(self) -> None:
+        self._client = await connect(self._url)
+        self._table = await self._client.table(t4.TABLE)
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._client.aclose())
+        self._runner.close()
+
+    def round(self) -> tuple[float, float]:
+        """The mean seconds of a call that does nothing, and of a scan up to its first rows."""
+        return self._runner.run(self._round())
+
+    async def _round(self) -> tuple[float, float]:
+        nothing = rows = 0.0
+        for _ in range(_CALLS):
+            # Not counted: the server is done with the scan before, which was broken off, once it has answered.
+            await self._client.wait_ready()
+            started = time.perf_counter()
+            await self._client.wait_ready()
+            nothing += time.perf_counter() - started
+            started = time.perf_counter()
+            async with self._table.scan().stream() as stream:
+                await anext(stream)
+                rows += time.perf_counter() - started
+        return nothing / _CALLS, rows / _CALLS
+
+
+def run(bench: Bench) -> Result:
+    """Makes both calls in turn, in rounds."""
+    store, found = bench.store, []
+    with ServerProcess(store.data) as server, Worker(Caller, server.url) as caller:
+        for number in range(-1, bench.runs):
+            nothing, rows = caller.call(Caller.round)
+            if number >= 0:
+                found.append((nothing, rows))
+                progress(f"  run {number + 1} of {bench.runs}: {_MILLIS * nothing:.2f} and {_MILLIS * rows:.2f} ms")
+    nothing_millis = Spread.of(_MILLIS * nothing for nothing, _ in found)
+    rows_millis = Spread.of(_MILLIS * rows for _, rows in found)
+    return Result(
+        figures=[
+            Figure(
+                name="first_row_vs_call",
+                work=f"first rows of a scan of {store.rows:,} rows, received",
+                against="one unary call that does nothing (the health check)",
+                unit="times",
+                spread=Spread.of(rows / nothing for nothing, rows in found),
+                at_most=5,
+            )
+        ],
+        tables=[
+            Table(
+                "Latency",
+                ("milliseconds", "median", "least", "greatest"),
+                [
+                    (
+                        "a unary call that does nothing",
+                        nothing_millis.median,
+                        nothing_millis.least,
+                        nothing_millis.greatest,
+                    ),
+                    ("the first rows of a full scan", rows_millis.median, rows_millis.least, rows_millis.greatest),
+                ],
+            )
+        ],
+        notes=[
+            f"Latency: {_CALLS} calls of each kind a run, in turn over one connection, through the client; the scan is "
+            "broken off behind its first batch, and a further call, which does not count, lets the server finish it.",
+        ],
+    )

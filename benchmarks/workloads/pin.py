@@ -1,0 +1,137 @@
+"""What pinning a table takes, and for how long its writers are held."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+import pyarrow as pa
+
+from aio_client.sync import connect
+from benchmarks import t4
+from benchmarks.bench import Figure, Result, Table
+from benchmarks.measure import Spread, progress
+from benchmarks.server import ServerProcess
+from benchmarks.workers import Worker
+
+if TYPE_CHECKING:
+    from benchmarks.bench import Bench
+
+_BUCKETS: Final = 4
+_BUCKET_COUNTS: Final = (1, 4, 64, 256)
+_SMALL_ROWS: Final = 20_000
+_BATCH_ROWS: Final = 100_000
+_WRITER_ROWS: Final = 10_000
+_MILLIS: Final = 1000.0
+
+
+class Writer:
+    """A client that updates rows for as long as it is asked to."""
+
+    def __init__(self, url: str, rows: int) -> None:
+        self._url = url
+        self._rows = rows
+        self._next = 0
+
+    def __enter__(self) -> Self:
+        self._client = connect(self._url)
+        self._table = self._client.table("bench.pinned")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def write(self, seconds: float) -> int:
+        """Updates rows for so long; how many those were."""
+        end, written = time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            batch = t4.rows(self._next, min(_WRITER_ROWS, self._rows - self._next))
+            changed = pa.compute.add(batch.column("amount"), float(written + 1))
+            self._table.upsert(batch.set_column(2, t4.SCHEMA.field("amount"), changed))
+            self._next = (self._next + batch.num_rows) % self._rows
+            written += batch.num_rows
+        return written
+
+
+def run(bench: Bench) -> Result:
+    """Pins a large table under a writer, then small ones of more and more buckets."""
+    with ServerProcess(bench.directory / "pin") as server:
+        whole, held = _pin_under_writer(server.url, bench.rows, bench.runs)
+        holds = [_hold_of(server.url, buckets, min(bench.rows, _SMALL_ROWS), bench.runs) for buckets in _BUCKET_COUNTS]
+    what = f"of {bench.rows:,} rows in {_BUCKETS} buckets, beside a writer at full speed"
+    return Result(
+        figures=[
+            Figure(
+                name="pin",
+                work=f"pin {what}: the whole call",
+                against="wall clock",
+                unit="ms",
+                spread=whole,
+                at_most=500,
+            ),
+            Figure(
+                name="pin_hold",
+                work=f"pin {what}: writers held",
+                against="the server's clock",
+                unit="ms",
+                spread=held,
+                at_most=100,
+            ),
+        ],
+        tables=[
+            Table(
+                f"How long a pin holds the writers of a table of {min(bench.rows, _SMALL_ROWS):,} rows (milliseconds)",
+                ("buckets", "median", "least", "greatest"),
+                [
+                    (str(buckets), hold.median, hold.least, hold.greatest)
+                    for buckets, hold in zip(_BUCKET_COUNTS, holds, strict=True)
+                ],
+            )
+        ],
+        notes=[
+            f"Pin: one client updates rows in batches of {_WRITER_ROWS:,} as fast as it can while another pins; each "
+            "pin is of a changed table, so none shares a view. The small tables are changed in every bucket before "
+            "each pin. Beyond one second a hold is let go, and the pin fails.",
+        ],
+    )
+
+
+def _pin_under_writer(url: str, rows: int, runs: int) -> tuple[Spread, Spread]:
+    whole: list[float] = []
+    held: list[float] = []
+    with connect(url) as client:
+        table = client.create_table("bench.pinned", t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=_BUCKETS)
+        for batch in t4.batches(rows, _BATCH_ROWS):
+            table.upsert(batch)
+        with Worker(Writer, url, rows) as writer:
+            for number in range(-1, runs):
+                writer.begin(Writer.write, 1.0)
+                started = time.perf_counter()
+                snapshot = table.snapshot(ttl=60)
+                seconds = time.perf_counter() - started
+                if writer.finish() == 0:
+                    raise RuntimeError("the writer has written nothing beside the pin")
+                if number >= 0:
+                    whole.append(_MILLIS * seconds)
+                    held.append(_MILLIS * snapshot.held_seconds)
+                    progress(f"  run {number + 1} of {runs}: {whole[-1]:.0f} ms, writers held for {held[-1]:.1f} ms")
+                snapshot.release()
+        client.drop_table("bench.pinned")
+    return Spread.of(whole), Spread.of(held)
+
+
+def _hold_of(url: str, buckets: int, rows: int, runs: int) -> Spread:
+    holds = []
+    with connect(url) as client:
+        table = client.create_table("bench.buckets", t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=buckets)
+        for number in range(-1, runs):
+            batch = t4.rows(0, rows)
+            table.upsert(batch.set_column(2, t4.SCHEMA.field("amount"), pa.array([float(number)] * rows)))
+            snapshot = table.snapshot(ttl=60)
+            if number >= 0:
+                holds.append(_MILLIS * snapshot.held_seconds)
+            snapshot.release()
+        client.drop_table("bench.buckets")
+    hold = Spread.of(holds)
+    progress(f"  {buckets} buckets: writers held for {hold.median:.1f} ms")
+    return hold
