@@ -47,12 +47,14 @@ from table_model.errors import (
     UnknownField,
     UsageError,
 )
+from table_model.expressions import Column, Predicate, col
 from table_model.scan_spec import Resume, ScanSpec
 
 __all__ = [
     "BucketStatistics",
     "Client",
     "ClientConfig",
+    "Column",
     "ConnectionFailed",
     "DataLoss",
     "DeadlineExceeded",
@@ -62,6 +64,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidResumeToken",
     "LiveScan",
+    "Predicate",
     "ProtocolViolation",
     "RequestTooLarge",
     "Resume",
@@ -92,6 +95,7 @@ __all__ = [
     "UnknownField",
     "UsageError",
     "WriteResult",
+    "col",
     "connect",
     "sync",
 ]

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from protos.scankv.v1 import scan_pb2
 from table_model.errors import ProtocolViolation
+from table_model.expressions.wire import to_proto
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -39,6 +40,7 @@ def scan_request(spec: ScanSpec, token: bytes | None = None) -> ScanKvRequest:
         snapshot=snapshot,
         buckets=spec.buckets or (),
         columns=None if spec.columns is None else scan_pb2.ColumnNames(names=spec.columns),
+        where=None if spec.where is None else to_proto(spec.where),
         limit=spec.limit,
         chunk=scan_pb2.ChunkBounds(max_rows=spec.chunk_rows or 0, max_bytes=spec.chunk_bytes or 0),
         resume_token=token or b"",

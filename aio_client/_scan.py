@@ -11,6 +11,7 @@ from aio_client._optional import import_optional, to_pylist
 from aio_client._snapshot import splits
 from aio_client._stream import ScanStream
 from table_model.errors import UsageError
+from table_model.expressions import all_of, predicate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from aio_client import sync
     from aio_client._transport import Transport
+    from table_model.expressions import Where
     from table_model.scan_spec import Resume, ScanSpec
 
 
@@ -56,6 +58,23 @@ class ScanBuilder:
             raise UsageError("select takes the names of the columns to return; [] for rows without columns")
         names = [name for given in columns for name in ([given] if isinstance(given, str) else given)]
         return self._with(columns=tuple(names))
+
+    def where(self, where: Where) -> Self:
+        """Returns only rows for which this is true, and for which what was asked before is true as well.
+
+        Nulls as in SQL: a comparison with null is unknown, and a row is returned where the whole is true. What it says
+        of the key bounds what the server reads.
+
+        Args:
+            where: A predicate such as `(col("score") > 100) & col("player").is_in(["ann", "bob"])`, a boolean
+                column as `col("active")`, text such as `"score > 100 AND player IN ('ann', 'bob')"`, or a
+                `pyarrow.compute.Expression`.
+
+        Raises:
+            UsageError: It is none of these, or cannot be read. Columns and types are checked when the scan starts.
+        """
+        predicate = predicate_of(where)
+        return self._with(where=predicate if self._spec.where is None else all_of([self._spec.where, predicate]))
 
     def limit(self, rows: int | None) -> Self:
         """Returns at most so many rows over all buckets together: the first by key of each bucket, of any buckets.

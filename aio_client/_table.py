@@ -17,6 +17,7 @@ from aio_client._scan import Scan
 from aio_client._snapshot import Pinning
 from protos.scankv.v1 import lookup_pb2, table_pb2, write_pb2
 from table_model.errors import InvalidKey, RequestTooLarge, SchemaMismatch, UsageError
+from table_model.expressions import predicate_of
 from table_model.scan_spec import ScanSpec
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from aio_client._data import Data, Rows
     from aio_client._scan import Pinned
     from aio_client._transport import Method, Transport
+    from table_model.expressions import Where
 
 _Request = TypeVar("_Request")
 
@@ -205,19 +207,25 @@ class Table:
         request = lookup_pb2.CountRequest(table=self.name)
         return (await self._transport.call(self._transport.services.lookups.Count, request)).rows
 
-    def scan(self, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Scan:
+    def scan(
+        self, columns: Sequence[str] | None = None, *, where: Where | None = None, limit: int | None = None
+    ) -> Scan:
         """A scan of the table, to be refined and started.
 
         Args:
             columns: The columns to return, in this order. Default: all. Empty: rows without columns.
+            where: What is true of the rows to return, as for `Scan.where`. Default: all rows.
             limit: The most rows to return, over all buckets together. Default: no limit.
 
         Raises:
-            UsageError: The limit is negative, or a column is named twice. Columns that do not exist are found when the
-                scan starts.
+            UsageError: The limit is negative, a column is named twice, or `where` cannot be read. Columns that do not
+                exist are found when the scan starts.
+            SchemaMismatch: `where` is text and names a column that does not exist, or compares it with what it cannot
+                be; says where in the text.
         """
         names = (columns,) if isinstance(columns, str) else columns
-        spec = ScanSpec(self.name, columns=None if names is None else tuple(names), limit=limit)
+        predicate = None if where is None else predicate_of(where, self.schema)
+        spec = ScanSpec(self.name, columns=None if names is None else tuple(names), where=predicate, limit=limit)
         return Scan(self._transport, spec)
 
     def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None) -> Pinning:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from aio_client._stream import ScanStream as AsyncScanStream
     from aio_client._table import BucketStatistics, WriteResult
     from aio_client._table import Table as AsyncTable
+    from table_model.expressions import Where
     from table_model.scan_spec import ScanSpec
 
 __all__ = ["Client", "Scan", "ScanStream", "Snapshot", "Table", "connect"]
@@ -196,9 +197,11 @@ class Table:
         """The number of rows, exact."""
         return self._runner.call(self._table.count)
 
-    def scan(self, columns: Sequence[str] | None = None, *, limit: int | None = None) -> Scan:
+    def scan(
+        self, columns: Sequence[str] | None = None, *, where: Where | None = None, limit: int | None = None
+    ) -> Scan:
         """A scan of the table. See `aio_client.Table.scan`."""
-        return Scan(self._runner, self._table.scan(columns, limit=limit).spec)
+        return Scan(self._runner, self._table.scan(columns, where=where, limit=limit).spec)
 
     def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None) -> Snapshot:
         """Pins the table as of now: `with table.snapshot() as snap` renews and releases it, else that is the caller's.

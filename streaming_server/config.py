@@ -39,6 +39,7 @@ class ServerConfig:
         admission_wait_seconds: How long a scan may wait before it is refused with `TooManyScans`.
         stall_timeout_seconds: A scan whose reader takes nothing for so long is ended with `ScanStalled`.
         max_scan_seconds: A scan that lasts longer is ended with `ScanTooLong`.
+        heartbeat_seconds: A scan that finds no rows to return is heard from that often.
         drain_seconds: How long running calls may go on after SIGTERM; then scans end with `ServerDraining`.
         snapshot_ttl_seconds: How long a snapshot's lease lives without being renewed, for pins that do not say.
         max_snapshot_leases: Leases on snapshots that there may be at once.
@@ -59,6 +60,7 @@ class ServerConfig:
     admission_wait_seconds: float = 1.0
     stall_timeout_seconds: float = 30.0
     max_scan_seconds: float = 3600.0
+    heartbeat_seconds: float = 1.0
     drain_seconds: float = 30.0
     snapshot_ttl_seconds: float = 600.0
     max_snapshot_leases: int = 1000
@@ -78,6 +80,7 @@ class ServerConfig:
             ("admission_wait_seconds", 0, 60),
             ("stall_timeout_seconds", 0.1, 86_400),
             ("max_scan_seconds", 0.1, 604_800),
+            ("heartbeat_seconds", 0, 60),
             ("drain_seconds", 0, 86_400),
             ("snapshot_ttl_seconds", MIN_LEASE_SECONDS, MAX_LEASE_SECONDS),
             ("max_snapshot_leases", 1, 1_000_000),

@@ -135,7 +135,13 @@ class Server:
     def _add_services(self) -> None:
         writes = WriteService(self._tables)
         version = metadata.version("scankv")
-        scans = ScanService(self._tables, self._registry, self.incarnation, self.config.chunk_bytes)
+        scans = ScanService(
+            self._tables,
+            self._registry,
+            self.incarnation,
+            chunk_bytes=self.config.chunk_bytes,
+            heartbeat_seconds=self.config.heartbeat_seconds,
+        )
         admin = AdminService(self._tables, self._registry, writes, self.incarnation, version)
         scans.add_to_server(self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), self._server)

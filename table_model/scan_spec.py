@@ -6,6 +6,7 @@ import enum
 from dataclasses import KW_ONLY, dataclass, field
 
 from table_model.errors import InvalidRequest, UsageError
+from table_model.expressions import Predicate
 from table_model.key_range import KeyRange
 from table_model.limits import (
     MAX_BUCKETS,
@@ -42,6 +43,7 @@ class ScanSpec:
     Attributes:
         table: `database.table`.
         columns: The columns to return, in this order, each once. None: all. Empty: rows without columns, for counting.
+        where: What is true of the rows to return. None: all rows.
         limit: The most rows, over all buckets together. None: no limit. 0 gives schema and log offsets only.
         buckets: The buckets to read, each once. None: all.
         chunk_rows: The most rows of a chunk, 1 to 65,536. None: the server's default.
@@ -56,6 +58,7 @@ class ScanSpec:
     table: str
     _: KW_ONLY
     columns: tuple[str, ...] | None = None
+    where: Predicate | None = None
     limit: int | None = None
     buckets: tuple[int, ...] | None = None
     chunk_rows: int | None = None
@@ -75,6 +78,8 @@ class ScanSpec:
             raise UsageError(error.message, table=self.table) from error
         if self.columns is not None:
             _check_columns(self.columns)
+        if self.where is not None and not isinstance(self.where, Predicate):
+            raise UsageError(f"where is a predicate, as predicate_of makes one, not a {type(self.where).__name__}")
         if self.buckets is not None:
             _check_buckets(self.buckets)
         _check_range("limit", self.limit, 0, _MAX_LIMIT)

@@ -36,6 +36,12 @@ def scan(
         str | None,
         typer.Option(metavar="SNAPSHOT", help="Read a pinned snapshot, as `scankv snapshot create` printed it."),
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PREDICATE", help="Only rows for which this is true: \"score > 100 AND v LIKE 'a%'\"."
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many rows.")] = None,
     format_: Annotated[
         OutputFormat | None,
@@ -60,7 +66,7 @@ def scan(
     if chosen in (OutputFormat.PARQUET, OutputFormat.ARROW) and output is None and is_terminal():
         raise UsageError(f"{chosen} is not for a terminal; name a file with -o, or pipe it into a program")
     with sync.connect(url) as client:
-        wanted = client.table(table).scan(columns=names_of(columns) or None, limit=limit)
+        wanted = client.table(table).scan(columns=names_of(columns) or None, where=where, limit=limit)
         wanted = wanted if at is None else wanted.at(at)
         if chosen is OutputFormat.TABLE:
             _show(wanted, cut=limit is None and is_terminal())

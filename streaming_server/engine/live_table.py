@@ -177,21 +177,21 @@ class LiveTable:
             DataLoss: A bucket is damaged.
         """
         chosen = self._chosen(plan.buckets)
-        self.codec.decoder(plan.columns)
+        codec, reader = self.codec, plan.reader(self.codec, self._keys.codec)
         async with held(chosen) as opened:
-            codec = self.codec
-            decoder = codec.decoder(plan.columns)
+            if codec is not self.codec:
+                codec, reader = self.codec, plan.reader(self.codec, self._keys.codec)
             # From here to the end of the block nothing awaits and every mutex is held: this is the instant.
             buckets = {live.number: bucket for live, bucket in opened}
             states = {number: bucket.state for number, bucket in buckets.items()}
             scan = open_scan(
                 plan,
                 codec.definition,
-                decoder,
+                reader,
                 _view_of(states),
                 "",
                 lambda number, keys: buckets[number].cursor(
-                    codec, decoder, self._keys.codec, keys, reverse=plan.reverse
+                    codec, reader.decoder, self._keys.codec, keys, reverse=plan.reverse
                 ),
                 lambda number, error: self.buckets[number].noted(error),
             )

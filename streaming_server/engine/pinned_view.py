@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.storage.cursor import BucketCursor
     from streaming_server.storage.rocks import RocksResources
-    from streaming_server.storage.row_codec import RowDecoder
+    from streaming_server.storage.row_codec import Decoder
     from streaming_server.storage.snapshots import ViewDirectory, ViewManifest
     from table_model.key_range import KeyRange
     from table_model.schema import TableDefinition
@@ -217,7 +217,7 @@ class SnapshotReader:
         self.rows = {number: manifest.buckets[number].rows for number in numbers}
         self._view = view
 
-    def cursor(self, bucket: int, decoder: RowDecoder, key_range: KeyRange, *, reverse: bool = False) -> BucketCursor:
+    def cursor(self, bucket: int, decoder: Decoder, key_range: KeyRange, *, reverse: bool = False) -> BucketCursor:
         """A cursor over a key range of a bucket; opens nothing. Raises DataLoss, or why the view has ended."""
         return self._view.checkpoint(bucket).cursor(self.codec, decoder, self.keys, key_range, reverse=reverse)
 
@@ -225,18 +225,18 @@ class SnapshotReader:
         """A scan of these buckets, which ends when the view does; the caller closes its source.
 
         Raises:
-            SchemaMismatch: A column does not exist.
+            SchemaMismatch: A column does not exist, or a value of the predicate is not of its column's type.
             InvalidResumeToken: The token does not fit.
             DataLoss: A bucket is damaged.
         """
-        decoder = self.codec.decoder(plan.columns)
+        reader = plan.reader(self.codec, self.keys)
         opened = open_scan(
             plan,
             self.definition,
-            decoder,
+            reader,
             View(self.log_offsets, self.view_micros, sum(self.rows.values())),
             self.view_id,
-            lambda bucket, key_range: self.cursor(bucket, decoder, key_range, reverse=plan.reverse),
+            lambda bucket, key_range: self.cursor(bucket, reader.decoder, key_range, reverse=plan.reverse),
             self.noted,
         )
         self.watch(opened.source)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from streaming_server.scan.kv_source import KvSource, left_to_read
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
+from streaming_server.scan.row_reader import RowReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from streaming_server.scan.chunk_source import ChunkSource, View
     from streaming_server.scan.resume_token import ResumePoint
     from streaming_server.storage.cursor import BucketCursor
-    from streaming_server.storage.row_codec import RowDecoder
+    from streaming_server.storage.row_codec import RowCodec
     from table_model.errors import ScanKvError
+    from table_model.expressions import Predicate
+    from table_model.key_codec import KeyCodec
     from table_model.key_range import KeyRange
     from table_model.schema import TableDefinition
 
@@ -27,6 +30,8 @@ class ReadPlan:
     Attributes:
         buckets: The buckets, None for all.
         columns: The columns, None for all.
+        where: What is true of the rows, None for all.
+        where_message: The same as it was sent.
         key_range: The keys.
         reverse: Whether in descending order.
         limit: The most rows of the whole scan, None for all.
@@ -35,10 +40,16 @@ class ReadPlan:
 
     buckets: tuple[int, ...] | None
     columns: tuple[str, ...] | None
+    where: Predicate | None
+    where_message: bytes
     key_range: KeyRange
     reverse: bool
     limit: int | None
     resume_token: bytes
+
+    def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
+        """How this is read of a table with such rows and keys. Raises SchemaMismatch."""
+        return RowReader.of(codec, keys, self.columns, self.where, self.key_range)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +62,7 @@ class OpenedScan:
         table_incarnation: Of the table that it reads.
         resumed_from: Where it goes on, None when it begins.
         limit: The most rows that are left to be returned, None for all.
+        selective: Whether chunks have fewer rows than were read for them.
     """
 
     source: ChunkSource
@@ -58,12 +70,13 @@ class OpenedScan:
     table_incarnation: str
     resumed_from: ResumePoint | None
     limit: int | None
+    selective: bool = False
 
 
 def open_scan(
     plan: ReadPlan,
     definition: TableDefinition,
-    decoder: RowDecoder,
+    reader: RowReader,
     view: View,
     view_id: str,
     make_cursor: Callable[[int, KeyRange], BucketCursor],
@@ -74,7 +87,7 @@ def open_scan(
     Args:
         plan: What is asked for.
         definition: The table as of the view.
-        decoder: Of the columns asked for.
+        reader: How it is read.
         view: The buckets that are read, and their offsets.
         view_id: Names a pinned view; empty for the live table, whose tokens fit every later view.
         make_cursor: Makes a cursor over some keys of a bucket.
@@ -86,13 +99,13 @@ def open_scan(
     """
     fingerprint = Fingerprint.of(
         table=(definition.name, definition.incarnation, view_id),
-        schema=decoder.schema.serialize().to_pybytes(),
-        query=(sorted(view.log_offsets), plan.columns, plan.limit, plan.key_range, plan.reverse),
+        schema=reader.decoder.schema.serialize().to_pybytes(),
+        query=(sorted(view.log_offsets), plan.columns, plan.where_message, plan.limit, plan.key_range, plan.reverse),
     )
     point = read_token(plan.resume_token, fingerprint) if plan.resume_token else None
     position = point.position if point else None
     limit = point.remaining if point else plan.limit
-    left = left_to_read(tuple(view.log_offsets), plan.key_range, position, reverse=plan.reverse) if limit != 0 else {}
+    left = left_to_read(tuple(view.log_offsets), reader.key_range, position, reverse=plan.reverse) if limit != 0 else {}
     cursors: dict[int, BucketCursor] = {}
     try:
         for bucket, keys in left.items():
@@ -102,9 +115,10 @@ def open_scan(
             cursor.close()
         raise
     return OpenedScan(
-        source=KvSource(decoder.schema, definition.schema.id, view, cursors, position, on_error),
+        source=KvSource(reader.decoder.schema, definition.schema.id, view, cursors, position, on_error),
         tokens=TokenWriter(fingerprint, view),
         table_incarnation=definition.incarnation,
         resumed_from=point,
         limit=limit,
+        selective=reader.selective,
     )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 FIRST_CHUNK_ROWS = 256
 FIRST_CHUNK_BYTES = 64 * 1024
 _GROWTH = 4
-HEARTBEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +48,17 @@ class ChunkSpec:
 
 
 def stream_messages(
-    opened: OpenedScan, chunk_spec: ChunkSpec, server_incarnation: str, scan: LiveScan, started: float
+    opened: OpenedScan,
+    chunk_spec: ChunkSpec,
+    server_incarnation: str,
+    scan: LiveScan,
+    started: float,
+    heartbeat_seconds: float,
 ) -> Iterator[bytes | None]:
     """The messages of one stream, serialised `ScanKvResponse`s, each made when it is asked for.
 
-    None stands for a step that has found nothing and is not worth a heartbeat yet: others may run, then go on.
+    None stands for a step that has found nothing, which a heartbeat tells only once nothing was sent for
+    `heartbeat_seconds`: let others run, then go on.
 
     Raises:
         DataLoss: The source found damage; there will be no trailer.
@@ -65,19 +70,22 @@ def stream_messages(
     bounds = chunk_spec.bounds()
     while remaining is None or remaining > 0:
         max_rows, max_bytes = next(bounds)
-        chunk = source.next_chunk(max_rows if remaining is None else min(max_rows, remaining), max_bytes)
+        # A source that leaves rows out cannot know how many to read for so many.
+        wanted = max_rows if remaining is None or opened.selective else min(max_rows, remaining)
+        chunk = source.next_chunk(wanted, max_bytes)
         if chunk is None:
             break
-        count = chunk.batch.num_rows
+        batch = chunk.batch if remaining is None else chunk.batch.slice(0, remaining)
+        count = batch.num_rows
         scan.rows_scanned = source.rows_scanned
-        if not count and time.monotonic() - spoken < HEARTBEAT_SECONDS:
+        if not count and time.monotonic() - spoken < heartbeat_seconds:
             yield None
             continue
         rows += count
         remaining = None if remaining is None else remaining - count
         token = opened.tokens.token(source.position(), remaining)
         if count:
-            data = chunk.batch.serialize()
+            data = batch.serialize()
             checksum = google_crc32c.extend(checksum, data)
             chunks += 1
             scan.bytes_returned += data.size

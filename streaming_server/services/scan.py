@@ -40,13 +40,17 @@ class ScanService:
         registry: Admits, lists and ends the scans.
         incarnation: This start of the server.
         chunk_bytes: Most stored bytes of a chunk for requests that do not say.
+        heartbeat_seconds: A scan that finds nothing is heard from that often.
     """
 
-    def __init__(self, tables: Tables, registry: ScanRegistry, incarnation: str, chunk_bytes: int) -> None:
+    def __init__(
+        self, tables: Tables, registry: ScanRegistry, incarnation: str, *, chunk_bytes: int, heartbeat_seconds: float
+    ) -> None:
         self._tables = tables
         self._registry = registry
         self._incarnation = incarnation
         self._chunk_bytes = chunk_bytes
+        self._heartbeat_seconds = heartbeat_seconds
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """Registers the service, once, before the server starts."""
@@ -92,10 +96,8 @@ class ScanService:
             stack.callback(opened.source.close)
             yield opened
 
-    async def _stream(
-        self, opened: OpenedScan, chunk: ChunkSpec, scan: LiveScan, started: float, send: Send
-    ) -> None:
-        for message in stream_messages(opened, chunk, self._incarnation, scan, started):
+    async def _stream(self, opened: OpenedScan, chunk: ChunkSpec, scan: LiveScan, started: float, send: Send) -> None:
+        for message in stream_messages(opened, chunk, self._incarnation, scan, started, self._heartbeat_seconds):
             if message is None:
                 await asyncio.sleep(0)
             else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from streaming_server.scan.opening import ReadPlan
 from streaming_server.scan.producer import ChunkSpec
 from table_model.errors import InvalidRequest, InvalidResumeToken
+from table_model.expressions.wire import from_proto
 from table_model.key_range import KeyRange
 from table_model.limits import (
     DEFAULT_CHUNK_ROWS,
@@ -30,6 +31,8 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
     return ReadPlan(
         buckets=tuple(request.buckets) or None,
         columns=tuple(request.columns.names) if request.HasField("columns") else None,
+        where=from_proto(request.where) if request.HasField("where") else None,
+        where_message=request.where.SerializeToString(deterministic=True),
         key_range=key_range(request.key_range),
         reverse=request.reverse,
         limit=request.limit if request.HasField("limit") else None,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from streaming_server.storage.changelog import Changes
-    from streaming_server.storage.row_codec import RowCodec, RowDecoder
+    from streaming_server.storage.row_codec import Decoder, RowCodec
     from table_model.key_codec import KeyCodec
     from table_model.schema import TableDefinition
 
@@ -175,7 +175,7 @@ class Bucket:
     def cursor(
         self,
         codec: RowCodec,
-        decoder: RowDecoder,
+        decoder: Decoder,
         keys: KeyCodec,
         key_range: KeyRange = _ALL_KEYS,
         *,

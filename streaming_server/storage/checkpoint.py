@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.storage.rocks import RocksResources
-    from streaming_server.storage.row_codec import RowCodec, RowDecoder
+    from streaming_server.storage.row_codec import Decoder, RowCodec
     from streaming_server.storage.snapshots import PinnedBucket
     from table_model.key_codec import KeyCodec
     from table_model.key_range import KeyRange
@@ -52,7 +52,7 @@ class Checkpoint:
             raise
 
     def cursor(
-        self, codec: RowCodec, decoder: RowDecoder, keys: KeyCodec, key_range: KeyRange, *, reverse: bool = False
+        self, codec: RowCodec, decoder: Decoder, keys: KeyCodec, key_range: KeyRange, *, reverse: bool = False
     ) -> BucketCursor:
         """A cursor over the rows of a key range, against key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self._longest_row, key_range, reverse=reverse)

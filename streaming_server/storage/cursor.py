@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rocksdict import RdictIter
 
     from streaming_server.storage.rocks import RocksStore
-    from streaming_server.storage.row_codec import RowCodec, RowDecoder
+    from streaming_server.storage.row_codec import Decoder, RowCodec
     from table_model.key_codec import KeyCodec
 
 _ALL_KEYS: Final = KeyRange()
@@ -50,7 +50,7 @@ class BucketCursor:
         self,
         store: RocksStore,
         codec: RowCodec,
-        decoder: RowDecoder,
+        decoder: Decoder,
         keys: KeyCodec,
         longest_row: int,
         key_range: KeyRange = _ALL_KEYS,

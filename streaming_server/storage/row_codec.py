@@ -7,7 +7,7 @@ of bytes, and each segment of all rows is one `take` (`arrow_buffers.cut_out`).
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +92,17 @@ class RowCodec:
         definition = self.definition
         columns = [definition.schema.column(name) for name in definition.primary_key]
         return RowKeys(self._layouts.values(), columns, keys)
+
+
+class Decoder(Protocol):
+    """Makes batches of stored rows."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the batches."""
+
+    def decode(self, values: pa.Array) -> pa.RecordBatch:
+        """The rows, or some of them, of a binary array of stored rows, in the same order. Raises DataLoss."""
 
 
 class RowDecoder:

@@ -20,6 +20,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from protos.scankv.v1 import expression_pb2 as _expression_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -43,6 +44,7 @@ class ScanKvRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
     KEY_RANGE_FIELD_NUMBER: _builtins.int
     REVERSE_FIELD_NUMBER: _builtins.int
     table: _builtins.str
@@ -53,7 +55,7 @@ class ScanKvRequest(_message.Message):
     """
     resume_token: _builtins.bytes
     """Where to go on: the token of the last chunk or heartbeat that was received, unchanged, with the same table, source,
-    buckets, columns, limit, key range and direction as before. `limit` stays that of the whole scan: the token knows
+    buckets, columns, limit, predicate, key range and direction as before. `limit` stays that of the whole scan: the token knows
     what is left of it. Absent or empty: from the beginning.
     """
     reverse: _builtins.bool
@@ -83,11 +85,16 @@ class ScanKvRequest(_message.Message):
         """Bounds of one chunk. A chunk ends at whichever bound is reached first, but holds at least one row."""
 
     @_builtins.property
-    def key_range(self) -> Global___KeyRange:
-        """10 to 15 are kept for conditional reads, cuts and log holds; 16 for the predicate.
+    def where(self) -> _expression_pb2.Predicate:
+        """10 to 15 are kept for conditional reads, cuts and log holds.
 
-        The keys to read. Absent: all.
+        The rows to return: those for which this is true. The server evaluates it; what it says of the key bounds what is
+        read. Absent: all.
         """
+
+    @_builtins.property
+    def key_range(self) -> Global___KeyRange:
+        """The keys to read. Absent: all."""
 
     def __init__(
         self,
@@ -100,12 +107,13 @@ class ScanKvRequest(_message.Message):
         limit: _builtins.int | None = ...,
         chunk: Global___ChunkBounds | None = ...,
         resume_token: _builtins.bytes = ...,
+        where: _expression_pb2.Predicate | None = ...,
         key_range: Global___KeyRange | None = ...,
         reverse: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "snapshot", b"snapshot", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

@@ -56,6 +56,14 @@ def test_columns_and_limit_narrow_the_scan(scankv: CommandLine, scores: str) -> 
     assert len(scankv("scan", scores, "--columns", "score", "--limit", "2").text.splitlines()) == 3
 
 
+def test_a_predicate_chooses_the_rows_and_a_wrong_one_says_where_it_is_wrong(scankv: CommandLine, scores: str) -> None:
+    assert scankv("scan", scores, "--where", "score > 30 AND player LIKE 'a%'").text == "player,score\nann,31\n"
+    assert scankv("scan", scores, "--where", "score IS NULL", "--columns", "player").text == "player\ncem\n"
+    said = scankv.fails("scan", scores, "--where", "scroe > 30")
+    assert '"scroe"' in said
+    assert 'did you mean "score"?' in said
+
+
 def test_a_table_is_printed_when_asked(scankv: CommandLine, scores: str) -> None:
     lines = scankv("scan", scores, "--format", "table").text.splitlines()
     assert lines[0].split() == ["player", "score"]

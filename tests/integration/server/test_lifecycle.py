@@ -215,7 +215,7 @@ def test_a_scan_cancelled_before_its_header_is_freed_within_a_second(shared_serv
 @pytest.mark.asyncio
 async def test_a_scan_too_many_is_refused_and_let_in_later(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--set", "max_live_scans=2") as server:
-        async with connect(server.url) as client:
+        async with connect(server.url, operation_timeout=1) as client:
             table = await filled(client, "test.popular")
             async with table.scan().stream(), table.scan().stream():
                 with pytest.raises(TooManyScans) as caught:

@@ -9,6 +9,7 @@ NAMES = [
     "BucketStatistics",
     "Client",
     "ClientConfig",
+    "Column",
     "ConnectionFailed",
     "DataLoss",
     "DeadlineExceeded",
@@ -18,6 +19,7 @@ NAMES = [
     "InvalidRequest",
     "InvalidResumeToken",
     "LiveScan",
+    "Predicate",
     "ProtocolViolation",
     "RequestTooLarge",
     "Resume",
@@ -48,6 +50,7 @@ NAMES = [
     "UnknownField",
     "UsageError",
     "WriteResult",
+    "col",
     "connect",
     "sync",
 ]

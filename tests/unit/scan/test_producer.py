@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import pyarrow as pa
 import pytest
 
 from protos.scankv.v1 import scan_pb2
-from streaming_server.scan import producer
 from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, View
 from streaming_server.scan.opening import OpenedScan
 from streaming_server.scan.producer import ChunkSpec, stream_messages
@@ -59,20 +58,28 @@ class Numbers:
         pass
 
 
-def stream(source: ChunkSource, limit: int | None = None, chunk: ChunkSpec = WHOLE) -> Iterator[bytes | None]:
+def stream(
+    source: ChunkSource,
+    limit: int | None = None,
+    chunk: ChunkSpec = WHOLE,
+    *,
+    selective: bool = False,
+    heartbeat_seconds: float = 60.0,
+) -> Iterator[bytes | None]:
     opened = OpenedScan(
         source=source,
         tokens=TokenWriter(FINGERPRINT, VIEW),
         table_incarnation="i",
         resumed_from=None,
         limit=limit,
+        selective=selective,
     )
     scan = LiveScan(table="t", buckets=(0, 1), snapshot_id="", peer="")
-    return stream_messages(opened, chunk, "s", scan, 0.0)
+    return stream_messages(opened, chunk, "s", scan, 0.0, heartbeat_seconds)
 
 
-def messages(source: ChunkSource, limit: int | None = None, chunk: ChunkSpec = WHOLE) -> list[scan_pb2.ScanKvResponse]:
-    return [scan_pb2.ScanKvResponse.FromString(data) for data in stream(source, limit, chunk) if data is not None]
+def messages(source: ChunkSource, limit: int | None = None, **more: Any) -> list[scan_pb2.ScanKvResponse]:
+    return [scan_pb2.ScanKvResponse.FromString(data) for data in stream(source, limit, **more) if data is not None]
 
 
 def test_chunks_begin_small_and_grow_to_what_was_asked_for() -> None:
@@ -110,23 +117,27 @@ def test_every_chunk_carries_its_token_progress_and_a_checksum_of_all_before_it(
     assert (left, trailer.trailer.crc32c, trailer.trailer.chunks) == (0, crc, len(chunks))
 
 
-def test_a_source_that_finds_nothing_gives_way_to_others_and_is_heard_from_now_and_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(producer, "HEARTBEAT_SECONDS", 0.0)
+@pytest.mark.parametrize("limit", [1, 100, 2000])
+def test_a_limit_over_a_selective_source_is_exact_and_does_not_shrink_its_steps(limit: int) -> None:
+    source = Numbers(1_000_000, every=3)
+    *_, trailer = messages(source, limit, selective=True)
+    assert trailer.trailer.rows_returned == limit
+    assert [rows for rows, _ in source.bounds] == [256, 1024, 4096, 8192][: len(source.bounds)]
+    assert source.rows_scanned <= 3 * limit + source.bounds[-1][0]
+
+
+def test_a_source_that_finds_nothing_gives_way_to_others_and_is_heard_from_now_and_then() -> None:
     source = Numbers(200_000, every=200_001)
-    sent = list(stream(source))
+    sent = list(stream(source, selective=True, heartbeat_seconds=0.0))
     kinds = [scan_pb2.ScanKvResponse.FromString(data).WhichOneof("message") for data in sent if data is not None]
     assert kinds == ["header", "chunk", *["heartbeat"] * (len(source.bounds) - 1), "trailer"]
 
-    monkeypatch.setattr(producer, "HEARTBEAT_SECONDS", 60.0)
-    steps = list(stream(Numbers(200_000, every=200_001)))
+    steps = list(stream(Numbers(200_000, every=200_001), selective=True))
     assert steps.count(None) == len(source.bounds) - 1
 
 
-def test_a_heartbeat_carries_a_token_behind_what_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer, "HEARTBEAT_SECONDS", 0.0)
-    _, _, *heartbeats, _ = messages(Numbers(50_000, every=50_001), limit=5)
+def test_a_heartbeat_carries_a_token_behind_what_was_looked_at() -> None:
+    _, _, *heartbeats, _ = messages(Numbers(50_000, every=50_001), 5, selective=True, heartbeat_seconds=0.0)
     scanned = [message.heartbeat.rows_scanned for message in heartbeats]
     points = [read_token(message.heartbeat.resume_token, FINGERPRINT) for message in heartbeats]
     assert scanned == sorted(scanned)

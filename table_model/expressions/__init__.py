@@ -1,0 +1,30 @@
+"""Predicates over the rows of a table: written in Python, SQL text or pyarrow, checked, evaluated, planned and sent."""
+
+from __future__ import annotations
+
+from table_model.expressions.arrow_expressions import from_pyarrow
+from table_model.expressions.binding import BoundPredicate, bind
+from table_model.expressions.columns import Column, col
+from table_model.expressions.evaluation import evaluate
+from table_model.expressions.key_planning import KeyPlan, plan_keys
+from table_model.expressions.nodes import Predicate, all_of, any_of, conjuncts
+from table_model.expressions.sql_text import parse_where
+from table_model.expressions.where import Where, predicate_of
+
+__all__ = [
+    "BoundPredicate",
+    "Column",
+    "KeyPlan",
+    "Predicate",
+    "Where",
+    "all_of",
+    "any_of",
+    "bind",
+    "col",
+    "conjuncts",
+    "evaluate",
+    "from_pyarrow",
+    "parse_where",
+    "plan_keys",
+    "predicate_of",
+]

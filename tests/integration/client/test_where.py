@@ -1,0 +1,234 @@
+"""Predicates are evaluated at the server: the rows are those that the whole table has, and few others are read."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import pytest_asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aio_client import Client, InvalidResumeToken, SchemaMismatch, Table, UsageError, col, connect, sync
+from table_model.expressions import bind, evaluate
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from aio_client import Predicate
+
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.int32(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        ("score", pa.float64()),
+        ("group", pa.string()),
+        ("at", pa.struct([("x", pa.int64()), ("y", pa.string())])),
+    ]
+)
+ROWS = 5000
+SCORES = [None, math.nan, -0.0, 0.0, 1.5, -7.25, math.inf, 100.0]
+
+
+def row(number: int) -> dict[str, Any]:
+    at = None if number % 11 == 0 else {"x": None if number % 5 == 0 else number, "y": str(number % 3)}
+    return {
+        "k": number // 10,
+        "name": f"n{number % 10}",
+        "score": SCORES[number % len(SCORES)],
+        "group": None if number % 6 == 0 else "abc"[number % 3] * (number % 4),
+        "at": at,
+    }
+
+
+DATA = pa.Table.from_pylist([row(number) for number in range(ROWS)], schema=SCHEMA)
+
+
+@pytest_asyncio.fixture
+async def client(shared_server: ServerProcess) -> AsyncIterator[Client]:
+    async with connect(shared_server.url) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def table(client: Client) -> Table:
+    if "where.rows" not in [table.name for table in await client.tables()]:
+        table = await client.create_table("where.rows", SCHEMA, primary_key=["k", "name"], buckets=3)
+        await table.upsert(DATA)
+    return await client.table("where.rows")
+
+
+def expected(where: Predicate) -> set[tuple[int, str]]:
+    """The keys of the rows for which a predicate is true, evaluated over the whole table here."""
+    bound, batch = bind(where, SCHEMA), DATA.combine_chunks().to_batches()[0]
+    kept = batch.filter(evaluate(bound, batch))
+    return set(zip(kept["k"].to_pylist(), kept["name"].to_pylist(), strict=True))
+
+
+PREDICATES: list[tuple[str, Predicate]] = [
+    ("score > 1", col("score") > 1),
+    ("NOT score > 1", ~(col("score") > 1)),
+    ('"group" IS NULL OR "group" = \'bb\'', col("group").is_null() | (col("group") == "bb")),
+    ("k = 17", col("k") == 17),
+    ("k = 17 AND name = 'n4'", (col("k") == 17) & (col("name") == "n4")),
+    ("k >= 490", col("k") >= 490),
+    ("k BETWEEN 3 AND 5 AND name LIKE 'n1%'", col("k").between(3, 5) & col("name").starts_with("n1")),
+    ("k IN (1, 400, 77) AND score = 0", col("k").is_in([1, 400, 77]) & (col("score") == 0)),
+    ("at.x > 4990", col("at")["x"] > 4990),
+    ("k > 5 AND k < 5", (col("k") > 5) & (col("k") < 5)),
+    ("score IN (1.5, 100)", col("score").is_in([1.5, 100.0])),
+]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("text", "predicate"), PREDICATES)
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_text_and_python_give_the_rows_of_the_whole_table_for_which_it_is_true(
+    table: Table, text: str, predicate: Predicate, reverse: bool
+) -> None:
+    for where in (text, predicate):
+        scan = table.scan(columns=["name", "k"], where=where)
+        rows = await (scan.reverse() if reverse else scan).to_arrow()
+        keys = list(zip(rows["k"].to_pylist(), rows["name"].to_pylist(), strict=True))
+        assert len(set(keys)) == len(keys)
+        assert set(keys) == expected(predicate)
+
+
+@pytest.mark.asyncio
+async def test_an_arrow_expression_and_refinements_joined_by_and_do_the_same(table: Table) -> None:
+    scan = table.scan(["k"], where=pc.field("k") < 100).where("score > 1").where(col("name") == "n4")
+    found = set((await scan.to_arrow())["k"].to_pylist())
+    both = (col("k") < 100) & (col("score") > 1) & (col("name") == "n4")
+    assert found == {k for k, _ in expected(both)}
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_random_predicates_with_limits_agree_with_the_whole_table(
+    shared_server: ServerProcess, data: st.DataObject
+) -> None:
+    client = _sync_client(shared_server)
+    simple = st.one_of(
+        st.builds(lambda low, width: col("k").between(low, low + width), st.integers(-5, 505), st.integers(0, 60)),
+        st.builds(lambda value: col("score") >= value, st.sampled_from([-8.0, 0.0, 1.5, 100.0])),
+        st.builds(lambda text: col("group").contains(text), st.sampled_from(["a", "bb", "", "x"])),
+        st.builds(lambda x: col("at")["x"] != x, st.integers(0, 50)),
+        st.builds(lambda names: col("name").is_in(names), st.lists(st.sampled_from(["n1", "n5", "n9"]), max_size=3)),
+        st.just(col("score").is_null()),
+    )
+    predicate = data.draw(
+        st.recursive(simple, lambda inner: st.builds(lambda a, b: a & ~b, inner, inner) | st.builds(_or, inner, inner))
+    )
+    limit = data.draw(st.none() | st.integers(0, 300))
+    rows = client.table("where.rows").scan(["k", "name"], where=predicate, limit=limit).to_arrow()
+    keys = set(zip(rows["k"].to_pylist(), rows["name"].to_pylist(), strict=True))
+    assert keys <= expected(predicate)
+    assert len(keys) == rows.num_rows == min(len(expected(predicate)), ROWS if limit is None else limit)
+
+
+def _or(one: Predicate, other: Predicate) -> Predicate:
+    return one | other
+
+
+def _sync_client(server: ServerProcess) -> sync.Client:
+    client = _CLIENTS.get(server.url)
+    if client is None:
+        client = _CLIENTS[server.url] = sync.connect(server.url)
+        if "where.rows" not in [table.name for table in client.tables()]:
+            client.create_table("where.rows", SCHEMA, primary_key=["k", "name"], buckets=3).upsert(DATA)
+    return client
+
+
+_CLIENTS: dict[str, sync.Client] = {}
+
+
+async def scanned(table: Table, where: object) -> tuple[int, int]:
+    async with table.scan(where=where).stream() as stream:
+        async for _ in stream:
+            pass
+        statistics = stream.statistics()
+        return statistics.rows_scanned, statistics.rows_returned
+
+
+@pytest.mark.asyncio
+async def test_what_is_said_of_the_key_bounds_what_is_read(table: Table) -> None:
+    assert await scanned(table, "k = 17 AND name = 'n4'") == (1, 1)
+    assert await scanned(table, "k = 17 AND name = 'nobody'") == (0, 0)
+    assert await scanned(table, "k = 17") == (10, 10)
+    assert await scanned(table, "k = 17 AND name >= 'n8'") == (2, 2)
+    assert await scanned(table, "k > 5 AND k < 5") == (0, 0)
+    read, returned = await scanned(table, "k >= 490 AND score > 1")
+    assert returned < read == 100
+
+
+@pytest.mark.asyncio
+async def test_a_column_or_type_that_does_not_fit_is_refused_before_anything_is_read(table: Table) -> None:
+    with pytest.raises(SchemaMismatch, match=r"scroe.*did you mean"):
+        await table.scan(where=col("scroe") > 1).to_arrow()
+    with pytest.raises(SchemaMismatch, match="scroe"):
+        table.scan(where="scroe > 1")
+    with pytest.raises(SchemaMismatch):
+        await table.scan(where=col("k") == "text").to_arrow()
+    with pytest.raises(UsageError):
+        table.scan(where="score >")
+    with pytest.raises(UsageError, match="int"):
+        table.scan(where=5)
+
+
+@pytest.mark.asyncio
+async def test_a_token_fits_the_same_predicate_only(table: Table) -> None:
+    scan = table.scan(["k"], where=col("score") > 1).with_chunk(rows=50)
+    async with scan.stream() as stream:
+        first = await anext(stream)
+        token = stream.resume_token
+    assert token is not None
+    rest = await scan.resume_from(token).to_arrow()
+    assert first.num_rows + rest.num_rows == len(expected(col("score") > 1))
+    with pytest.raises(InvalidResumeToken, match="another query"):
+        await table.scan(["k"], where=col("score") > 2).resume_from(token).to_arrow()
+
+
+@pytest.mark.asyncio
+async def test_heartbeats_keep_a_scan_that_finds_nothing_alive_and_its_resume_does_not_start_over(
+    tmp_path: Path,
+) -> None:
+    """The reader waits for each message for less time than the whole scan takes, and is cut off in the middle of it."""
+    rows = 400_000
+    with ServerProcess(tmp_path / "data", "--set", "heartbeat_seconds=0.02") as server:
+        async with connect(server.url) as client:
+            table = await client.create_table("where.many", SCHEMA, primary_key=["k", "name"], buckets=2)
+            for start in range(0, rows, 100_000):
+                keys = pa.array(range(start, start + 100_000), pa.int32())
+                nothing = {name: pa.nulls(100_000, SCHEMA.field(name).type) for name in ("score", "group", "at")}
+                await table.upsert(pa.table({"k": keys, "name": pa.array(["n"] * 100_000), **nothing}, schema=SCHEMA))
+            before = (await client.server_stats()).rows_scanned
+            async with table.snapshot(ttl=60) as snapshot:
+                scan = table.scan(["k"], where="score > 1").with_chunk(rows=200).at(snapshot)
+                async with scan.stream() as stream:
+                    reading = asyncio.create_task(anext(stream, None))
+
+                    async def is_under_way() -> bool:
+                        return stream.statistics().rows_scanned > rows // 4
+
+                    await await_until(is_under_way, "a quarter of the rows read")
+                    (live,) = await client.live_scans()
+                    token = stream.resume_token
+                    assert token is not None
+                    server.kill()
+                    server.restart()
+                    assert await reading is None
+                    statistics = stream.statistics()
+            after = (await client.server_stats()).rows_scanned
+            assert live.rows > rows // 4
+            assert statistics.attempts == 2
+            # The second attempt read what the first had not, but for what lay between its last two heartbeats.
+            assert after < 3 * rows // 4
+            assert statistics.rows_returned == 0
+            assert before == 0
