@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 READERS = 100
 TABLE = "stalled.rows"
 BUCKETS = 2
-ROWS = 40_000
+ROWS = 30_000
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string())])
 VALUE_BYTES = 500
 MEBIBYTE = 1 << 20
@@ -159,7 +159,7 @@ async def resident(client: Client) -> int:
 @pytest.mark.parametrize(
     "phases",
     [
-        pytest.param(Phases(stall_seconds=14, flat_seconds=4, pairs=11), id="short"),
+        pytest.param(Phases(stall_seconds=12, flat_seconds=2, pairs=7), id="short"),
         pytest.param(Phases(stall_seconds=90, flat_seconds=60, pairs=31), id="long", marks=pytest.mark.soak),
     ],
 )

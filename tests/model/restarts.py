@@ -1,0 +1,56 @@
+"""Restarts of a server at random moments of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from tests.support.server_process import ServerProcess
+
+
+class Restarts:
+    """Restarts a server at random moments between the first and the last step of all histories together.
+
+    Attributes:
+        done: Restarts so far.
+        ready_at: When the server became ready the last time, on the monotonic clock.
+        underway: Whether the server is away.
+    """
+
+    def __init__(self, server: ServerProcess, random: Random, *, steps: int, restarts: int) -> None:
+        self.done = 0
+        self.ready_at = time.monotonic()
+        self.underway = False
+        self._server = server
+        self._random = random
+        self._at_steps = sorted(random.sample(range(steps // 10, steps - steps // 10), restarts))
+        self._steps = 0
+        self._next = asyncio.Event()
+
+    def count_step(self) -> None:
+        """Called by a history with every step."""
+        self._steps += 1
+        self._next.set()
+
+    async def run(self) -> None:
+        """Kills the server or lets it drain, and starts it again, time after time."""
+        for at_step in self._at_steps:
+            while self._steps < at_step:
+                self._next.clear()
+                await self._next.wait()
+            await self._restart(drain=self._random.random() < 0.4)
+
+    async def _restart(self, *, drain: bool) -> None:
+        self.underway = True
+        if drain:
+            assert await asyncio.to_thread(self._server.stop) == 0
+        else:
+            self._server.kill()
+        await asyncio.to_thread(self._server.restart)
+        self.ready_at = time.monotonic()
+        self.done += 1
+        self.underway = False

@@ -1,0 +1,50 @@
+"""Whatever happens to connections and server, every scan is the table at its view: live, pinned, cut and resumed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aio_client import connect
+from tests.model.history import noted
+from tests.model.offline_checks import check_stored_table
+from tests.model.restarts import Restarts
+from tests.model.resume_history import check_resume_histories
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLES = 5
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("seed", "steps", "restarts"),
+    [
+        (1, 250, 2),
+        (2, 250, 2),
+        *(pytest.param(seed, 2000, 20, marks=pytest.mark.soak) for seed in range(100, 105)),
+    ],
+)
+async def test_every_scan_equals_the_model_at_its_view(tmp_path: Path, seed: int, steps: int, restarts: int) -> None:
+    with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", "--set", "drain_seconds=0.2") as server:
+        random = Random(seed)
+        histories = await check_resume_histories(
+            server,
+            [Random(f"{seed} {number}") for number in range(TABLES)],
+            steps,
+            Restarts(server, random, steps=steps * TABLES, restarts=restarts),
+        )
+        seen = sum((history.seen for history in histories), Counter[str]())
+        assert seen["complete"] > steps * TABLES // 20
+        assert min(seen[what] for what in ("resumed live", "resumed pinned", "lost")) > 0, seen
+        async with connect(server.url) as client:
+            stats = await client.server_stats()
+            assert (stats.live_scans, stats.open_cursors, stats.snapshot_leases) == (0, 0, 0)
+        assert server.stop() == 0
+        for number, history in enumerate(histories):
+            check_stored_table(server.data_dir, f"test.resumed{number}", history.model)
