@@ -12,6 +12,7 @@ from aio_client import sync
 from aio_client._admin import LiveScan, ServerStats
 from aio_client._client import Client, connect
 from aio_client._config import ClientConfig
+from aio_client._explanation import ScanExplanation
 from aio_client._resume import Resumption
 from aio_client._scan import Scan
 from aio_client._snapshot import Snapshot
@@ -71,6 +72,7 @@ __all__ = [
     "Resumption",
     "Scan",
     "ScanCancelled",
+    "ScanExplanation",
     "ScanInterrupted",
     "ScanKvError",
     "ScanNotFound",

@@ -47,6 +47,8 @@ class ScanProgress:
         self.resumptions: tuple[Resumption, ...] = ()
         self._now = now
         self._cause: ScanKvError | None = None
+        # After a token, only the server knows what is left of the limit.
+        self._limit = spec.limit if spec.resume_token is None else None
         self._ledger = ScanLedger(spec, token=spec.resume_token)
         self._rows = self._bytes = self._chunks = self._rows_scanned = 0
 
@@ -73,7 +75,7 @@ class ScanProgress:
     @property
     def complete(self) -> bool:
         """Whether all rows have come, be it that the stream has not ended."""
-        return self._ledger.trailer is not None or self.rows == self.spec.limit
+        return self._ledger.trailer is not None or self.rows == self._limit
 
     # Below `token`, whose type it hides within the class.
     @property
@@ -86,7 +88,7 @@ class ScanProgress:
         ledger = self._ledger
         self._rows, self._bytes, self._chunks = self.rows, self.bytes, self.chunks
         self._rows_scanned = self.rows_scanned
-        left = None if self.spec.limit is None else self.spec.limit - self._rows
+        left = None if self._limit is None else self._limit - self._rows
         self._ledger = ScanLedger(self.spec, token=ledger.token, limit=left)
         self.attempts += 1
 
@@ -126,6 +128,8 @@ class ScanProgress:
                 raise violation("the log offsets of the pinned snapshot", "others after a cut")
             if earlier is not None and earlier.table_incarnation != header.table_incarnation:
                 raise violation("the table of the pinned snapshot", "another one after a cut")
+        if header.HasField("limit_left"):
+            self._limit = self._rows + header.limit_left
         self.header = header
         self.schema = self._ledger.schema
         if before is not None:
@@ -140,8 +144,9 @@ class ScanProgress:
     def _note_resumption(self, before: dict[int, int], after: dict[int, int]) -> None:
         cause, self._cause = self._cause, None
         if cause is not None:
-            # Its frames hold the stream, which must go as soon as its reader drops it.
+            # Frames hold the stream, which must go as soon as its reader drops it, and the call with its connection.
             cause = cause.with_traceback(None)
+            cause.__cause__ = cause.__context__ = None
         self.resumptions += (
             Resumption(at=self._now(), rows=self.rows, cause=cause, from_log_offsets=before, to_log_offsets=after),
         )

@@ -46,6 +46,7 @@ def scan_request(spec: ScanSpec, token: bytes | None = None) -> ScanKvRequest:
         resume_token=token or b"",
         key_range=None if keys is None else scan_pb2.KeyRange(start=keys.start, end=keys.end),
         reverse=spec.reverse,
+        ordered=spec.ordered,
     )
 
 
@@ -145,7 +146,7 @@ class ScanLedger:
 
     def _book_chunk(self, chunk: ScanChunk) -> pa.RecordBatch:
         assert self.header is not None
-        if chunk.bucket not in self.header.log_offsets:
+        if not self.spec.ordered and chunk.bucket not in self.header.log_offsets:
             raise violation("chunks of the buckets in the header", f"one of bucket {chunk.bucket}")
         data = chunk.record_batch  # Every access to a bytes field copies it.
         crc32c = google_crc32c.extend(self._crc32c, data)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import pyarrow as pa
 
+from aio_client._explanation import explain
+from aio_client._key_bounds import range_between, range_of_prefix
 from aio_client._optional import import_optional, to_pylist
+from aio_client._protocol import scan_request
 from aio_client._snapshot import splits
 from aio_client._stream import ScanStream
 from table_model.errors import UsageError
@@ -20,8 +23,11 @@ if TYPE_CHECKING:
     import polars as pl
 
     from aio_client import sync
+    from aio_client._explanation import ScanExplanation
+    from aio_client._key_bounds import Inclusive
     from aio_client._transport import Transport
     from table_model.expressions import Where
+    from table_model.key_range import KeyRange
     from table_model.scan_spec import Resume, ScanSpec
 
 
@@ -33,13 +39,22 @@ class Pinned(Protocol):
         """The id of its lease."""
 
 
+def snapshot_id_of(snapshot: str | Pinned) -> str:
+    """The id of what was given as `at`. Raises UsageError where it is neither a snapshot nor an id."""
+    snapshot_id = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
+    if not isinstance(snapshot_id, str) or not snapshot_id:
+        raise UsageError(f"at takes a snapshot or its id, not {snapshot!r}")
+    return snapshot_id
+
+
 class ScanBuilder:
     """The refinements of a scan, each of which returns a copy; shared by the asynchronous and the blocking scan."""
 
-    __slots__ = ("_spec",)
+    __slots__ = ("_key_schema", "_spec")
 
-    def __init__(self, spec: ScanSpec) -> None:
+    def __init__(self, spec: ScanSpec, key_schema: pa.Schema | None) -> None:
         self._spec = spec
+        self._key_schema = key_schema
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._spec}>"
@@ -48,6 +63,11 @@ class ScanBuilder:
     def spec(self) -> ScanSpec:
         """What is scanned, without the client: picklable; `client.scan(spec)` makes it a scan again, also elsewhere."""
         return self._spec
+
+    @property
+    def key_schema(self) -> pa.Schema | None:
+        """The key columns in key order; None where the scan was made of a spec alone, and does not know them."""
+        return self._key_schema
 
     def select(self, *columns: str | Iterable[str]) -> Self:
         """Returns these columns only, in this order: `select("a", "b")` or `select(["a", "b"])`.
@@ -79,10 +99,64 @@ class ScanBuilder:
     def limit(self, rows: int | None) -> Self:
         """Returns at most so many rows over all buckets together: the first by key of each bucket, of any buckets.
 
+        With `ordered` they are the first by key of all.
+
         Args:
             rows: 0 or more; None lifts the limit.
         """
         return self._with(limit=rows)
+
+    def offset(self, rows: int) -> NoReturn:
+        """Is refused, always: the server would read the rows that are left out, once for every page.
+
+        Go on behind the last row instead: with `resume_from(stream.resume_token)`, or with
+        `ordered().key_range(start=last_key, inclusive="right")`, which the server finds at once.
+        """
+        raise UsageError(
+            f"a scan has no offset: to leave out {rows!r} rows, the server would read them all, every time; go on "
+            "behind the last row with resume_from(stream.resume_token), or with ordered() and "
+            'key_range(start=last_key, inclusive="right")'
+        )
+
+    def key_range(self, start: object = None, end: object = None, *, inclusive: Inclusive = "both") -> Self:
+        """Reads only keys from `start` to `end`, and those that what was asked before allows as well.
+
+        `key_range(100, 200)`; where the key has several columns, `key_range(("ann", 3), ("ann", 7))` or by leading ones
+        `key_range("ann", "bob")`, which has all keys of ann and bob. A text is compared as a whole: for those that
+        begin with one, see `prefix`. What is read begins at the start, and ends at the end: nothing is skipped.
+
+        Args:
+            start: A value of the first key column, or a tuple of values of the leading ones. None: from the first key.
+            end: The same. None: to the last key.
+            inclusive: Whether keys that are equal to `start` (`left`) or `end` (`right`) are in it.
+
+        Raises:
+            UsageError: The start is behind the end; or the scan was not made by `table.scan()`, and does not know the
+                types of the key.
+            InvalidKey: A value is null, or not one of its key column.
+        """
+        return self._within(range_between(start, end, inclusive, self._known_key_schema("key_range")))
+
+    def prefix(self, value: object) -> Self:
+        """Reads only keys that begin with this, and that what was asked before allows as well.
+
+        Args:
+            value: A value of the first key column, or a tuple of values of the leading ones. Of the last of them, where
+                it is text or bytes, it is the beginning: `prefix("an")` has ann and anton, `prefix(("ann", "2024-"))`
+                of ann those of the year.
+
+        Raises:
+            UsageError: The scan was not made by `table.scan()`, and does not know the types of the key.
+            InvalidKey: A value is null, or not one of its key column.
+        """
+        return self._within(range_of_prefix(value, self._known_key_schema("prefix")))
+
+    def ordered(self) -> Self:
+        """Returns all rows in key order over all buckets, descending with `reverse`; the server merges them.
+
+        Without it the rows of each bucket are in order, one bucket after another, which is faster.
+        """
+        return self._with(ordered=True)
 
     def with_buckets(self, *buckets: int | Iterable[int]) -> Self:
         """Reads these buckets only: `with_buckets(0, 2)` or `with_buckets([0, 2])`."""
@@ -96,7 +170,8 @@ class ScanBuilder:
 
         Args:
             rows: The most rows of a batch, 1 to 65,536. Default: the server's, 8,192.
-            bytes: The most bytes of stored rows in a batch, 1 KiB to 16 MiB. Default: the server's, 1 MiB.
+            bytes: The most bytes of stored rows in a batch, 1 KiB to 16 MiB, of which a server makes use of up to
+                2 MiB. Default: the server's, 1 MiB.
         """
         return self._with(chunk_rows=rows, chunk_bytes=bytes)
 
@@ -106,10 +181,7 @@ class ScanBuilder:
         Args:
             snapshot: The snapshot, or its id, which may come from another process.
         """
-        snapshot_id = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
-        if snapshot_id is None:
-            raise UsageError(f"at takes a snapshot or its id, not {snapshot!r}")
-        return self._with(snapshot_id=snapshot_id)
+        return self._with(snapshot_id=snapshot_id_of(snapshot))
 
     def reverse(self) -> Self:
         """Returns the rows of each bucket in descending key order; the other way round when called again."""
@@ -132,11 +204,22 @@ class ScanBuilder:
 
         Args:
             token: `stream.resume_token` or `error.resume_token`; the scan must have the same table, snapshot, columns,
-                limit, buckets, keys and direction.
+                limit, buckets, keys and order.
         """
         if not isinstance(token, bytes):  # None, too: going on from nowhere would be the whole scan
             raise UsageError(f"a resume token is bytes, as a stream or an error gave it, not a {type(token).__name__}")
         return self._with(resume_token=token)
+
+    def _within(self, keys: KeyRange) -> Self:
+        return self._with(key_range=keys if self._spec.key_range is None else keys & self._spec.key_range)
+
+    def _known_key_schema(self, method: str) -> pa.Schema:
+        if self._key_schema is None:
+            raise UsageError(
+                f"{method} takes values of the key, whose types a scan made of a spec does not know: start from "
+                "table.scan(), or set the encoded key_range of the spec"
+            )
+        return self._key_schema
 
     def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
         raise NotImplementedError
@@ -150,9 +233,15 @@ class Scan(ScanBuilder):
 
     __slots__ = ("_transport",)
 
-    def __init__(self, transport: Transport, spec: ScanSpec) -> None:
-        """Called by `Table.scan` and `Client.scan`."""
-        super().__init__(spec)
+    def __init__(self, transport: Transport, spec: ScanSpec, key_schema: pa.Schema | None = None) -> None:
+        """Called by `Table.scan` and `Client.scan`.
+
+        Args:
+            transport: The client's connection.
+            spec: What is scanned.
+            key_schema: The key columns in key order, where they are known.
+        """
+        super().__init__(spec, key_schema)
         self._transport = transport
 
     def stream(self) -> ScanStream:
@@ -187,7 +276,18 @@ class Scan(ScanBuilder):
             SnapshotLost: The snapshot's lease has ended.
             DataLoss: The snapshot is damaged.
         """
-        return [Scan(self._transport, spec) for spec in await splits(self._transport, self._spec, n)]
+        return [Scan(self._transport, spec, self._key_schema) for spec in await splits(self._transport, self._spec, n)]
+
+    async def explain(self) -> ScanExplanation:
+        """How the server would answer the scan: which buckets and keys it would read, and what it would decode of them.
+
+        Nothing is read. `print(await scan.explain())` shows it. Explained from its beginning, also with a resume token.
+
+        Raises:
+            SchemaMismatch: A column does not exist, or a value of `where` is not of its column's type.
+            TableNotFound, InvalidRequest, SnapshotLost: As when the scan starts.
+        """
+        return await explain(self._transport, scan_request(self._spec))
 
     async def to_arrow(self) -> pa.Table:
         """All rows as one table in memory; with the schema, also when there are none."""
@@ -211,4 +311,4 @@ class Scan(ScanBuilder):
         return to_pylist(await self.to_arrow())
 
     def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
-        return type(self)(self._transport, replace(self._spec, **changes))
+        return type(self)(self._transport, replace(self._spec, **changes), self._key_schema)

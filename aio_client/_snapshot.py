@@ -18,7 +18,6 @@ import pyarrow as pa
 from aio_client._retry import backoff, with_retries
 from protos.scankv.v1 import scan_pb2, snapshot_pb2
 from table_model.errors import (
-    ConnectionFailed,
     DeadlineExceeded,
     ProtocolViolation,
     ScanKvError,
@@ -163,24 +162,28 @@ class Snapshot:
         self._renewed.set()
 
     async def _keep(self) -> None:
-        """Renews the lease whenever a third of its time has gone by, until it is released or lost."""
-        failures = 0
+        """Renews the lease whenever a third of its time has gone by, until it is released or lost.
+
+        A renewal that fails is tried again for as long as that takes, also when the time to live is over: only the
+        server knows whether the lease is, since a restart begins its time anew.
+        """
+        failures, warned = 0, False
         pause = self.ttl / 3
         while not await self._ended_within(pause):
             try:
                 await self.renew()
-            except ConnectionFailed as error:
-                if not self.remaining:
-                    _log.warning("snapshot %s could not be renewed in its time to live: %s", self.id, error)
-                    return
-                failures += 1
-                pause = min(backoff(failures), self.remaining)
-            except ScanKvError as error:
+            except (SnapshotLost, UsageError) as error:
                 if not self._released:
                     _log.warning("snapshot %s is not renewed any more: %s", self.id, error)
                 return
+            except ScanKvError as error:
+                failures += 1
+                pause = min(backoff(failures), self.ttl / 3)
+                if not self.remaining and not warned:
+                    warned = True
+                    _log.warning("snapshot %s could not be renewed in its time to live: %s", self.id, error)
             else:
-                failures = 0
+                failures, warned = 0, False
                 pause = self.ttl / 3
 
     async def _ended_within(self, pause: float) -> bool:
@@ -210,14 +213,17 @@ class Keeper:
 
         A release that fails is noted in the log and not raised: the lease expires by itself.
         """
+        failure = f"the server did not answer within {_RELEASE_SECONDS:g} s"
         with anyio.move_on_after(_RELEASE_SECONDS, shield=True):
             self._task.cancel()
             await asyncio.wait([self._task])
             try:
                 await self._snapshot.release()
             except ScanKvError as error:
-                snapshot = self._snapshot
-                _log.info("snapshot %s was not released and expires by itself: %s", snapshot.id, error)
+                failure = error.message
+            else:
+                return
+        _log.info("snapshot %s was not released and expires by itself: %s", self._snapshot.id, failure)
 
 
 class Pinning:
@@ -241,6 +247,8 @@ class Pinning:
         return self.pin().__await__()
 
     async def __aenter__(self) -> Snapshot:
+        if self._keeper is not None:
+            raise UsageError("this table.snapshot() is in use; call table.snapshot() again for another snapshot")
         snapshot = await self.pin()
         self._keeper = Keeper(snapshot)
         return snapshot
@@ -249,7 +257,8 @@ class Pinning:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._keeper is not None
-        await self._keeper.aclose()
+        keeper, self._keeper = self._keeper, None
+        await keeper.aclose()
 
     async def pin(self) -> Snapshot:
         """Takes a snapshot, which the caller renews and releases. The errors are those of `Table.snapshot`."""
@@ -312,8 +321,9 @@ async def splits(transport: Transport, spec: ScanSpec, n: int) -> list[ScanSpec]
         buckets=spec.buckets or (),
     )
 
-    async def attempt(_deadline: float) -> snapshot_pb2.SplitSnapshotResponse:
-        return await transport.call(transport.services.snapshots.SplitSnapshot, request)
+    async def attempt(deadline: float) -> snapshot_pb2.SplitSnapshotResponse:
+        timeout = min(transport.config.attempt_timeout, deadline - time.monotonic())
+        return await transport.call(transport.services.snapshots.SplitSnapshot, request, timeout=timeout)
 
     # The server goes on reading keys when a call has timed out.
     response = await with_retries(

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 
+from aio_client._aggregate import aggregate, count, top_n
 from aio_client._data import rows_of
 from aio_client._keys import check_key_sizes, is_one_key, keys_of
 from aio_client._lookup import LookupAnswer, assemble
 from aio_client._optional import to_pylist
 from aio_client._requests import LOOKUP_KEYS, cut, to_ipc
-from aio_client._scan import Scan
+from aio_client._scan import Scan, snapshot_id_of
 from aio_client._snapshot import Pinning
 from protos.scankv.v1 import lookup_pb2, table_pb2, write_pb2
 from table_model.errors import InvalidKey, RequestTooLarge, SchemaMismatch, UsageError
@@ -21,12 +22,12 @@ from table_model.expressions import predicate_of
 from table_model.scan_spec import ScanSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from aio_client._data import Data, Rows
     from aio_client._scan import Pinned
     from aio_client._transport import Method, Transport
-    from table_model.expressions import Where
+    from table_model.expressions import Predicate, Where
 
 _Request = TypeVar("_Request")
 
@@ -134,7 +135,8 @@ class Table:
         Rows in memory are checked whole before the first is sent, so bad ones write nothing. A reader, or another
         object that streams, is checked batch by batch: rows before a bad one may have been written. The rows go out in
         order, in requests of up to 8 MiB; one request is atomic by bucket and 10,000 rows. When the call fails halfway,
-        repeat it: that changes nothing where it was applied.
+        repeat it: that changes nothing where it was applied. A request whose answer never came may still be underway
+        and be applied later, even behind what is written after it.
 
         Args:
             data: A RecordBatch, Table or RecordBatchReader, a pandas or Polars DataFrame, a list of dictionaries, or
@@ -154,7 +156,7 @@ class Table:
             # The column may have been added since the table was asked for.
             await self._refresh()
             rows.check_names(self.schema)
-        return await self._write(self._transport.services.writes.Upsert, _upsert_requests(self._shape, rows))
+        return await self._write(lambda: self._transport.services.writes.Upsert, _upsert_requests(self._shape, rows))
 
     async def delete(self, keys: object) -> WriteResult:
         """Deletes the rows with these keys; a key without a row is passed over.
@@ -165,7 +167,7 @@ class Table:
         Raises:
             InvalidKey: A key is incomplete, null, over 16 KiB, or not of its columns' types. Nothing was deleted.
         """
-        return await self._write(self._transport.services.writes.Delete, _delete_requests(self._shape, keys))
+        return await self._write(lambda: self._transport.services.writes.Delete, _delete_requests(self._shape, keys))
 
     async def get(self, key: object) -> dict[str, Any] | None:
         """The row with this key as a dictionary, None when there is none.
@@ -202,10 +204,91 @@ class Table:
         answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await self._lookup(piece)]
         return assemble(answers, self.schema, fill_missing=missing == "null")
 
-    async def count(self) -> int:
-        """The number of rows, exact, of all buckets at one instant. The rows are not read."""
-        request = lookup_pb2.CountRequest(table=self.name)
-        return (await self._transport.call(self._transport.services.lookups.Count, request)).rows
+    async def count(self, where: Where | None = None, *, at: Pinned | str | None = None) -> int:
+        """The number of rows, exact, of all buckets at one instant.
+
+        Without `where` the rows are not read. With it the server reads them as a scan does, and sends none.
+
+        Args:
+            where: What is true of the rows to count, as for `Scan.where`. Default: all rows.
+            at: A pinned snapshot, or its id, whose rows are counted. Default: those of now.
+
+        Raises:
+            UsageError, SchemaMismatch: `where` cannot be read, or does not fit the table.
+            SnapshotLost: The snapshot has ended.
+            TooManyScans, ScanTooLong, ScanCancelled, DataLoss: As for a scan, of which it is one.
+            DeadlineExceeded: There was no answer within the operation timeout.
+        """
+        return await count(self._transport, self.name, self._predicate(where), _snapshot_id(at))
+
+    async def aggregate(
+        self,
+        functions: Mapping[str, str | Iterable[str]],
+        where: Where | None = None,
+        *,
+        group_by: Sequence[str] = (),
+        at: Pinned | str | None = None,
+    ) -> pa.Table:
+        """Sums, least and greatest values, means and counts of columns, computed at the server: no rows travel.
+
+            await table.aggregate({"distance": ["sum", "max"], "delay": "mean"}, "year = 2013", group_by=["carrier"])
+
+        Nulls are passed over, as in SQL. Sums of integers (int64) and decimals (38 digits) are exact. Sums of floats
+        are added up in float64, for one pinned view always in the same order; NaN makes them NaN. `min` and `max` are
+        in key order, in which NaN is above infinity. `mean` is float64. `count` of a key column counts rows.
+
+        Args:
+            functions: For each column, some of "count", "sum", "min", "max", "mean".
+            where: What is true of the rows that count, as for `Scan.where`. Default: all rows.
+            group_by: Rows that are equal in these columns are a group; null and NaN are values like others. Default:
+                one group, which is there even without rows.
+            at: A pinned snapshot, or its id, that is read. Default: the rows of now.
+
+        Returns:
+            One row a group, ascending by the columns of `group_by`, nulls last: these columns, then `distance_sum` and
+            so on in the order asked.
+
+        Raises:
+            UsageError: A function does not exist.
+            SchemaMismatch: A column does not exist, or is not of a type that has this function.
+            InvalidRequest: Nothing is asked for, a sum does not fit, or there are over 1,000,000 groups.
+            RequestTooLarge: The result is over 32 MiB.
+            SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
+        """
+        predicate, snapshot_id = self._predicate(where), _snapshot_id(at)
+        return await aggregate(self._transport, self.name, functions, predicate, group_by, snapshot_id)
+
+    async def top_n(
+        self,
+        n: int,
+        by: str,
+        where: Where | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        descending: bool = True,
+        at: Pinned | str | None = None,
+    ) -> pa.Table:
+        """The first `n` rows in the order of a column, best first, exact over all buckets as of one instant.
+
+        The server reads all rows as a scan does, and sends these.
+
+        Args:
+            n: How many rows, 1 to 100,000; fewer where there are fewer.
+            by: The column, not a struct, list or map. In key order: NaN is above infinity, -0.0 equals 0.0. Nulls come
+                last in both directions, and rows that are equal by ascending key.
+            where: What is true of the rows that count, as for `Scan.where`. Default: all rows.
+            columns: The columns to return, in this order. Default: all.
+            descending: Whether the greatest is first.
+            at: A pinned snapshot, or its id, that is read. Default: the rows of now.
+
+        Raises:
+            UsageError: `n` is out of its range.
+            SchemaMismatch: A column does not exist, or `by` has no order.
+            RequestTooLarge: The rows take over 32 MiB, or over 128 MiB as they are stored.
+            SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
+        """
+        predicate, snapshot_id = self._predicate(where), _snapshot_id(at)
+        return await top_n(self._transport, self.name, n, by, predicate, columns, descending, snapshot_id)
 
     def scan(
         self, columns: Sequence[str] | None = None, *, where: Where | None = None, limit: int | None = None
@@ -224,9 +307,9 @@ class Table:
                 be; says where in the text.
         """
         names = (columns,) if isinstance(columns, str) else columns
-        predicate = None if where is None else predicate_of(where, self.schema)
-        spec = ScanSpec(self.name, columns=None if names is None else tuple(names), where=predicate, limit=limit)
-        return Scan(self._transport, spec)
+        chosen = None if names is None else tuple(names)
+        spec = ScanSpec(self.name, columns=chosen, where=self._predicate(where), limit=limit)
+        return Scan(self._transport, spec, self._shape.key_schema)
 
     def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None) -> Pinning:
         """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
@@ -270,22 +353,26 @@ class Table:
             for bucket in response.buckets
         ]
 
+    def _predicate(self, where: Where | None) -> Predicate | None:
+        return None if where is None else predicate_of(where, self.schema)
+
     async def _refresh(self) -> None:
         request = table_pb2.GetTableRequest(name=self.name)
         response = await self._transport.call(self._transport.services.tables.GetTable, request)
         self._shape = _Shape.of(response.table)
 
     async def _write(
-        self, method: Method[_Request, write_pb2.WriteResponse], requests: Iterator[_Request]
+        self, method: Callable[[], Method[_Request, write_pb2.WriteResponse]], requests: Iterator[_Request]
     ) -> WriteResult:
         """Sends requests one after another, since only those that do not overlap in time are applied in order.
 
-        They are made in a thread: converting rows takes its time, and a reader may block.
+        They are made in a thread: converting rows takes its time, and a reader may block. The method is asked for each
+        time, because it belongs to a connection, which may be replaced.
         """
         rows = 0
         log_offsets: dict[int, int] = {}
         while (request := await asyncio.to_thread(next, requests, None)) is not None:
-            response = await self._transport.call(method, request)
+            response = await self._transport.call(method(), request)
             rows += response.rows
             for bucket, offset in response.log_offsets.items():
                 log_offsets[bucket] = max(offset, log_offsets.get(bucket, offset))
@@ -302,6 +389,10 @@ class Table:
             half = keys.num_rows // 2
             return await self._lookup(keys.slice(0, half)) + await self._lookup(keys.slice(half))
         return [LookupAnswer.read(keys, response)]
+
+
+def _snapshot_id(at: Pinned | str | None) -> str | None:
+    return None if at is None else snapshot_id_of(at)
 
 
 def _upsert_requests(shape: _Shape, rows: Rows) -> Iterator[write_pb2.UpsertRequest]:

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from aio_client._channel import channel_options
 from protos.scankv.v1.admin_pb2_grpc import AdminServiceStub
 from protos.scankv.v1.lookup_pb2_grpc import LookupServiceStub
 from protos.scankv.v1.scan_pb2 import ScanKvResponse
@@ -46,8 +47,6 @@ _Response = TypeVar("_Response")
 Method: TypeAlias = grpc.aio.UnaryUnaryMultiCallable
 """A call with one request and one answer."""
 
-# One row of 16 MiB, as large as rows may be, and its Arrow framing fit into one message.
-_MAX_RECEIVE_BYTES: Final = 48 * 1024 * 1024
 # Where google.rpc.Status travels, by convention of all gRPC languages.
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _READY_POLL_SECONDS: Final = 0.05
@@ -85,15 +84,16 @@ class Transport:
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._window = config.window_bytes(None)
-        self._services: _Services | None = self._connect(self._window)
-        # A window belongs to a whole connection, so scans that need another one get another connection.
-        self._windows: dict[int, _Services] = {}
+        # A window belongs to a whole connection, so there is one connection for each. None once it is closed.
+        self._connections = {self._window: self._connect(self._window)}
+        # Connections that were replaced, for as long as a call is underway over them.
+        self._replaced: weakref.WeakSet[_Services] = weakref.WeakSet()
         self._closed = asyncio.Event()
         _open_transports.add(self)
 
     def __del__(self) -> None:
         # The channel closes itself when it is dropped, but no longer in order once its loop is gone.
-        if getattr(self, "_services", None) is not None and self._loop.is_closed():
+        if getattr(self, "_connections", None) and self._loop.is_closed():
             warnings.warn(
                 f"the client of {self.address} was not closed before its event loop; use `async with connect(...)`",
                 ResourceWarning,
@@ -118,24 +118,36 @@ class Transport:
                 "the client belongs to another event loop; connect once in each loop, or use aio_client.sync",
                 address=self.address,
             )
-        if self._services is None:
+        if not self._connections:
             raise UsageError(f"the client of {self.address} is closed", address=self.address)
-        return self._services
+        return self._connections[self._window]
 
     def _connect(self, window: int) -> _Services:
-        options = _channel_options(window)
+        options = channel_options(window)
         return _Services(grpc.aio.insecure_channel(f"dns:///{self.address}", options=options))
 
-    async def call(self, method: Method[_Request, _Response], request: _Request) -> _Response:
-        """Makes one call with one answer, once, within the attempt timeout.
+    async def call(
+        self, method: Method[_Request, _Response], request: _Request, *, timeout: float | None = None
+    ) -> _Response:
+        """Makes one call with one answer, once.
+
+        Args:
+            method: The call.
+            request: What it is sent.
+            timeout: Seconds until the answer must be there. None: the attempt timeout.
 
         Raises:
             ScanKvError: What the server said, or what became of the connection.
         """
-        timeout = self.config.call_timeout
+        timeout = self.config.call_timeout if timeout is None else timeout
+        services = self.services  # Held, so that its connection stays when it is replaced meanwhile.
         try:
-            response = await method(request, timeout=timeout)
+            call = method(request, timeout=timeout)
+            await _over(call)
+            response = await call
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self.replace(services)
             raise _error_from(error, self.address, timeout) from error
         except asyncio.CancelledError:
             self._raise_if_closed_meanwhile()
@@ -152,10 +164,21 @@ class Transport:
         """
         services = self.services
         if window != self._window:
-            if window not in self._windows:
-                self._windows[window] = self._connect(window)
-            services = self._windows[window]
-        return ScanCall(self, services.scans.ScanKv(request))
+            services = self._connections.get(window) or self._connect(window)
+            self._connections[window] = services
+        return ScanCall(self, services, services.scans.ScanKv(request))
+
+    def replace(self, services: _Services) -> None:
+        """Has calls that come take another connection than the one over which a call got no answer in time.
+
+        A connection that a firewall or a host has forgotten without a word looks as one over which nothing comes, and
+        every further attempt over it would wait in vain. Calls that are underway keep theirs, which ends with the last.
+        """
+        for window, each in self._connections.items():
+            if each is services:
+                self._connections[window] = self._connect(window)
+                self._replaced.add(services)
+                return
 
     async def wait_closed(self) -> None:
         """Waits until the client is closed.
@@ -172,13 +195,13 @@ class Transport:
         Raises:
             DeadlineExceeded: It did not within `timeout` seconds.
         """
-        health = self.services.health
+        services = self.services
         last = "it does not answer"
         try:
             async with asyncio.timeout(timeout):
                 while True:
                     try:
-                        answer = await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+                        answer = await services.health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
                     except grpc.aio.AioRpcError as error:
                         last = error.details() or str(error.code())
                     else:
@@ -197,26 +220,25 @@ class Transport:
 
     async def close(self) -> None:
         """Cancels all calls that are underway and closes the connection. Idempotent."""
-        if self._services is None:
+        if not self._connections:
             return
-        channels = [services.channel for services in (self.services, *self._windows.values())]
+        channels = [each.channel for each in {self.services, *self._connections.values(), *self._replaced}]
         # Only when nothing refers to gRPC's objects any more, it ends its threads, so that the process may fork.
-        self._services = None
-        self._windows.clear()
+        self._connections.clear()
         self._closed.set()
         for channel in channels:
             await channel.close(None)
 
     def _raise_if_closed_meanwhile(self) -> None:
         """Tells the closing of the client, which gRPC shows as a cancellation, from one of the caller's task."""
-        if self._services is None and not _task_is_cancelled():
+        if not self._connections and not _task_is_cancelled():
             raise UsageError(
                 f"the client of {self.address} was closed while it was being used", address=self.address
             ) from None
 
 
 class _Services:
-    """A channel and the calls over it."""
+    """A channel and the calls over it. The channel closes itself, and cancels its calls, when the object is dropped."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -235,8 +257,14 @@ class ScanCall:
     gRPC's own call object does not do that: it is part of a reference cycle.
     """
 
-    def __init__(self, transport: Transport, call: grpc.aio.UnaryStreamCall[ScanKvRequest, ScanKvResponse]) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        services: _Services,
+        call: grpc.aio.UnaryStreamCall[ScanKvRequest, ScanKvResponse],
+    ) -> None:
         self._transport = transport
+        self._services = services
         self._call = call
         self._loop = asyncio.get_running_loop()
 
@@ -267,6 +295,7 @@ class ScanCall:
             async with asyncio.timeout(timeout):
                 message = await self._call.read()
         except TimeoutError as error:
+            self._transport.replace(self._services)
             address = self._transport.address
             raise DeadlineExceeded(
                 f"the ScanKV server at {address} sent nothing for {_seconds(timeout)} s", address=address
@@ -283,25 +312,6 @@ class ScanCall:
     def cancel(self) -> None:
         """Ends the call, so that the server frees what it holds for it. Idempotent."""
         self._call.cancel()
-
-
-def _channel_options(window: int) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", _MAX_RECEIVE_BYTES),
-        ("grpc.max_send_message_length", _MAX_RECEIVE_BYTES),
-        # Only both together bound what is read ahead; with probing, gRPC widens the window to tens of MiB.
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", window),
-        # Whether a call may be repeated is for the client to know.
-        ("grpc.enable_retries", 0),
-        # By default, a server that comes back is noticed after up to two minutes.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        # Two clients of one process share nothing: neither a connection nor its window.
-        ("grpc.use_local_subchannel_pool", 1),
-        # $http_proxy is meant for web pages; gRPC would tunnel even loopback addresses through it.
-        ("grpc.enable_http_proxy", 0),
-    ]
 
 
 def _error_from(error: grpc.aio.AioRpcError, address: str, timeout: float) -> ScanKvError:
@@ -357,9 +367,20 @@ def _typed_error(error: grpc.aio.AioRpcError) -> ScanKvError | None:
     return typed
 
 
+async def _over(call: grpc.aio.Call) -> None:
+    """Waits for the end of a call outside of gRPC's tasks, which lose what anyio knows a cancelled scope by."""
+    over = asyncio.Event()
+    call.add_done_callback(lambda _: over.set())
+    try:
+        await over.wait()
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+
+
 def _note_fork() -> None:
     global _forked_while_open
-    _forked_while_open = _forked_while_open or any(transport._services is not None for transport in _open_transports)
+    _forked_while_open = _forked_while_open or any(transport._connections for transport in _open_transports)
 
 
 def _task_is_cancelled() -> bool:

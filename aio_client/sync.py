@@ -14,6 +14,7 @@ fork, not before it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -24,9 +25,10 @@ from aio_client._config import ClientConfig, default_url
 from aio_client._runner import Runner
 from aio_client._scan import ScanBuilder
 from aio_client._sync_snapshot import Snapshot
+from table_model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     import pandas as pd
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from aio_client._admin import LiveScan, ServerStats
     from aio_client._data import Data
+    from aio_client._explanation import ScanExplanation
     from aio_client._resume import Resumption
     from aio_client._scan import Pinned
     from aio_client._stream import ScanStatistics
@@ -193,15 +196,41 @@ class Table:
         """The rows with these keys in the order asked. See `aio_client.Table.lookup`."""
         return self._runner.call(partial(self._table.lookup, keys, missing=missing))
 
-    def count(self) -> int:
-        """The number of rows, exact."""
-        return self._runner.call(self._table.count)
+    def count(self, where: Where | None = None, *, at: Pinned | str | None = None) -> int:
+        """The number of rows, exact. See `aio_client.Table.count`."""
+        return self._runner.call(partial(self._table.count, where, at=at))
+
+    def aggregate(
+        self,
+        functions: Mapping[str, str | Iterable[str]],
+        where: Where | None = None,
+        *,
+        group_by: Sequence[str] = (),
+        at: Pinned | str | None = None,
+    ) -> pa.Table:
+        """Functions of columns over all rows, or for groups of rows. See `aio_client.Table.aggregate`."""
+        return self._runner.call(partial(self._table.aggregate, functions, where, group_by=group_by, at=at))
+
+    def top_n(
+        self,
+        n: int,
+        by: str,
+        where: Where | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        descending: bool = True,
+        at: Pinned | str | None = None,
+    ) -> pa.Table:
+        """The first `n` rows in the order of a column. See `aio_client.Table.top_n`."""
+        ask = partial(self._table.top_n, n, by, where, columns=columns, descending=descending, at=at)
+        return self._runner.call(ask)
 
     def scan(
         self, columns: Sequence[str] | None = None, *, where: Where | None = None, limit: int | None = None
     ) -> Scan:
         """A scan of the table. See `aio_client.Table.scan`."""
-        return Scan(self._runner, self._table.scan(columns, where=where, limit=limit).spec)
+        scan = self._table.scan(columns, where=where, limit=limit)
+        return Scan(self._runner, scan.spec, scan.key_schema)
 
     def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None) -> Snapshot:
         """Pins the table as of now: `with table.snapshot() as snap` renews and releases it, else that is the caller's.
@@ -225,9 +254,9 @@ class Scan(ScanBuilder):
 
     __slots__ = ("_runner",)
 
-    def __init__(self, runner: Runner, spec: ScanSpec) -> None:
+    def __init__(self, runner: Runner, spec: ScanSpec, key_schema: pa.Schema | None = None) -> None:
         """Called by `Table.scan` and `Client.scan`."""
-        super().__init__(spec)
+        super().__init__(spec, key_schema)
         self._runner = runner
 
     def __iter__(self) -> ScanStream:
@@ -249,7 +278,11 @@ class Scan(ScanBuilder):
     def splits(self, n: int) -> list[Scan]:
         """Cuts a scan of a pinned snapshot into parts of about equally many rows. See `aio_client.Scan.splits`."""
         parts = self._runner.call(self._runner.client.scan(self._spec).splits, n)
-        return [Scan(self._runner, part.spec) for part in parts]
+        return [Scan(self._runner, part.spec, self._key_schema) for part in parts]
+
+    def explain(self) -> ScanExplanation:
+        """How the server would answer the scan. See `aio_client.Scan.explain`."""
+        return self._runner.call(self._runner.client.scan(self._spec).explain)
 
     def to_arrow(self) -> pa.Table:
         """All rows as one table in memory; with the schema, also when there are none."""
@@ -268,7 +301,7 @@ class Scan(ScanBuilder):
         return self._runner.call(self._runner.client.scan(self._spec).to_pylist)
 
     def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
-        return type(self)(self._runner, replace(self._spec, **changes))
+        return type(self)(self._runner, replace(self._spec, **changes), self._key_schema)
 
 
 class ScanStream:
@@ -285,6 +318,7 @@ class ScanStream:
         self._runner = runner
         self._stream = stream
         self._closes_runner = closes_runner
+        self._interrupted: UsageError | None = None
 
     def __enter__(self) -> Self:
         """Starts the scan and reads its header, so that `schema` and `log_offsets` are known."""
@@ -300,13 +334,34 @@ class ScanStream:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        """The next rows; raises as `aio_client.ScanStream.__anext__`, and StopIteration at the end."""
-        rows = self._runner.call(_next, self._stream)
+        """The next rows; raises as `aio_client.ScanStream.__anext__`, and StopIteration at the end.
+
+        An interrupt such as Ctrl-C ends the scan; `resume_token` is that of the rows before.
+        """
+        if self._interrupted is not None:
+            raise self._interrupted
+        token = self._stream.resume_token
+        try:
+            rows = self._runner.call(_next, self._stream)
+        except ScanKvError:
+            raise
+        except BaseException:
+            self._interrupt(token)
+            raise
         if rows is None:
             if self._closes_runner:
                 self._runner.close()
             raise StopIteration
         return rows
+
+    def _interrupt(self, token: bytes | None) -> None:
+        """Ends the scan for good: rows that came at that moment are lost, and nothing may go on behind them."""
+        self._interrupted = UsageError(
+            "a read of the scan was interrupted, which ended it; start it again, or go on with its resume_token"
+        )
+        self._interrupted.resume_token = token
+        with suppress(ScanKvError):
+            self.close()
 
     def close(self) -> None:
         """Ends the scan, so that the server frees its iterators. Idempotent, also after the end."""
@@ -343,7 +398,7 @@ class ScanStream:
     @property
     def resume_token(self) -> bytes | None:
         """What goes on behind the last batch that was returned. See `aio_client.ScanStream.resume_token`."""
-        return self._stream.resume_token
+        return (self._stream if self._interrupted is None else self._interrupted).resume_token
 
     @property
     def resumptions(self) -> tuple[Resumption, ...]:

@@ -146,7 +146,7 @@ class Server:
         scans.add_to_server(self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), self._server)
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, self._server)
-        lookup_pb2_grpc.add_LookupServiceServicer_to_server(LookupService(self._tables), self._server)
+        lookup_pb2_grpc.add_LookupServiceServicer_to_server(LookupService(self._tables, self._registry), self._server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -175,9 +175,11 @@ class Server:
             "the server is shutting down and has ended the scan: resume it once the server is back"
         )
         timer = asyncio.get_running_loop().call_later(self.config.drain_seconds, self._registry.end_all, draining)
-        await self._server.stop(self.config.drain_seconds + _LAST_WORDS_SECONDS)
-        timer.cancel()
-        await self._tables.close()
+        try:
+            await self._server.stop(self.config.drain_seconds + _LAST_WORDS_SECONDS)
+        finally:
+            timer.cancel()
+            await self._tables.close()
 
 
 def run(config: ServerConfig) -> int:

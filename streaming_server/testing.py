@@ -77,7 +77,11 @@ class ServerProcess:
                 text=True,
                 start_new_session=True,
             )
-        line = self._first_line()
+        try:
+            line = self._first_line()
+        except BaseException:  # Ctrl-C: nobody has the object yet who could end the process.
+            self.kill()
+            raise
         if not line.startswith(_READY):
             self._reap()
             raise Unavailable(f"the server did not start; it said {line!r}, and its log ends: {self._end_of_log()}")

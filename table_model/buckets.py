@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
+from table_model.key_parts import leading_columns
+from table_model.key_range import KeyRange
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
-    import pyarrow as pa
 
 
 def bucket_of(keys: pa.BinaryArray, buckets: int) -> npt.NDArray[np.int32]:
@@ -31,3 +36,47 @@ def bucket_of(keys: pa.BinaryArray, buckets: int) -> npt.NDArray[np.int32]:
 def bucket_of_one(key: bytes, buckets: int) -> int:
     """Finds the bucket of one encoded bucket key; the same as `bucket_of` for an array of one."""
     return xxh3_64_intdigest(key) % buckets
+
+
+class KeyPlaces:
+    """Tells the buckets of a table in which some primary keys can lie. Immutable, thread-safe.
+
+    Args:
+        primary_key: The names and types of the key columns, in key order.
+        bucket_key: The names of those that choose the bucket, in key order.
+        buckets: The number of buckets of the table.
+    """
+
+    def __init__(self, primary_key: pa.Schema, bucket_key: Sequence[str], buckets: int) -> None:
+        self._types = primary_key.types
+        self._places = [primary_key.get_field_index(name) for name in bucket_key]
+        self._is_whole = len(self._places) == len(self._types)
+        self._is_prefix = self._places == list(range(len(self._places)))
+        self._buckets = buckets
+
+    def of_points(self, keys: Sequence[bytes]) -> dict[int, tuple[bytes, ...]]:
+        """Whole encoded keys by their buckets, those of each bucket in the order given."""
+        found: dict[int, list[bytes]] = {}
+        bucket_keys = pa.array(map(self._bucket_key_of, keys), pa.binary())
+        for bucket, key in zip(bucket_of(bucket_keys, self._buckets).tolist(), keys, strict=True):
+            found.setdefault(bucket, []).append(key)
+        return {bucket: tuple(keys) for bucket, keys in found.items()}
+
+    def of_range(self, keys: KeyRange) -> int | None:
+        """The only bucket that keys of a range can lie in; None when there are more, or when that is not known.
+
+        There is one where the bucket key is a prefix of the primary key and the same in all keys of the range.
+        """
+        if self._buckets == 1:
+            return 0
+        columns, _ = leading_columns(keys.start or b"", self._types[: len(self._places)])
+        prefix = b"".join(columns)
+        if not self._is_prefix or len(columns) < len(self._places) or keys & KeyRange.under(prefix) != keys:
+            return None
+        return bucket_of_one(prefix, self._buckets)
+
+    def _bucket_key_of(self, key: bytes) -> bytes:
+        if self._is_whole:
+            return key
+        columns, _ = leading_columns(key, self._types)
+        return b"".join([columns[place] for place in self._places])

@@ -269,8 +269,14 @@ def error_for_reason(reason: str) -> type[ScanKvError] | None:
     return {cls.reason: cls for cls in _subclasses(ScanKvError) if "reason" in vars(cls)}.get(reason)
 
 
+# What is longer is no misspelling, and comparing it with all names would take seconds.
+_LONGEST_MISSPELLING = 200
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean "score"?` for the nearest of the known names, or all of them when few, or nothing."""
+    if len(name) > _LONGEST_MISSPELLING:
+        return ""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if near:

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 _END: Final = b"\x00\x00"
 _ESCAPED_ZERO: Final = b"\x00\xff"
+TEXT_END_BYTES: Final = len(_END)
+"""Bytes that end a string or binary column: without them, its encoding begins the keys that begin with it."""
+
 _MAX_ARRAY_BYTES: Final = 2**31 - 1
 
 

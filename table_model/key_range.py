@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,11 @@ class KeyRange:
 
     start: bytes | None = None
     end: bytes | None = None
+
+    @classmethod
+    def under(cls, prefix: bytes) -> KeyRange:
+        """The keys that begin with these bytes."""
+        return cls(prefix or None, _behind_all(prefix))
 
     @property
     def is_empty(self) -> bool:
@@ -38,3 +44,13 @@ class KeyRange:
         starts = [start for start in (self.start, other.start) if start is not None]
         ends = [end for end in (self.end, other.end) if end is not None]
         return KeyRange(max(starts, default=None), min(ends, default=None))
+
+
+def _behind_all(prefix: bytes) -> bytes | None:
+    """The first bytes above all that begin with these, None when there are none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+NO_KEYS: Final = KeyRange(b"", b"")
+"""The range without keys."""

@@ -34,6 +34,9 @@ MAX_NAME_LENGTH: Final = 128
 MAX_NESTING: Final = 32
 """Levels of list, struct and map inside one another."""
 
+MAX_TOP_N: Final = 100_000
+"""Rows that the first rows by a column may be asked for."""
+
 MIN_CHUNK_ROWS: Final = 1
 """Rows: the least that a scan may ask for as the bound of a chunk."""
 

@@ -51,6 +51,7 @@ class ScanSpec:
         snapshot_id: The pinned snapshot to read. None: the live table.
         key_range: The encoded keys to read. None: all.
         reverse: Whether the rows of each bucket come in descending key order.
+        ordered: Whether the rows of all buckets together come in key order.
         resume: Whether the scan goes on by itself after a cut. None: over a pinned snapshot only.
         resume_token: Where to go on, as an earlier scan of the same spec said; opaque. None: from the beginning.
     """
@@ -66,6 +67,7 @@ class ScanSpec:
     snapshot_id: str | None = None
     key_range: KeyRange | None = None
     reverse: bool = False
+    ordered: bool = False
     resume: Resume | None = None
     # Tokens hold keys, which do not belong in logs.
     resume_token: bytes | None = field(default=None, repr=False)
@@ -89,8 +91,9 @@ class ScanSpec:
             raise UsageError(f"snapshot_id is the id of a snapshot, or None for the live table: {self.snapshot_id!r}")
         if self.key_range is not None and not isinstance(self.key_range, KeyRange):
             raise UsageError(f"key_range is a KeyRange, or None for all keys, not a {type(self.key_range).__name__}")
-        if not isinstance(self.reverse, bool):
-            raise UsageError(f"reverse is True or False, not {self.reverse!r}")
+        for name, value in (("reverse", self.reverse), ("ordered", self.ordered)):
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} is True or False, not {value!r}")
         if self.resume is not None and not isinstance(self.resume, Resume):
             raise UsageError(f"resume is Resume.NEVER, Resume.LATEST, or None for the default, not {self.resume!r}")
         if self.resume_token is not None:

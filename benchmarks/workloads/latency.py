@@ -16,7 +16,7 @@ from benchmarks.workers import Worker
 if TYPE_CHECKING:
     from benchmarks.bench import Bench
 
-_CALLS: Final = 200
+_CALLS: Final = 100
 _MILLIS: Final = 1000.0
 
 

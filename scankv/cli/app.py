@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from scankv.cli import demo, inspect, load, rows, scan, scans, serve, snapshots, tables
+from scankv.cli import demo, inspect, load, rows, scan, scans, serve, snapshots, tables, top
 from scankv.cli.outcome import TERMINATED, Commands
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ for command in (
     rows.put,
     rows.delete,
     rows.count,
+    top.top,
     tables.drop,
     inspect.tables,
     inspect.describe,

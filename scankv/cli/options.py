@@ -12,6 +12,11 @@ Url = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="The server. Default: $SCANKV_URL, then localhost:7070.")
 ]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table, as database.table.", show_default=False)]
+Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns, in this order.")]
+Where = Annotated[
+    str | None,
+    typer.Option(metavar="PREDICATE", help="Only rows for which this is true: \"score > 100 AND v LIKE 'a%'\"."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyColumns = Annotated[
     str | None, typer.Option("--key", metavar="A,B", help="The columns of the primary key.", show_default=False)

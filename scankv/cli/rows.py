@@ -7,7 +7,7 @@ import typer
 
 from aio_client import sync
 from scankv.cli.arguments import parse_keys, parse_rows
-from scankv.cli.options import Json, TableName, Url
+from scankv.cli.options import Json, TableName, Url, Where
 from scankv.cli.show import show_json, show_rows
 from scankv.formats.json_text import json_lines
 from scankv.formats.text import to_text
@@ -70,10 +70,10 @@ def delete(table: TableName, keys: Keys, url: Url = None) -> None:
     typer.echo(f"deleted {written.rows:,} {'key' if written.rows == 1 else 'keys'}")
 
 
-def count(table: TableName, json: Json = False, url: Url = None) -> None:
-    """Count the rows of a table."""
+def count(table: TableName, where: Where = None, json: Json = False, url: Url = None) -> None:
+    """Count the rows of a table, or those for which something is true."""
     with sync.connect(url) as client:
-        rows = client.table(table).count()
+        rows = client.table(table).count(where)
     if json:
         show_json({"table": table, "rows": rows})
     else:

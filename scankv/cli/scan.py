@@ -10,7 +10,7 @@ from typing import IO, Annotated, Final
 import typer
 
 from aio_client import sync
-from scankv.cli.options import TableName, Url, names_of
+from scankv.cli.options import Columns, TableName, Url, Where, names_of
 from scankv.cli.show import is_terminal, show_rows
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.writers import row_writer, whole_file
@@ -31,18 +31,17 @@ class OutputFormat(StrEnum):
 
 def scan(
     table: TableName,
-    columns: Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns, in this order.")] = None,
+    columns: Columns = None,
     at: Annotated[
         str | None,
         typer.Option(metavar="SNAPSHOT", help="Read a pinned snapshot, as `scankv snapshot create` printed it."),
     ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PREDICATE", help="Only rows for which this is true: \"score > 100 AND v LIKE 'a%'\"."
-        ),
-    ] = None,
+    where: Where = None,
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many rows.")] = None,
+    ordered: Annotated[bool, typer.Option("--ordered", help="In key order over all buckets.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print what the server would read and decode, and read nothing.")
+    ] = False,
     format_: Annotated[
         OutputFormat | None,
         typer.Option(
@@ -68,7 +67,10 @@ def scan(
     with sync.connect(url) as client:
         wanted = client.table(table).scan(columns=names_of(columns) or None, where=where, limit=limit)
         wanted = wanted if at is None else wanted.at(at)
-        if chosen is OutputFormat.TABLE:
+        wanted = wanted.ordered() if ordered else wanted
+        if explain:
+            typer.echo(wanted.explain())
+        elif chosen is OutputFormat.TABLE:
             _show(wanted, cut=limit is None and is_terminal())
         else:
             _write(wanted, Format(chosen), output)

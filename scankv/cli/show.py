@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _LONGEST_CELL: Final = 60
 _GAP: Final = 3
 _NULL: Final = "null"
+# Characters: in this width nothing is cut.
+_UNBOUNDED: Final = 1_000_000
 
 
 def show_json(value: object) -> None:
@@ -40,12 +42,12 @@ def show_pairs(pairs: Mapping[str, str]) -> None:
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints a table; columns of integers stand to the right."""
+    """Prints a table; columns of integers stand to the right. A narrow terminal wraps lines: ids stay whole."""
     numeric = [all(isinstance(row[index], int) for row in rows) for index in range(len(headers))]
     table = _empty_table(headers, numeric)
     for row in rows:
         table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
-    _print(table)
+    _print(table, width=_UNBOUNDED)
 
 
 def show_rows(rows: pa.Table) -> None:
@@ -113,11 +115,11 @@ def _empty_table(headers: Sequence[str], numeric: Sequence[bool]) -> Table:
     return table
 
 
-def _print(table: Table) -> None:
+def _print(table: Table, width: int | None = None) -> None:
+    """Prints a table; a terminal cuts it at the width given, or its own."""
     if is_terminal():
-        Console().print(table)
+        Console(width=width).print(table)
         return
-    # A pipe has no width: nothing is cut.
     text = io.StringIO()
-    Console(file=text, width=1_000_000).print(table)
+    Console(file=text, width=_UNBOUNDED).print(table)
     typer.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines()))

@@ -54,7 +54,11 @@ class StorageExecutor:
                 cancelled = error
         if cancelled is not None:
             future.exception()
-            raise cancelled
+            try:
+                raise cancelled
+            finally:
+                # Its traceback has this frame: together they would keep the result until the next garbage collection.
+                del cancelled
         return future.result()
 
     def close(self) -> None:

@@ -86,17 +86,20 @@ class LiveBucket:
         if self._bucket is None:
             if self.damage is not None:
                 raise DataLoss(self.damage, table=self.table, bucket=self.number)
-            self._bucket = await self.run(self._open)
-            self._commit = GroupCommit(
-                written=lambda bucket=self._bucket: bucket.state.log_offset,  # type: ignore[misc]
-                sync=self._bucket.sync,
-                executor=self._executor,
-                durable=self._bucket.state.log_offset,
-            )
+            await self.run(self._open)
+            assert self._bucket is not None
         return self._bucket
 
-    def _open(self) -> Bucket:
-        return Bucket(self._path, self._place, compression=self._compression, resources=self._resources)
+    def _open(self) -> None:
+        # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
+        bucket = Bucket(self._path, self._place, compression=self._compression, resources=self._resources)
+        self._commit = GroupCommit(
+            written=lambda: bucket.state.log_offset,
+            sync=bucket.sync,
+            executor=self._executor,
+            durable=bucket.state.log_offset,
+        )
+        self._bucket = bucket
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs a blocking step on the bucket in the executor. Hold the mutex, and do not let it go before this ends.

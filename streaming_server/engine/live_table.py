@@ -16,6 +16,7 @@ from streaming_server.engine.live_bucket import LiveBucket, durable, held
 from streaming_server.engine.pinning import Pinning
 from streaming_server.engine.prepare import KeyEncoder, PreparedRows, prepare, read_request, rows_by_bucket, widen
 from streaming_server.scan.chunk_source import View
+from streaming_server.scan.explaining import explain
 from streaming_server.scan.opening import open_scan
 from streaming_server.storage.row_codec import RowCodec
 from table_model.errors import DataLoss, InvalidRequest, RequestTooLarge
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from protos.scankv.v1.scan_pb2 import ExplainScanResponse
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.scan.chunk_source import ChunkSource
     from streaming_server.scan.opening import OpenedScan, ReadPlan
@@ -190,9 +192,7 @@ class LiveTable:
                 reader,
                 _view_of(states),
                 "",
-                lambda number, keys: buckets[number].cursor(
-                    codec, reader.decoder, self._keys.codec, keys, reverse=plan.reverse
-                ),
+                buckets.__getitem__,
                 lambda number, error: self.buckets[number].noted(error),
             )
             self._sources.add(scan.source)
@@ -202,6 +202,11 @@ class LiveTable:
             scan.source.close()
             raise
         return scan
+
+    def explain(self, plan: ReadPlan) -> ExplainScanResponse:
+        """What `open_view` would read for a plan. Opens nothing. Raises InvalidRequest or SchemaMismatch."""
+        chosen = [bucket.number for bucket in self._chosen(plan.buckets)]
+        return explain(plan, self.definition, plan.reader(self.codec, self._keys.codec), chosen)
 
     async def statistics(self) -> list[tuple[LiveBucket, BucketState | None, int]]:
         """For each bucket its state and its bytes on disk; no state where the bucket is damaged."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from streaming_server.scan.chunk_source import View
+from streaming_server.scan.explaining import explain
 from streaming_server.scan.opening import open_scan
 from streaming_server.storage.checkpoint import Checkpoint
 from streaming_server.storage.row_codec import RowCodec
@@ -19,6 +20,7 @@ from table_model.key_codec import KeyCodec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from protos.scankv.v1.scan_pb2 import ExplainScanResponse
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.storage.cursor import BucketCursor
@@ -122,9 +124,9 @@ class PinnedView:
         """
         chosen = self.chosen(numbers)
         async with self._opening:
-            self.check()
             # One after another: opening holds the interpreter lock, some 8 ms each.
             for number in chosen:
+                self.check()
                 if number not in self._open:
                     await self._open_one(number)
         return SnapshotReader(self, chosen)
@@ -236,11 +238,15 @@ class SnapshotReader:
             reader,
             View(self.log_offsets, self.view_micros, sum(self.rows.values())),
             self.view_id,
-            lambda bucket, key_range: self.cursor(bucket, reader.decoder, key_range, reverse=plan.reverse),
+            self._view.checkpoint,
             self.noted,
         )
         self.watch(opened.source)
         return opened
+
+    def explain(self, plan: ReadPlan) -> ExplainScanResponse:
+        """What `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
+        return explain(plan, self.definition, plan.reader(self.codec, self.keys), self.log_offsets)
 
     def noted(self, bucket: int, error: ScanKvError) -> ScanKvError:
         """The error to raise for one that a cursor raised: it says where, and damage is logged."""

@@ -208,6 +208,10 @@ class Snapshots:
         with self._used(view):
             yield await view.opened(buckets)
 
+    def definition(self, snapshot_id: str, table_name: str) -> TableDefinition:
+        """The table as of a snapshot of it. Raises SnapshotLost, InvalidRequest or DataLoss, as `reading`."""
+        return self._lease(snapshot_id, table_name).view.manifest.definition
+
     async def split(
         self, snapshot_id: str, splits: int, key_range: KeyRange, buckets: Sequence[int] | None = None
     ) -> list[KeyRange]:

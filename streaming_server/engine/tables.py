@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from streaming_server.engine.executor import StorageExecutor
 from streaming_server.engine.live_table import LiveTable
@@ -18,17 +18,20 @@ from table_model.errors import ServerDraining, TableNotFound
 from table_model.schema import TableDefinition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
     from streaming_server.config import ServerConfig
 
+T = TypeVar("T")
+
 
 class Tables:
     """The tables of one data directory, which it locks until `close`. Bound to the server's event loop.
 
-    Creating, altering and dropping happen one at a time and are durable when their method returns.
+    Creating, altering and dropping happen one at a time and are durable when their method returns. One that has begun
+    comes to its end, also when its caller gives up.
 
     Args:
         config: The server's settings.
@@ -51,6 +54,7 @@ class Tables:
         )
         self._executor = StorageExecutor(config.storage_threads)
         self._ddl = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
         self._live: dict[str, LiveTable] = {}
         self.snapshots = Snapshots(
             config, self._directory.trash, self._resources, self._executor, max_hold_seconds=max_hold_seconds
@@ -107,12 +111,18 @@ class Tables:
             created_millis=time.time_ns() // 1_000_000,
             **({} if buckets is None else {"buckets": buckets}),
         )
+        await self._to_its_end(self._create(definition))
+        return definition
+
+    async def _create(self, definition: TableDefinition) -> None:
         async with self._ddl:
             await self._executor.run(self._catalog.create, definition)
-        return definition
 
     async def add_columns(self, name: str, columns: pa.Schema) -> TableDefinition:
         """Adds nullable columns at the end. Raises TableNotFound or SchemaMismatch."""
+        return await self._to_its_end(self._add_columns(name, columns))
+
+    async def _add_columns(self, name: str, columns: pa.Schema) -> TableDefinition:
         async with self._ddl:
             definition = self._catalog.get(name).add_columns(columns)
             await self._executor.run(self._catalog.replace, definition)
@@ -121,6 +131,9 @@ class Tables:
 
     async def drop(self, name: str) -> None:
         """Drops a table: its scans end with TableNotFound. Raises TableNotFound."""
+        await self._to_its_end(self._drop(name))
+
+    async def _drop(self, name: str) -> None:
         async with self._ddl:
             live = self.table(name)
             try:
@@ -132,9 +145,18 @@ class Tables:
                 del self._live[name]
             await self._executor.run(self._catalog.discard, dropped)
 
+    async def _to_its_end(self, change: Coroutine[None, None, T]) -> T:
+        # Half of a change would leave the catalog and what runs of the table at odds.
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
     async def close(self) -> None:
         """Ends what runs, closes every bucket in order and gives the directory back."""
-        for live in self._live.values():
+        while self._changes:
+            await asyncio.wait(list(self._changes))
+        for live in list(self._live.values()):
             await live.close(ServerDraining("the server is shutting down"))
         await self.snapshots.close()
         self._executor.close()

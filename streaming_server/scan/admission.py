@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from table_model.errors import ServerDraining, TooManyScans
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from table_model.errors import ScanKvError
 
@@ -35,13 +36,14 @@ class AdmissionLimits:
     wait_seconds: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Place:
-    """What one scan takes up."""
+    """What one scan takes up while it is `taken`."""
 
     table: str
     buckets: tuple[int, ...]
     free: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    taken: bool = False
 
 
 class Admission:
@@ -60,8 +62,10 @@ class Admission:
         return len(self._queue)
 
     @asynccontextmanager
-    async def admitted(self, table: str, buckets: tuple[int, ...]) -> AsyncIterator[None]:
+    async def admitted(self, table: str, buckets: tuple[int, ...]) -> AsyncIterator[Callable[[], None]]:
         """Takes a place for the length of the block, after waiting for one where need be.
+
+        Gives what gives the place back before the block ends, for a scan that holds nothing any more.
 
         Raises:
             TooManyScans: The queue is full, or the wait took too long; says which limit it was.
@@ -70,23 +74,22 @@ class Admission:
         place = _Place(table, buckets)
         await self._enter(place)
         try:
-            yield
+            yield lambda: self._leave(place)
         finally:
-            self._count(place, -1)
-            self._let_in()
+            self._leave(place)
 
     def close(self) -> None:
         """Lets nobody in any more; who waits is refused."""
         self._closed = ServerDraining("the server is shutting down and takes no new scans: try again once it is back")
         for place in self._queue:
-            place.free.set_exception(self._closed)
+            place.free.set_exception(copy(self._closed))
         self._queue.clear()
 
     async def _enter(self, place: _Place) -> None:
         if self._closed is not None:
-            raise self._closed
+            raise copy(self._closed)
         if self._obstacle(place) is None:
-            self._count(place, 1)
+            self._take(place)
             return
         if len(self._queue) >= self._limits.waiting:
             raise self._refusal(place, f"and {len(self._queue)} more are waiting")
@@ -102,17 +105,25 @@ class Admission:
         except asyncio.CancelledError:
             if place in self._queue:
                 self._queue.remove(place)
-            elif not place.free.exception():
-                self._count(place, -1)
-                self._let_in()
+            self._leave(place)
             raise
 
     def _let_in(self) -> None:
         for place in list(self._queue):
             if self._obstacle(place) is None:
                 self._queue.remove(place)
-                self._count(place, 1)
+                self._take(place)
                 place.free.set_result(None)
+
+    def _take(self, place: _Place) -> None:
+        place.taken = True
+        self._count(place, 1)
+
+    def _leave(self, place: _Place) -> None:
+        if place.taken:
+            place.taken = False
+            self._count(place, -1)
+            self._let_in()
 
     def _count(self, place: _Place, by: int) -> None:
         self._live += by

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of one bucket, in the source's order; none where rows were read and none of them is asked for."""
+    """Rows in the source's order; none where rows were read and none of them is asked for.
+
+    Attributes:
+        bucket: Where they come from; 0 when the source has them of several buckets in one order.
+        batch: The rows.
+    """
 
     bucket: int
     batch: pa.RecordBatch
@@ -38,10 +43,33 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a source has been read: everything of the buckets before `bucket`, and of it up to and with `key`."""
+    """How far a source has been read: everything of the buckets before `bucket`, and of it up to and with `key`.
+
+    Of a source with one order over all buckets, everything up to and with `key`, whatever the bucket.
+    """
 
     bucket: int
     key: bytes
+
+
+class Cursor(Protocol):
+    """Reads one bucket for a source. The rows are of the moment when it was made."""
+
+    rows_scanned: int
+    """Rows read so far."""
+
+    @property
+    def last_key(self) -> bytes | None:
+        """The encoded key up to which it has read, None before the first. Raises DataLoss for a damaged row."""
+
+    def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
+        """The next rows that are asked for, perhaps none of those it read; None at the end, which is proven."""
+
+    def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
+        """The next rows as they are stored, perhaps none; None at the end, which is proven."""
+
+    def close(self) -> None:
+        """Frees what it holds. Closing twice is allowed."""
 
 
 class ChunkSource(Protocol):

@@ -10,13 +10,11 @@ from streaming_server.scan.chunk_source import Chunk, Position
 from table_model.errors import ScanKvError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
 
-    from streaming_server.scan.chunk_source import View
-    from streaming_server.storage.cursor import BucketCursor
-    from table_model.key_range import KeyRange
+    from streaming_server.scan.chunk_source import Cursor, View
 
 
 class KvSource:
@@ -38,7 +36,7 @@ class KvSource:
         schema: pa.Schema,
         schema_id: int,
         view: View,
-        cursors: Mapping[int, BucketCursor],
+        cursors: Mapping[int, Cursor],
         position: Position | None,
         on_error: Callable[[int, ScanKvError], ScanKvError],
     ) -> None:
@@ -69,10 +67,10 @@ class KvSource:
             bucket, cursor = self._cursors[0]
             try:
                 batch = cursor.next_batch(max_rows, max_bytes)
+                key = cursor.last_key
             except ScanKvError as error:
                 raise self._on_error(bucket, error) from error.__cause__
             if batch is not None:
-                key = cursor.last_key
                 assert key is not None
                 self._position = Position(bucket, key)
                 return Chunk(bucket, batch)
@@ -98,18 +96,3 @@ class KvSource:
         _, cursor = self._cursors.popleft()
         self._finished_rows += cursor.rows_scanned
         cursor.close()
-
-
-def left_to_read(
-    buckets: Sequence[int], key_range: KeyRange, position: Position | None, *, reverse: bool
-) -> dict[int, KeyRange]:
-    """What of each bucket is still to be read behind a position; buckets with nothing left are not in it."""
-    if key_range.is_empty:
-        return {}
-    if position is None:
-        return dict.fromkeys(buckets, key_range)
-    left = {bucket: key_range for bucket in buckets if bucket > position.bucket}
-    rest = key_range.behind(position.key, reverse=reverse)
-    if position.bucket in buckets and not rest.is_empty:
-        left[position.bucket] = rest
-    return left

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streaming_server.scan.kv_source import KvSource, left_to_read
+from streaming_server.scan.keys_to_read import keys_to_read
+from streaming_server.scan.kv_source import KvSource
+from streaming_server.scan.ordered_source import OrderedSource, StoredKeys
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
 from streaming_server.scan.row_reader import RowReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from streaming_server.scan.chunk_source import ChunkSource, View
+    from streaming_server.scan.chunk_source import ChunkSource, Cursor, Position, View
     from streaming_server.scan.resume_token import ResumePoint
-    from streaming_server.storage.cursor import BucketCursor
+    from streaming_server.scan.row_reader import Readable
     from streaming_server.storage.row_codec import RowCodec
     from table_model.errors import ScanKvError
     from table_model.expressions import Predicate
@@ -34,8 +36,10 @@ class ReadPlan:
         where_message: The same as it was sent.
         key_range: The keys.
         reverse: Whether in descending order.
+        ordered: Whether the rows of all buckets are in one order.
         limit: The most rows of the whole scan, None for all.
         resume_token: Where it goes on, empty at the beginning.
+        stored_rows: Whether the rows as they are stored are one more column.
     """
 
     buckets: tuple[int, ...] | None
@@ -46,10 +50,12 @@ class ReadPlan:
     reverse: bool
     limit: int | None
     resume_token: bytes
+    ordered: bool = False
+    stored_rows: bool = False
 
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
         """How this is read of a table with such rows and keys. Raises SchemaMismatch."""
-        return RowReader.of(codec, keys, self.columns, self.where, self.key_range)
+        return RowReader.of(codec, keys, self.columns, self.where, self.key_range, stored_rows=self.stored_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,7 @@ class OpenedScan:
     Attributes:
         source: Gives the rows.
         tokens: Makes the tokens that fit it.
-        table_incarnation: Of the table that it reads.
+        definition: The table as of the view.
         resumed_from: Where it goes on, None when it begins.
         limit: The most rows that are left to be returned, None for all.
         selective: Whether chunks have fewer rows than were read for them.
@@ -67,7 +73,7 @@ class OpenedScan:
 
     source: ChunkSource
     tokens: TokenWriter
-    table_incarnation: str
+    definition: TableDefinition
     resumed_from: ResumePoint | None
     limit: int | None
     selective: bool = False
@@ -79,7 +85,7 @@ def open_scan(
     reader: RowReader,
     view: View,
     view_id: str,
-    make_cursor: Callable[[int, KeyRange], BucketCursor],
+    bucket_of: Callable[[int], Readable],
     on_error: Callable[[int, ScanKvError], ScanKvError],
 ) -> OpenedScan:
     """Makes the cursors of a scan, at the instant when it is called.
@@ -90,35 +96,76 @@ def open_scan(
         reader: How it is read.
         view: The buckets that are read, and their offsets.
         view_id: Names a pinned view; empty for the live table, whose tokens fit every later view.
-        make_cursor: Makes a cursor over some keys of a bucket.
+        bucket_of: The bucket of a number, to make a cursor of.
         on_error: As for `KvSource`.
 
     Raises:
         InvalidResumeToken: The token does not fit.
         DataLoss: A bucket is damaged.
     """
-    fingerprint = Fingerprint.of(
-        table=(definition.name, definition.incarnation, view_id),
-        schema=reader.decoder.schema.serialize().to_pybytes(),
-        query=(sorted(view.log_offsets), plan.columns, plan.where_message, plan.limit, plan.key_range, plan.reverse),
-    )
+    fingerprint = _fingerprint(plan, definition, reader, view, view_id)
     point = read_token(plan.resume_token, fingerprint) if plan.resume_token else None
     position = point.position if point else None
     limit = point.remaining if point else plan.limit
-    left = left_to_read(tuple(view.log_offsets), reader.key_range, position, reverse=plan.reverse) if limit != 0 else {}
-    cursors: dict[int, BucketCursor] = {}
+    buckets = () if limit == 0 else view.log_offsets
+    left = keys_to_read(reader, definition, buckets, position, reverse=plan.reverse, ordered=plan.ordered)
+    cursors: dict[int, Cursor] = {}
     try:
         for bucket, keys in left.items():
-            cursors[bucket] = make_cursor(bucket, keys)
+            cursors[bucket] = reader.cursor(bucket_of(bucket), keys, reverse=plan.reverse)
     except BaseException:
         for cursor in cursors.values():
             cursor.close()
         raise
     return OpenedScan(
-        source=KvSource(reader.decoder.schema, definition.schema.id, view, cursors, position, on_error),
+        source=_source(plan, definition, reader, view, cursors, position, on_error),
         tokens=TokenWriter(fingerprint, view),
-        table_incarnation=definition.incarnation,
+        definition=definition,
         resumed_from=point,
         limit=limit,
         selective=reader.selective,
+    )
+
+
+def _fingerprint(
+    plan: ReadPlan, definition: TableDefinition, reader: RowReader, view: View, view_id: str
+) -> Fingerprint:
+    return Fingerprint.of(
+        table=(definition.name, definition.incarnation, view_id),
+        schema=reader.decoder.schema.serialize().to_pybytes(),
+        query=(
+            sorted(view.log_offsets),
+            plan.columns,
+            plan.where_message,
+            plan.limit,
+            plan.key_range,
+            plan.reverse,
+            plan.ordered,
+        ),
+    )
+
+
+def _source(
+    plan: ReadPlan,
+    definition: TableDefinition,
+    reader: RowReader,
+    view: View,
+    cursors: Mapping[int, Cursor],
+    position: Position | None,
+    on_error: Callable[[int, ScanKvError], ScanKvError],
+) -> ChunkSource:
+    # The rows of one bucket are in order by themselves.
+    if not plan.ordered or len(cursors) < 2:
+        return KvSource(reader.decoder.schema, definition.schema.id, view, cursors, position, on_error)
+    return OrderedSource(
+        reader.decoder,
+        StoredKeys(reader.codec, reader.keys),
+        definition.schema.id,
+        view,
+        cursors,
+        position,
+        on_error,
+        reverse=plan.reverse,
+        # Row by row, many keys without rows would be looked up at once.
+        singly=reader.points is None,
     )

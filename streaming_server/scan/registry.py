@@ -42,10 +42,11 @@ class LiveScan:
         scan_id: Names it in logs and listings.
         admitted_at: When it was admitted, on the event loop's clock. None before.
         progress_at: When its reader last took a message, or when it was admitted.
-        sending: Whether a message is on its way that the reader has not taken.
+        sending_since: Since when a message is on its way that the reader has not taken. None when there is none.
         rows_scanned: Rows read from storage.
         bytes_returned: Bytes of Arrow data made.
         source: What it holds, once that is open.
+        leave: Gives its place among the live scans back. None before it was admitted.
         ended: Why it was ended before its time. None as long as it was not.
     """
 
@@ -56,10 +57,11 @@ class LiveScan:
     scan_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     admitted_at: float | None = None
     progress_at: float = 0.0
-    sending: bool = False
+    sending_since: float | None = None
     rows_scanned: int = 0
     bytes_returned: int = 0
     source: Abortable | None = None
+    leave: Callable[[], None] | None = None
     ended: ScanKvError | None = None
 
     def hold(self, source: Abortable) -> None:
@@ -143,7 +145,7 @@ class ScanRegistry:
         Raises:
             TooManyScans, ServerDraining: It was not let in.
         """
-        async with self._admission.admitted(scan.table, scan.buckets):
+        async with self._admission.admitted(scan.table, scan.buckets) as scan.leave:
             loop = asyncio.get_running_loop()
             scan.admitted_at = scan.progress_at = loop.time()
             self._live[scan.scan_id] = scan
@@ -163,14 +165,17 @@ class ScanRegistry:
         self.end(scan, ScanCancelled(f"an operator cancelled the scan {scan_id} of {scan.table}", table=scan.table))
 
     def end(self, scan: LiveScan, error: ScanKvError) -> None:
-        """Ends a scan with an error: frees what it holds, and takes it off the list."""
+        """Ends a scan with an error: frees what it holds, its place included, and takes it off the list."""
         if scan.ended is not None:
             return
         _log.info("ending scan %s of %s by %s: %s", scan.scan_id, scan.table, scan.peer, error.reason)
         scan.ended = error
+        self._retire(scan)
         if scan.source is not None:
             scan.source.abort(error)
-        self._retire(scan)
+            # Its call goes on until the reader takes what is on its way, and that may be never: others may come in now.
+            assert scan.leave is not None
+            scan.leave()
 
     def end_all(self, error: ScanKvError) -> None:
         """Ends every live scan."""
@@ -193,7 +198,8 @@ class ScanRegistry:
         """Ends a scan that is overdue; else the seconds until it may be."""
         assert scan.admitted_at is not None
         left = self._max_scan - (now - scan.admitted_at)
-        patience = self._stall_timeout - (now - scan.progress_at) if scan.sending else self._stall_timeout
+        waiting = 0.0 if scan.sending_since is None else now - scan.sending_since
+        patience = self._stall_timeout - waiting
         if left <= 0:
             self.end(
                 scan,

@@ -95,7 +95,7 @@ def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
         not _HEAD.size + _TAIL.size <= len(body) <= MAX_RESUME_TOKEN_BYTES
         or _CHECKSUM.pack(google_crc32c.value(body)) != checksum
     ):
-        raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
+        raise _damaged()
     version, table, schema, query, micros, count = _HEAD.unpack_from(body)
     if version != _VERSION:
         raise InvalidResumeToken(f"the resume token has version {version}; this server reads version {_VERSION}")
@@ -107,6 +107,8 @@ def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
         if given != expected:
             raise InvalidResumeToken(f"the resume token comes from {what}")
     tail = _HEAD.size + count * _OFFSET.size
+    if tail + _TAIL.size > len(body):
+        raise _damaged()
     offsets = dict(_OFFSET.iter_unpack(body[_HEAD.size : tail]))
     bucket, remaining = _TAIL.unpack_from(body, tail)
     return ResumePoint(
@@ -114,6 +116,10 @@ def read_token(token: bytes, fingerprint: Fingerprint) -> ResumePoint:
         None if remaining == _NO_LIMIT else remaining,
         View(offsets, micros, 0),
     )
+
+
+def _damaged() -> InvalidResumeToken:
+    return InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
 
 
 def _digest(data: bytes) -> bytes:

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol
+
+import pyarrow as pa
 
 from table_model.expressions import bind, evaluate, plan_keys
-from table_model.key_range import KeyRange
+from table_model.key_range import NO_KEYS, KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyarrow as pa
-
-    from streaming_server.storage.row_codec import Decoder, RowCodec, RowDecoder
+    from streaming_server.scan.chunk_source import Cursor
+    from streaming_server.scan.keys_to_read import Keys
+    from streaming_server.storage.row_codec import Decoder, RowCodec
     from table_model.expressions import BoundPredicate, Predicate
     from table_model.key_codec import KeyCodec
 
-_NO_KEYS = KeyRange(b"", b"")
+MAX_POINTS: Final = 10_000
+"""Keys that are looked up one by one. Where there are more, the range from the first to the last of them is read."""
+
+
+class Readable(Protocol):
+    """One bucket, of a live table or of a pinned view."""
+
+    def cursor(
+        self, codec: RowCodec, decoder: Decoder, keys: KeyCodec, key_range: KeyRange, *, reverse: bool = False
+    ) -> Cursor:
+        """A cursor over the rows of a key range."""
+
+    def points_cursor(self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False) -> Cursor:
+        """A cursor over the rows with some keys, which ascend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +40,31 @@ class RowReader:
     """What a scan reads of a table whose rows a codec decodes. Immutable.
 
     Attributes:
+        codec: Knows the rows of the table.
+        keys: Encodes their keys.
         decoder: Makes the batches to return.
         key_range: The keys that can hold such rows.
-        selective: Whether `decoder` leaves rows out.
+        points: These keys alone, ascending, all of them in the range. None: every key of the range.
+        residual: What is asked of the rows with these keys; the others are left out by `decoder`. None: nothing.
     """
 
+    codec: RowCodec
+    keys: KeyCodec
     decoder: Decoder
     key_range: KeyRange
-    selective: bool
+    points: tuple[bytes, ...] | None = None
+    residual: BoundPredicate | None = None
+
+    @property
+    def selective(self) -> bool:
+        """Whether `decoder` leaves rows out."""
+        return self.residual is not None
+
+    def cursor(self, bucket: Readable, keys: Keys, *, reverse: bool) -> Cursor:
+        """A cursor over some keys of a bucket, as of now. Raises DataLoss."""
+        if isinstance(keys, KeyRange):
+            return bucket.cursor(self.codec, self.decoder, self.keys, keys, reverse=reverse)
+        return bucket.points_cursor(self.decoder, keys, reverse=reverse)
 
     @classmethod
     def of(
@@ -42,35 +74,52 @@ class RowReader:
         columns: Sequence[str] | None,
         where: Predicate | None,
         key_range: KeyRange,
+        *,
+        stored_rows: bool = False,
     ) -> RowReader:
         """A reader of some columns (None: all) of the rows in a key range for which `where` is true.
+
+        With `stored_rows`, the rows as they are stored are one more column, the last.
 
         Raises:
             SchemaMismatch: A column does not exist, or a value is not of its column's type.
         """
-        decoder = codec.decoder(columns)
+        decoder: Decoder = codec.decoder(columns)
+        if stored_rows:
+            decoder = _StoredRowsDecoder(decoder)
         if where is None:
-            return cls(decoder, key_range, selective=False)
+            return cls(codec, keys, decoder, key_range)
         bound = bind(where, codec.schema)
         plan = plan_keys(bound, keys)
-        residual = plan.residual
-        if plan.points is None:
+        points, residual = plan.points, plan.residual
+        if points is None:
             key_range &= plan.key_range
-        elif not plan.points:
-            key_range = _NO_KEYS
         else:
-            key_range &= KeyRange(plan.points[0], plan.points[-1] + b"\0")
-            # Between several points there are other keys: what chose the points chooses among these, too.
-            residual = residual if len(plan.points) == 1 else bound
-        if residual is None:
-            return cls(decoder, key_range, selective=False)
-        return cls(_FilteringDecoder(codec, decoder, residual), key_range, selective=True)
+            points = tuple(key for key in points if key in key_range)
+            key_range = KeyRange(points[0], points[-1] + b"\0") if points else NO_KEYS
+            if len(points) > MAX_POINTS:
+                # Between them there are other keys: what chose the points chooses among these, too.
+                points, residual = None, bound
+        if residual is not None:
+            decoder = _FilteringDecoder(codec, decoder, residual)
+        return cls(codec, keys, decoder, key_range, points, residual)
+
+
+class _StoredRowsDecoder:
+    """Keeps the stored rows beside what is decoded of them, so that more can be decoded later, of fewer rows."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.schema = decoder.schema.append(pa.field("stored", pa.binary()))
+        self._decoder = decoder
+
+    def decode(self, values: pa.Array) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([*self._decoder.decode(values).columns, values], schema=self.schema)
 
 
 class _FilteringDecoder:
     """Decodes what a predicate looks at, then the other columns of the rows that it keeps."""
 
-    def __init__(self, codec: RowCodec, decoder: RowDecoder, predicate: BoundPredicate) -> None:
+    def __init__(self, codec: RowCodec, decoder: Decoder, predicate: BoundPredicate) -> None:
         self.schema = decoder.schema
         self._decoder = decoder
         self._predicate = predicate

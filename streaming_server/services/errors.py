@@ -13,10 +13,10 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from table_model.errors import InternalError, ScanKvError, UnknownField
+from table_model.errors import InternalError, InvalidRequest, ScanKvError, UnknownField
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from google.protobuf.message import Message
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _DETAILS_KEY = "grpc-status-details-bin"
 # In bytes of UTF-8; a status travels in metadata, for which gRPC has little room.
 _MAX_TEXT, _MAX_DETAIL, _MAX_DETAILS = 1000, 100, 8
+# A predicate of 1,000 nodes has some four messages a node.
+_MAX_MESSAGES = 10_000
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ async def mapped_errors(request: Message, context: grpc.aio.ServicerContext[Any,
     What is not a `ScanKvError` is a bug: the client gets an incident id and nothing of the error's text.
     """
     try:
-        _refuse_unknown_fields(request)
+        refuse_unknown_fields(request)
         yield
     except ScanKvError as error:
         await _abort(context, error)
@@ -82,7 +84,19 @@ def _packed(message: Message) -> any_pb2.Any:
     return packed
 
 
-def _refuse_unknown_fields(message: Message) -> None:
+def refuse_unknown_fields(message: Message) -> None:
+    """Refuses a message that has, or any message in it has, a field that is not known here.
+
+    Raises:
+        UnknownField: There is one.
+        InvalidRequest: There are more messages in it than any request has.
+    """
+    _refuse_unknown_fields(message, iter(range(_MAX_MESSAGES)))
+
+
+def _refuse_unknown_fields(message: Message, left: Iterator[int]) -> None:
+    if next(left, None) is None:
+        raise InvalidRequest(f"the request is made of more than {_MAX_MESSAGES:,} messages inside one another")
     unknown = UnknownFieldSet(message)
     if len(unknown):
         raise UnknownField(
@@ -90,5 +104,6 @@ def _refuse_unknown_fields(message: Message) -> None:
             "it is older than the client; upgrade it"
         )
     for field, value in message.ListFields():
-        if field.message_type is not None and not field.is_repeated:
-            _refuse_unknown_fields(value)
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for part in value if field.is_repeated else (value,):
+                _refuse_unknown_fields(part, left)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from copy import copy
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,14 +18,14 @@ from protos.scankv.v1 import scan_pb2
 from streaming_server.scan.producer import stream_messages
 from streaming_server.scan.registry import LiveScan
 from streaming_server.services.errors import mapped_errors
+from streaming_server.services.reading import opened_view
 from streaming_server.services.scan_request import chunk_spec, read_plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.tables import Tables
-    from streaming_server.scan.opening import OpenedScan, ReadPlan
+    from streaming_server.scan.opening import OpenedScan
     from streaming_server.scan.producer import ChunkSpec
     from streaming_server.scan.registry import ScanRegistry
 
@@ -33,7 +33,7 @@ Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class ScanService:
-    """Serves `ScanKv`. See `protos/scankv/v1/scan.proto` for what it promises.
+    """Serves `ScanKv` and `ExplainScan`. See `protos/scankv/v1/scan.proto` for what it promises.
 
     Args:
         tables: What is scanned.
@@ -54,11 +54,15 @@ class ScanService:
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """Registers the service, once, before the server starts."""
-        handler = grpc.unary_stream_rpc_method_handler(
-            self.ScanKv, request_deserializer=scan_pb2.ScanKvRequest.FromString, response_serializer=None
-        )
+        read_request = scan_pb2.ScanKvRequest.FromString
+        handlers = {
+            "ScanKv": grpc.unary_stream_rpc_method_handler(self.ScanKv, read_request, None),
+            "ExplainScan": grpc.unary_unary_rpc_method_handler(
+                self.ExplainScan, read_request, scan_pb2.ExplainScanResponse.SerializeToString
+            ),
+        }
         name = scan_pb2.DESCRIPTOR.services_by_name["ScanService"].full_name
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"ScanKv": handler}),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
     async def ScanKv(
         self,
@@ -78,23 +82,27 @@ class ScanService:
             )
             with self._registry.call(scan):
                 async with _one_in_flight(context, scan) as send, self._registry.admitted(scan):
-                    async with self._opened(request, plan, table) as opened:
+                    async with opened_view(self._tables, table, request, plan) as opened:
                         scan.hold(opened.source)
                         await self._stream(opened, chunk, scan, started, send)
 
-    @asynccontextmanager
-    async def _opened(
-        self, request: scan_pb2.ScanKvRequest, plan: ReadPlan, table: LiveTable
-    ) -> AsyncIterator[OpenedScan]:
-        """The view to read, open for the length of the block."""
-        async with AsyncExitStack() as stack:
-            if request.HasField("snapshot"):
-                reading = self._tables.snapshots.reading(request.snapshot.snapshot_id, request.table, plan.buckets)
-                opened = (await stack.enter_async_context(reading)).open_scan(plan)
-            else:
-                opened = await table.open_view(plan)
-            stack.callback(opened.source.close)
-            yield opened
+    async def ExplainScan(
+        self,
+        request: scan_pb2.ScanKvRequest,
+        context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, scan_pb2.ExplainScanResponse],
+    ) -> scan_pb2.ExplainScanResponse:
+        """Says what a scan would read. Makes no iterators, so it needs no admission."""
+        async with mapped_errors(request, context):
+            plan = read_plan(request)
+            table = self._tables.table(request.table)
+            if not request.HasField("snapshot"):
+                return table.explain(plan)
+            snapshot_id = request.snapshot.snapshot_id
+            async with self._tables.snapshots.reading(snapshot_id, request.table, plan.buckets) as reader:
+                answer = reader.explain(plan)
+            answer.snapshot_id = snapshot_id
+            return answer
+        raise AssertionError("mapped_errors ends the call")
 
     async def _stream(self, opened: OpenedScan, chunk: ChunkSpec, scan: LiveScan, started: float, send: Send) -> None:
         for message in stream_messages(opened, chunk, self._incarnation, scan, started, self._heartbeat_seconds):
@@ -120,15 +128,17 @@ async def _one_in_flight(
     async def settle() -> None:
         while writes:
             await writes.pop()
-            scan.sending = False
-            scan.progress_at = loop.time()
+
+    async def write(message: bytes) -> None:
+        scan.sending_since = loop.time()
+        await context.write(message)
+        scan.sending_since, scan.progress_at = None, loop.time()
 
     async def send(message: bytes) -> None:
         await settle()
         if scan.ended is not None:
             raise copy(scan.ended)
-        scan.sending = True
-        writes.append(asyncio.create_task(context.write(message)))
+        writes.append(asyncio.create_task(write(message)))
         # Let the write begin before the next chunk takes the loop.
         await asyncio.sleep(0)
 
@@ -140,5 +150,5 @@ async def _one_in_flight(
             raise
         await settle()
     finally:
-        for write in writes:
-            write.cancel()
+        for task in writes:
+            task.cancel()

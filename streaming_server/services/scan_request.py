@@ -5,20 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streaming_server.scan.opening import ReadPlan
-from streaming_server.scan.producer import ChunkSpec
+from streaming_server.scan.producer import LARGEST_CHUNK_BYTES, ChunkSpec
 from table_model.errors import InvalidRequest, InvalidResumeToken
 from table_model.expressions.wire import from_proto
 from table_model.key_range import KeyRange
 from table_model.limits import (
     DEFAULT_CHUNK_ROWS,
+    MAX_BUCKETS,
     MAX_CHUNK_BYTES,
     MAX_CHUNK_ROWS,
+    MAX_COLUMNS,
     MAX_KEY_BYTES,
     MAX_RESUME_TOKEN_BYTES,
     MIN_CHUNK_BYTES,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from protos.scankv.v1 import scan_pb2
 
 
@@ -29,15 +33,30 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
     if request.HasField("snapshot") and not request.snapshot.snapshot_id:
         raise InvalidRequest("snapshot.snapshot_id is empty: it must be the id of a pinned snapshot")
     return ReadPlan(
-        buckets=tuple(request.buckets) or None,
-        columns=tuple(request.columns.names) if request.HasField("columns") else None,
+        buckets=bucket_numbers(request.buckets),
+        columns=column_names(request.columns) if request.HasField("columns") else None,
         where=from_proto(request.where) if request.HasField("where") else None,
         where_message=request.where.SerializeToString(deterministic=True),
         key_range=key_range(request.key_range),
         reverse=request.reverse,
+        ordered=request.ordered,
         limit=request.limit if request.HasField("limit") else None,
         resume_token=request.resume_token,
     )
+
+
+def bucket_numbers(numbers: Sequence[int]) -> tuple[int, ...] | None:
+    """The buckets that a request names, None for all. Raises InvalidRequest for more than any table has."""
+    if len(numbers) > MAX_BUCKETS:
+        raise InvalidRequest(f"{len(numbers)} buckets are asked for: no table has more than {MAX_BUCKETS}")
+    return tuple(numbers) or None
+
+
+def column_names(message: scan_pb2.ColumnNames) -> tuple[str, ...]:
+    """The columns that a request names. Raises InvalidRequest for more than any table has."""
+    if len(message.names) > MAX_COLUMNS:
+        raise InvalidRequest(f"{len(message.names)} columns are asked for: no table has more than {MAX_COLUMNS}")
+    return tuple(message.names)
 
 
 def key_range(message: scan_pb2.KeyRange) -> KeyRange:
@@ -57,4 +76,4 @@ def chunk_spec(request: scan_pb2.ScanKvRequest, default_bytes: int) -> ChunkSpec
         raise InvalidRequest(f"chunk.max_rows is {rows}: it must be from 1 to {MAX_CHUNK_ROWS}")
     if not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES:
         raise InvalidRequest(f"chunk.max_bytes is {size}: it must be from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}")
-    return ChunkSpec(rows=rows, bytes=size)
+    return ChunkSpec(rows=rows, bytes=min(size, LARGEST_CHUNK_BYTES))

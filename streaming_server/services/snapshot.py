@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from protos.scankv.v1 import scan_pb2, snapshot_pb2, snapshot_pb2_grpc
 from streaming_server.services.errors import mapped_errors
-from table_model.key_range import KeyRange
+from streaming_server.services.scan_request import bucket_numbers, key_range
 
 if TYPE_CHECKING:
     import grpc
@@ -75,12 +75,8 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
     ) -> snapshot_pb2.SplitSnapshotResponse:
         """Cuts a snapshot into key ranges."""
         async with mapped_errors(request, context):
-            key_range = KeyRange(
-                request.key_range.start if request.key_range.HasField("start") else None,
-                request.key_range.end if request.key_range.HasField("end") else None,
-            )
             ranges = await self._snapshots.split(
-                request.snapshot_id, request.splits, key_range, tuple(request.buckets) or None
+                request.snapshot_id, request.splits, key_range(request.key_range), bucket_numbers(request.buckets)
             )
         return snapshot_pb2.SplitSnapshotResponse(
             ranges=(scan_pb2.KeyRange(start=each.start, end=each.end) for each in ranges)

@@ -14,12 +14,13 @@ from streaming_server.storage.changelog import LogRecord, decode_record, encode_
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.offsets import count_of, make_offset
+from streaming_server.storage.points_cursor import PointsCursor
 from streaming_server.storage.rocks import RocksResources, RocksStore
 from table_model.errors import DataLoss
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -183,6 +184,10 @@ class Bucket:
     ) -> BucketCursor:
         """A cursor over the rows of a key range as of now, against key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self._state.longest_row, key_range, reverse=reverse)
+
+    def points_cursor(self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False) -> PointsCursor:
+        """A cursor over the rows with some keys, which ascend, as of now; against key order with `reverse`."""
+        return PointsCursor(self._store, decoder, points, reverse=reverse)
 
     def sync(self, offset: int) -> None:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""

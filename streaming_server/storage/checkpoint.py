@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from streaming_server.storage.bucket import stored_state
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.offsets import count_of
+from streaming_server.storage.points_cursor import PointsCursor
 from streaming_server.storage.rocks import RocksStore
 from table_model.errors import DataLoss
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from streaming_server.storage.rocks import RocksResources
@@ -56,6 +58,10 @@ class Checkpoint:
     ) -> BucketCursor:
         """A cursor over the rows of a key range, against key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self._longest_row, key_range, reverse=reverse)
+
+    def points_cursor(self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False) -> PointsCursor:
+        """A cursor over the rows with some keys, which ascend; against key order with `reverse`."""
+        return PointsCursor(self._store, decoder, points, reverse=reverse)
 
     def close(self) -> None:
         """Closes the files. All cursors must be closed before."""

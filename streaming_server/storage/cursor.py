@@ -96,8 +96,8 @@ class BucketCursor:
         All rows but the last are within `max_bytes` stored bytes. Raises DataLoss when a row cannot be decoded or the
         end is not the end.
         """
-        values = self._advance(max_rows, max_bytes)
-        if not values:
+        values = self.next_rows(max_rows, max_bytes)
+        if values is None:
             return None
         try:
             return self._decoder.decode(pa.array(values, pa.binary()))
@@ -109,17 +109,18 @@ class BucketCursor:
 
         Raises DataLoss when the end is not the end. A damaged row goes unnoticed.
         """
-        return len(self._advance(max_rows, max_bytes))
+        return len(self.next_rows(max_rows, max_bytes) or ())
 
-    def _advance(self, max_rows: int, max_bytes: int) -> list[bytes]:
-        """The next stored rows; none at the end, which is proven then."""
+    def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
+        """The next rows as they are stored, otherwise as `next_batch`. A damaged row goes unnoticed."""
         values = self._read(max_rows, max_bytes)
         if values:
             self.rows_scanned += len(values)
             self._last = values[-1]
-        elif not self._proven:
+            return values
+        if not self._proven:
             self._prove_end()
-        return values
+        return None
 
     def _read(self, max_rows: int, max_bytes: int) -> list[bytes]:
         """Reads in steps so small that even rows of the greatest length would stay within the budget."""
@@ -149,37 +150,42 @@ class BucketCursor:
 
     def _prove_end(self) -> None:
         """Proves that the value iterator stopped because there is nothing more in the range."""
-        sentinel, last = self._sentinel, self.last_key
-        assert sentinel is not None
+        last = self.last_key
         try:
             if last is None:
-                self._seek_begin(sentinel)
+                self._seek_begin()
             else:
-                self._seek_behind(sentinel, last)
-            sentinel.status()
-            if sentinel.valid() and sentinel.key() in self._range:
+                self._seek_behind(last)
+            self._end.status()
+            if self._end.valid() and self._end.key() in self._range:
                 self._short()
         except ScanKvError:
             raise
         except Exception as error:
             raise self._store.failure(error) from error
 
-    def _seek_begin(self, sentinel: RdictIter) -> None:
+    @property
+    def _end(self) -> RdictIter:
+        """The sentinel. Keep it in no variable: an error's traceback would hold it, and its files, after `close`."""
+        assert self._sentinel is not None
+        return self._sentinel
+
+    def _seek_begin(self) -> None:
         """To where the range begins in the cursor's direction."""
         if self._reverse:
-            sentinel.seek_to_last()
+            self._end.seek_to_last()
         elif self._range.start is None:
-            sentinel.seek_to_first()
+            self._end.seek_to_first()
         else:
-            sentinel.seek(self._range.start)
+            self._end.seek(self._range.start)
 
-    def _seek_behind(self, sentinel: RdictIter, last: bytes) -> None:
+    def _seek_behind(self, last: bytes) -> None:
         """To the row behind `last`, which must be there."""
-        (sentinel.seek_for_prev if self._reverse else sentinel.seek)(last)
-        if not sentinel.valid() or sentinel.key() != last:
-            sentinel.status()
+        (self._end.seek_for_prev if self._reverse else self._end.seek)(last)
+        if not self._end.valid() or self._end.key() != last:
+            self._end.status()
             self._short()
-        (sentinel.prev if self._reverse else sentinel.next)()
+        (self._end.prev if self._reverse else self._end.next)()
 
     def _short(self) -> NoReturn:
         raise DataLoss(

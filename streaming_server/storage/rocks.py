@@ -132,8 +132,11 @@ class RocksStore:
 
     def flush(self) -> None:
         """Moves unflushed writes into table files."""
-        for family in (self.rows, self.log, self.meta):
-            family.flush()
+        try:
+            for family in (self.rows, self.log, self.meta):
+                family.flush()
+        except Exception as error:
+            raise self.failure(error) from error
 
     def checkpoint(self, path: Path) -> None:
         """Makes a copy of the directory as of now in `path`, which must not exist: table files are hard links.

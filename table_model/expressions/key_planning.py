@@ -23,15 +23,14 @@ from table_model.expressions.nodes import (
     all_of,
     conjuncts,
 )
-from table_model.key_codec import KeyCodec
-from table_model.key_range import KeyRange
+from table_model.key_codec import TEXT_END_BYTES, KeyCodec
+from table_model.key_range import NO_KEYS, KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _LOWER: Final = (Operator.GREATER, Operator.GREATER_EQUAL)
 _UPPER: Final = (Operator.LESS, Operator.LESS_EQUAL)
-_TEXT_END_BYTES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ class _Planner:
                 break
             self._take([equal[0]])
             prefix, position = prefix + encoded, position + 1
-        key_range = _keys_under(prefix)
+        key_range = KeyRange.under(prefix)
         if position < len(self.codec.names):
             for part in list(self.left):
                 bounds = self._bounds(position, prefix, part)
@@ -132,12 +131,12 @@ class _Planner:
             case TextMatch(path=left, match=Match.STARTS_WITH, text=text) if left == path:
                 operator = Operator.EQUAL
                 encoded = self._encoded(position, text.as_array())
-                encoded = encoded and encoded[:-_TEXT_END_BYTES]
+                encoded = encoded and encoded[:-TEXT_END_BYTES]
             case _:
                 return None
         if encoded is None:
             return None
-        same = _keys_under(prefix + encoded)
+        same = KeyRange.under(prefix + encoded)
         if operator is Operator.EQUAL:
             return same
         if operator not in _LOWER + _UPPER:
@@ -145,12 +144,12 @@ class _Planner:
         within = self._comparable(position, prefix)
         if operator in _LOWER:
             start = same.start if operator is Operator.GREATER_EQUAL else same.end
-            return within & KeyRange(start, None) if start is not None else KeyRange(b"", b"")
+            return within & KeyRange(start, None) if start is not None else NO_KEYS
         return within & KeyRange(None, same.start if operator is Operator.LESS else same.end)
 
     def _comparable(self, position: int, prefix: bytes) -> KeyRange:
         """The keys with this prefix but those with a NaN behind it, which is above all other floats in key order."""
-        under, type_ = _keys_under(prefix), self.codec.types[position]
+        under, type_ = KeyRange.under(prefix), self.codec.types[position]
         if not pa.types.is_floating(type_):
             return under
         nan = self._codec_of(position).encode([pa.array([float("nan")], type_, from_pandas=False)])[0].as_py()
@@ -202,14 +201,3 @@ class _Planner:
     def _take(self, parts: Sequence[Predicate]) -> None:
         for part in parts:
             self.left.remove(part)
-
-
-def _keys_under(prefix: bytes) -> KeyRange:
-    """The keys that begin with these bytes."""
-    return KeyRange(prefix or None, _behind(prefix))
-
-
-def _behind(prefix: bytes) -> bytes | None:
-    """The first bytes above all that begin with these, None when there are none."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None

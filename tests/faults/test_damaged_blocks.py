@@ -100,6 +100,23 @@ async def test_columns_are_no_way_around_a_damaged_block(harmed_server: ServerPr
 
 
 @pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
+async def test_an_answer_computed_over_a_damaged_block_is_data_loss(harmed_server: ServerProcess, name: str) -> None:
+    async with connect(harmed_server.url) as client:
+        table = await client.table(name)
+        for question in (
+            table.count("k >= 0"),
+            table.aggregate({"k": ["count", "max"]}),
+            table.aggregate({}, group_by=["k"]),
+            table.top_n(1, "k"),
+            table.top_n(100_000, "k", descending=False),
+        ):
+            with pytest.raises(DataLoss) as caught:
+                await question
+            assert caught.value.details["bucket"] == str(DAMAGED_BUCKET)
+        assert (await client.server_stats()).live_scans == 0
+
+
+@pytest.mark.parametrize("name", ["test.first", "test.middle", "test.last"])
 async def test_other_buckets_and_blocks_of_a_damaged_table_can_be_read_and_written(
     harmed_server: ServerProcess, damaged: dict[str, Damaged], data: Path, name: str
 ) -> None:

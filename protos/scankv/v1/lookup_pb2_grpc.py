@@ -44,6 +44,16 @@ class LookupServiceStub:
                 request_serializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.CountRequest.SerializeToString,
                 response_deserializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.CountResponse.FromString,
                 _registered_method=True)
+        self.Aggregate = channel.unary_unary(
+                '/scankv.v1.LookupService/Aggregate',
+                request_serializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.AggregateRequest.SerializeToString,
+                response_deserializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.AggregateResponse.FromString,
+                _registered_method=True)
+        self.TopN = channel.unary_unary(
+                '/scankv.v1.LookupService/TopN',
+                request_serializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.TopNRequest.SerializeToString,
+                response_deserializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.TopNResponse.FromString,
+                _registered_method=True)
 
 
 class LookupServiceServicer:
@@ -61,8 +71,32 @@ class LookupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Count(self, request, context):
-        """Counts the rows of a table, all buckets at one instant, without reading them.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; DATA_LOSS DATA_LOSS.
+        """Counts the rows of a table, all buckets at one instant. Without a predicate they are not read, and the answer is
+        immediate; with one, see Aggregate.
+        Errors: as for Aggregate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Aggregate(self, request, context):
+        """Computes sums, smallest and greatest values of columns over all rows, or for each group of rows, without sending any.
+
+        It reads one view as ScanKv does, and is admitted, listed and ended as a scan is: it counts among the live scans and
+        ends with the server's longest scan. Give it a deadline to match.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (unknown column, or a function that its type does
+        not have), INVALID_REQUEST (nothing asked for, a sum that does not fit its type, over 1,000,000 groups);
+        RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (an answer over 32 MiB), TOO_MANY_SCANS; FAILED_PRECONDITION SNAPSHOT_LOST;
+        DATA_LOSS DATA_LOSS; DEADLINE_EXCEEDED SCAN_TOO_LONG; ABORTED SCAN_CANCELLED; UNAVAILABLE SERVER_DRAINING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TopN(self, request, context):
+        """The first rows of a table in the order of a column, over all its buckets, as of one view; as Aggregate otherwise.
+        Errors: as for Aggregate; INVALID_REQUEST for an `n` out of its range, SCHEMA_MISMATCH for a column without an order,
+        REQUEST_TOO_LARGE also where the stored rows of the answer are over 128 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,6 +114,16 @@ def add_LookupServiceServicer_to_server(servicer, server):
                     servicer.Count,
                     request_deserializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.CountRequest.FromString,
                     response_serializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.CountResponse.SerializeToString,
+            ),
+            'Aggregate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Aggregate,
+                    request_deserializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.AggregateRequest.FromString,
+                    response_serializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.AggregateResponse.SerializeToString,
+            ),
+            'TopN': grpc.unary_unary_rpc_method_handler(
+                    servicer.TopN,
+                    request_deserializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.TopNRequest.FromString,
+                    response_serializer=protos_dot_scankv_dot_v1_dot_lookup__pb2.TopNResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -136,6 +180,60 @@ class LookupService:
             '/scankv.v1.LookupService/Count',
             protos_dot_scankv_dot_v1_dot_lookup__pb2.CountRequest.SerializeToString,
             protos_dot_scankv_dot_v1_dot_lookup__pb2.CountResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Aggregate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.LookupService/Aggregate',
+            protos_dot_scankv_dot_v1_dot_lookup__pb2.AggregateRequest.SerializeToString,
+            protos_dot_scankv_dot_v1_dot_lookup__pb2.AggregateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TopN(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.LookupService/TopN',
+            protos_dot_scankv_dot_v1_dot_lookup__pb2.TopNRequest.SerializeToString,
+            protos_dot_scankv_dot_v1_dot_lookup__pb2.TopNResponse.FromString,
             options,
             channel_credentials,
             insecure,

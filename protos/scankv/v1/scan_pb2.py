@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.scankv.v1 import expression_pb2 as protos_dot_scankv_dot_v1_dot_expression__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/scankv/v1/scan.proto\x12\tscankv.v1\x1a!protos/scankv/v1/expression.proto\"\xf0\x02\n\rScanKvRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12$\n\x07live_kv\x18\x02 \x01(\x0b\x32\x11.scankv.v1.LiveKvH\x00\x12-\n\x08snapshot\x18\x03 \x01(\x0b\x32\x19.scankv.v1.PinnedSnapshotH\x00\x12\x0f\n\x07\x62uckets\x18\x05 \x03(\r\x12\'\n\x07\x63olumns\x18\x06 \x01(\x0b\x32\x16.scankv.v1.ColumnNames\x12\x12\n\x05limit\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12%\n\x05\x63hunk\x18\x08 \x01(\x0b\x32\x16.scankv.v1.ChunkBounds\x12\x14\n\x0cresume_token\x18\t \x01(\x0c\x12#\n\x05where\x18\x10 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12&\n\tkey_range\x18\x11 \x01(\x0b\x32\x13.scankv.v1.KeyRange\x12\x0f\n\x07reverse\x18\x12 \x01(\x08\x42\x08\n\x06sourceB\x08\n\x06_limit\"%\n\x0ePinnedSnapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"B\n\x08KeyRange\x12\x12\n\x05start\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x10\n\x03\x65nd\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x42\x08\n\x06_startB\x06\n\x04_end\"\x08\n\x06LiveKv\"\x1c\n\x0b\x43olumnNames\x12\r\n\x05names\x18\x01 \x03(\t\"2\n\x0b\x43hunkBounds\x12\x10\n\x08max_rows\x18\x01 \x01(\r\x12\x11\n\tmax_bytes\x18\x02 \x01(\r\"\xc5\x01\n\x0eScanKvResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.scankv.v1.ScanHeaderH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.scankv.v1.ScanChunkH\x00\x12-\n\theartbeat\x18\x03 \x01(\x0b\x32\x18.scankv.v1.ScanHeartbeatH\x00\x12)\n\x07trailer\x18\x04 \x01(\x0b\x32\x16.scankv.v1.ScanTrailerH\x00\x42\t\n\x07message\"\xc5\x02\n\nScanHeader\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\x12\x1a\n\x12server_incarnation\x18\x02 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x03 \x01(\x0c\x12\x11\n\tschema_id\x18\x04 \x01(\r\x12:\n\x0blog_offsets\x18\x05 \x03(\x0b\x32%.scankv.v1.ScanHeader.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x06 \x01(\t\x12\x14\n\x0crow_estimate\x18\x07 \x01(\x04\x12\x13\n\x0bview_micros\x18\x08 \x01(\x03\x12,\n\x0cresumed_from\x18\t \x01(\x0b\x32\x16.scankv.v1.ResumedView\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x92\x01\n\x0bResumedView\x12;\n\x0blog_offsets\x18\x01 \x03(\x0b\x32&.scankv.v1.ResumedView.LogOffsetsEntry\x12\x13\n\x0bview_micros\x18\x02 \x01(\x03\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x80\x01\n\tScanChunk\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x14\n\x0crecord_batch\x18\x02 \x01(\x0c\x12\x11\n\trow_count\x18\x03 \x01(\r\x12\x14\n\x0cresume_token\x18\x04 \x01(\x0c\x12\x14\n\x0crows_scanned\x18\x06 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x07 \x01(\x07\";\n\rScanHeartbeat\x12\x14\n\x0cresume_token\x18\x01 \x01(\x0c\x12\x14\n\x0crows_scanned\x18\x02 \x01(\x04\"\x9b\x01\n\x0bScanTrailer\x12\x14\n\x0crows_scanned\x18\x01 \x01(\x04\x12\x15\n\rrows_returned\x18\x02 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\x03 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x04 \x01(\x04\x12\x0f\n\x07\x62uckets\x18\x05 \x03(\r\x12\x0e\n\x06\x63rc32c\x18\x06 \x01(\x07\x12\x16\n\x0e\x65lapsed_micros\x18\x07 \x01(\x04\x32N\n\x0bScanService\x12?\n\x06ScanKv\x12\x18.scankv.v1.ScanKvRequest\x1a\x19.scankv.v1.ScanKvResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/scankv/v1/scan.proto\x12\tscankv.v1\x1a!protos/scankv/v1/expression.proto\"\x81\x03\n\rScanKvRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12$\n\x07live_kv\x18\x02 \x01(\x0b\x32\x11.scankv.v1.LiveKvH\x00\x12-\n\x08snapshot\x18\x03 \x01(\x0b\x32\x19.scankv.v1.PinnedSnapshotH\x00\x12\x0f\n\x07\x62uckets\x18\x05 \x03(\r\x12\'\n\x07\x63olumns\x18\x06 \x01(\x0b\x32\x16.scankv.v1.ColumnNames\x12\x12\n\x05limit\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12%\n\x05\x63hunk\x18\x08 \x01(\x0b\x32\x16.scankv.v1.ChunkBounds\x12\x14\n\x0cresume_token\x18\t \x01(\x0c\x12#\n\x05where\x18\x10 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12&\n\tkey_range\x18\x11 \x01(\x0b\x32\x13.scankv.v1.KeyRange\x12\x0f\n\x07reverse\x18\x12 \x01(\x08\x12\x0f\n\x07ordered\x18\x13 \x01(\x08\x42\x08\n\x06sourceB\x08\n\x06_limit\"%\n\x0ePinnedSnapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"B\n\x08KeyRange\x12\x12\n\x05start\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x10\n\x03\x65nd\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x42\x08\n\x06_startB\x06\n\x04_end\"\x08\n\x06LiveKv\"\x1c\n\x0b\x43olumnNames\x12\r\n\x05names\x18\x01 \x03(\t\"2\n\x0b\x43hunkBounds\x12\x10\n\x08max_rows\x18\x01 \x01(\r\x12\x11\n\tmax_bytes\x18\x02 \x01(\r\"\xc5\x01\n\x0eScanKvResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.scankv.v1.ScanHeaderH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.scankv.v1.ScanChunkH\x00\x12-\n\theartbeat\x18\x03 \x01(\x0b\x32\x18.scankv.v1.ScanHeartbeatH\x00\x12)\n\x07trailer\x18\x04 \x01(\x0b\x32\x16.scankv.v1.ScanTrailerH\x00\x42\t\n\x07message\"\xed\x02\n\nScanHeader\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\x12\x1a\n\x12server_incarnation\x18\x02 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x03 \x01(\x0c\x12\x11\n\tschema_id\x18\x04 \x01(\r\x12:\n\x0blog_offsets\x18\x05 \x03(\x0b\x32%.scankv.v1.ScanHeader.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x06 \x01(\t\x12\x14\n\x0crow_estimate\x18\x07 \x01(\x04\x12\x13\n\x0bview_micros\x18\x08 \x01(\x03\x12,\n\x0cresumed_from\x18\t \x01(\x0b\x32\x16.scankv.v1.ResumedView\x12\x17\n\nlimit_left\x18\n \x01(\x04H\x00\x88\x01\x01\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\r\n\x0b_limit_left\"\x92\x01\n\x0bResumedView\x12;\n\x0blog_offsets\x18\x01 \x03(\x0b\x32&.scankv.v1.ResumedView.LogOffsetsEntry\x12\x13\n\x0bview_micros\x18\x02 \x01(\x03\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x80\x01\n\tScanChunk\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x14\n\x0crecord_batch\x18\x02 \x01(\x0c\x12\x11\n\trow_count\x18\x03 \x01(\r\x12\x14\n\x0cresume_token\x18\x04 \x01(\x0c\x12\x14\n\x0crows_scanned\x18\x06 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x07 \x01(\x07\";\n\rScanHeartbeat\x12\x14\n\x0cresume_token\x18\x01 \x01(\x0c\x12\x14\n\x0crows_scanned\x18\x02 \x01(\x04\"\x9b\x01\n\x0bScanTrailer\x12\x14\n\x0crows_scanned\x18\x01 \x01(\x04\x12\x15\n\rrows_returned\x18\x02 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\x03 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x04 \x01(\x04\x12\x0f\n\x07\x62uckets\x18\x05 \x03(\r\x12\x0e\n\x06\x63rc32c\x18\x06 \x01(\x07\x12\x16\n\x0e\x65lapsed_micros\x18\x07 \x01(\x04\"\xf3\x01\n\x13\x45xplainScanResponse\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x02 \x03(\r\x12\x0e\n\x06ranges\x18\x03 \x03(\t\x12\x0e\n\x06points\x18\x04 \x01(\x04\x12\x14\n\x0c\x66irst_points\x18\x05 \x03(\t\x12\x10\n\x08residual\x18\x06 \x01(\t\x12\x14\n\x0c\x63olumns_read\x18\x07 \x03(\t\x12\x18\n\x10\x63olumns_returned\x18\x08 \x03(\t\x12\x0f\n\x07ordered\x18\t \x01(\x08\x12\x0f\n\x07reverse\x18\n \x01(\x08\x12\x12\n\x05limit\x18\x0b \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_limit2\x97\x01\n\x0bScanService\x12?\n\x06ScanKv\x12\x18.scankv.v1.ScanKvRequest\x1a\x19.scankv.v1.ScanKvResponse0\x01\x12G\n\x0b\x45xplainScan\x12\x18.scankv.v1.ScanKvRequest\x1a\x1e.scankv.v1.ExplainScanResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,33 +37,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESUMEDVIEW_LOGOFFSETSENTRY']._loaded_options = None
   _globals['_RESUMEDVIEW_LOGOFFSETSENTRY']._serialized_options = b'8\001'
   _globals['_SCANKVREQUEST']._serialized_start=78
-  _globals['_SCANKVREQUEST']._serialized_end=446
-  _globals['_PINNEDSNAPSHOT']._serialized_start=448
-  _globals['_PINNEDSNAPSHOT']._serialized_end=485
-  _globals['_KEYRANGE']._serialized_start=487
-  _globals['_KEYRANGE']._serialized_end=553
-  _globals['_LIVEKV']._serialized_start=555
-  _globals['_LIVEKV']._serialized_end=563
-  _globals['_COLUMNNAMES']._serialized_start=565
-  _globals['_COLUMNNAMES']._serialized_end=593
-  _globals['_CHUNKBOUNDS']._serialized_start=595
-  _globals['_CHUNKBOUNDS']._serialized_end=645
-  _globals['_SCANKVRESPONSE']._serialized_start=648
-  _globals['_SCANKVRESPONSE']._serialized_end=845
-  _globals['_SCANHEADER']._serialized_start=848
-  _globals['_SCANHEADER']._serialized_end=1173
-  _globals['_SCANHEADER_LOGOFFSETSENTRY']._serialized_start=1124
-  _globals['_SCANHEADER_LOGOFFSETSENTRY']._serialized_end=1173
-  _globals['_RESUMEDVIEW']._serialized_start=1176
-  _globals['_RESUMEDVIEW']._serialized_end=1322
-  _globals['_RESUMEDVIEW_LOGOFFSETSENTRY']._serialized_start=1124
-  _globals['_RESUMEDVIEW_LOGOFFSETSENTRY']._serialized_end=1173
-  _globals['_SCANCHUNK']._serialized_start=1325
-  _globals['_SCANCHUNK']._serialized_end=1453
-  _globals['_SCANHEARTBEAT']._serialized_start=1455
-  _globals['_SCANHEARTBEAT']._serialized_end=1514
-  _globals['_SCANTRAILER']._serialized_start=1517
-  _globals['_SCANTRAILER']._serialized_end=1672
-  _globals['_SCANSERVICE']._serialized_start=1674
-  _globals['_SCANSERVICE']._serialized_end=1752
+  _globals['_SCANKVREQUEST']._serialized_end=463
+  _globals['_PINNEDSNAPSHOT']._serialized_start=465
+  _globals['_PINNEDSNAPSHOT']._serialized_end=502
+  _globals['_KEYRANGE']._serialized_start=504
+  _globals['_KEYRANGE']._serialized_end=570
+  _globals['_LIVEKV']._serialized_start=572
+  _globals['_LIVEKV']._serialized_end=580
+  _globals['_COLUMNNAMES']._serialized_start=582
+  _globals['_COLUMNNAMES']._serialized_end=610
+  _globals['_CHUNKBOUNDS']._serialized_start=612
+  _globals['_CHUNKBOUNDS']._serialized_end=662
+  _globals['_SCANKVRESPONSE']._serialized_start=665
+  _globals['_SCANKVRESPONSE']._serialized_end=862
+  _globals['_SCANHEADER']._serialized_start=865
+  _globals['_SCANHEADER']._serialized_end=1230
+  _globals['_SCANHEADER_LOGOFFSETSENTRY']._serialized_start=1166
+  _globals['_SCANHEADER_LOGOFFSETSENTRY']._serialized_end=1215
+  _globals['_RESUMEDVIEW']._serialized_start=1233
+  _globals['_RESUMEDVIEW']._serialized_end=1379
+  _globals['_RESUMEDVIEW_LOGOFFSETSENTRY']._serialized_start=1166
+  _globals['_RESUMEDVIEW_LOGOFFSETSENTRY']._serialized_end=1215
+  _globals['_SCANCHUNK']._serialized_start=1382
+  _globals['_SCANCHUNK']._serialized_end=1510
+  _globals['_SCANHEARTBEAT']._serialized_start=1512
+  _globals['_SCANHEARTBEAT']._serialized_end=1571
+  _globals['_SCANTRAILER']._serialized_start=1574
+  _globals['_SCANTRAILER']._serialized_end=1729
+  _globals['_EXPLAINSCANRESPONSE']._serialized_start=1732
+  _globals['_EXPLAINSCANRESPONSE']._serialized_end=1975
+  _globals['_SCANSERVICE']._serialized_start=1978
+  _globals['_SCANSERVICE']._serialized_end=2129
 # @@protoc_insertion_point(module_scope)

@@ -47,19 +47,25 @@ class ScanKvRequest(_message.Message):
     WHERE_FIELD_NUMBER: _builtins.int
     KEY_RANGE_FIELD_NUMBER: _builtins.int
     REVERSE_FIELD_NUMBER: _builtins.int
+    ORDERED_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     limit: _builtins.int
     """The most rows to return, over all buckets together. Absent: no limit. 0 is allowed: header and trailer only.
     Which rows are returned under a limit is not defined between buckets; within a bucket they are the first by key.
+    With `ordered` they are the first by key of all buckets together.
     """
     resume_token: _builtins.bytes
     """Where to go on: the token of the last chunk or heartbeat that was received, unchanged, with the same table, source,
-    buckets, columns, limit, predicate, key range and direction as before. `limit` stays that of the whole scan: the token knows
+    buckets, columns, limit, predicate, key range and order as before. `limit` stays that of the whole scan: the token knows
     what is left of it. Absent or empty: from the beginning.
     """
     reverse: _builtins.bool
     """Whether the rows of each bucket come in descending key order."""
+    ordered: _builtins.bool
+    """Whether the rows of all buckets together come in key order, not only those of each. The server merges the buckets as
+    it reads them, in bounded memory.
+    """
     @_builtins.property
     def live_kv(self) -> Global___LiveKv:
         """The rows of the table as of the start of the stream."""
@@ -110,10 +116,11 @@ class ScanKvRequest(_message.Message):
         where: _expression_pb2.Predicate | None = ...,
         key_range: Global___KeyRange | None = ...,
         reverse: _builtins.bool = ...,
+        ordered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
@@ -223,7 +230,7 @@ Global___ColumnNames: _TypeAlias = ColumnNames  # noqa: Y015
 
 @_typing.final
 class ChunkBounds(_message.Message):
-    """How large one chunk may become."""
+    """How large one chunk may become. A server may make smaller ones, so that making one takes it milliseconds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -324,6 +331,7 @@ class ScanHeader(_message.Message):
     ROW_ESTIMATE_FIELD_NUMBER: _builtins.int
     VIEW_MICROS_FIELD_NUMBER: _builtins.int
     RESUMED_FROM_FIELD_NUMBER: _builtins.int
+    LIMIT_LEFT_FIELD_NUMBER: _builtins.int
     scan_id: _builtins.str
     """Identifies this scan in the server's logs and listings."""
     server_incarnation: _builtins.str
@@ -340,6 +348,10 @@ class ScanHeader(_message.Message):
     """About how many rows the view holds, before any limit: for progress bars, not for checks."""
     view_micros: _builtins.int
     """When the view was taken, in microseconds since 1970 by the server's clock."""
+    limit_left: _builtins.int
+    """What is left of the request's limit as this stream begins: less than the limit after a resume token. Absent without
+    a limit.
+    """
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket of this stream, empty ones too, the offset of the first change that is not in the view."""
@@ -360,12 +372,15 @@ class ScanHeader(_message.Message):
         row_estimate: _builtins.int = ...,
         view_micros: _builtins.int = ...,
         resumed_from: Global___ResumedView | None = ...,
+        limit_left: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["resumed_from", b"resumed_from"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "limit_left", b"limit_left", "resumed_from", b"resumed_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "log_offsets", b"log_offsets", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate", "scan_id", b"scan_id", "schema_id", b"schema_id", "server_incarnation", b"server_incarnation", "table_incarnation", b"table_incarnation", "view_micros", b"view_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "arrow_schema", b"arrow_schema", "limit_left", b"limit_left", "log_offsets", b"log_offsets", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate", "scan_id", b"scan_id", "schema_id", b"schema_id", "server_incarnation", b"server_incarnation", "table_incarnation", b"table_incarnation", "view_micros", b"view_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__limit_left: _TypeAlias = _typing.Literal["limit_left"]  # noqa: Y015
+    _WhichOneofArgType__limit_left: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_left) -> _WhichOneofReturnType__limit_left | None: ...
 
 Global___ScanHeader: _TypeAlias = ScanHeader  # noqa: Y015
 
@@ -425,7 +440,7 @@ class ScanChunk(_message.Message):
     ROWS_SCANNED_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
     bucket: _builtins.int
-    """The bucket that all rows of this chunk come from."""
+    """The bucket that all rows of this chunk come from. Without meaning in an ordered scan."""
     record_batch: _builtins.bytes
     """One encapsulated Arrow IPC record batch message, uncompressed, without dictionaries."""
     row_count: _builtins.int
@@ -528,3 +543,76 @@ class ScanTrailer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScanTrailer: _TypeAlias = ScanTrailer  # noqa: Y015
+
+@_typing.final
+class ExplainScanResponse(_message.Message):
+    """How a scan would be answered. Texts are for people, and may change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    POINTS_FIELD_NUMBER: _builtins.int
+    FIRST_POINTS_FIELD_NUMBER: _builtins.int
+    RESIDUAL_FIELD_NUMBER: _builtins.int
+    COLUMNS_READ_FIELD_NUMBER: _builtins.int
+    COLUMNS_RETURNED_FIELD_NUMBER: _builtins.int
+    ORDERED_FIELD_NUMBER: _builtins.int
+    REVERSE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    """The pinned snapshot that is read. Empty: the live table."""
+    points: _builtins.int
+    """How many single keys are looked up, when no range is read."""
+    residual: _builtins.str
+    """What is asked of each row read, because its key does not tell. Empty: nothing."""
+    ordered: _builtins.bool
+    """Whether the rows of all buckets come in one order, and whether it descends."""
+    reverse: _builtins.bool
+    limit: _builtins.int
+    """The most rows. Absent: no limit."""
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The buckets whose rows are read, ascending: those asked for in which there can be such keys. None: nothing is read."""
+
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The ranges of keys that are read, as comparisons of key columns with values. None: points are read, or nothing."""
+
+    @_builtins.property
+    def first_points(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Some of them, the first ones."""
+
+    @_builtins.property
+    def columns_read(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The columns that are decoded of each row read. Without a residual, the columns returned."""
+
+    @_builtins.property
+    def columns_returned(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The columns that are decoded of each row returned, in order."""
+
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        buckets: _abc.Iterable[_builtins.int] | None = ...,
+        ranges: _abc.Iterable[_builtins.str] | None = ...,
+        points: _builtins.int = ...,
+        first_points: _abc.Iterable[_builtins.str] | None = ...,
+        residual: _builtins.str = ...,
+        columns_read: _abc.Iterable[_builtins.str] | None = ...,
+        columns_returned: _abc.Iterable[_builtins.str] | None = ...,
+        ordered: _builtins.bool = ...,
+        reverse: _builtins.bool = ...,
+        limit: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "limit", b"limit", "ordered", b"ordered", "points", b"points", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+
+Global___ExplainScanResponse: _TypeAlias = ExplainScanResponse  # noqa: Y015

@@ -39,6 +39,11 @@ class ScanServiceStub:
                 request_serializer=protos_dot_scankv_dot_v1_dot_scan__pb2.ScanKvRequest.SerializeToString,
                 response_deserializer=protos_dot_scankv_dot_v1_dot_scan__pb2.ScanKvResponse.FromString,
                 _registered_method=True)
+        self.ExplainScan = channel.unary_unary(
+                '/scankv.v1.ScanService/ExplainScan',
+                request_serializer=protos_dot_scankv_dot_v1_dot_scan__pb2.ScanKvRequest.SerializeToString,
+                response_deserializer=protos_dot_scankv_dot_v1_dot_scan__pb2.ExplainScanResponse.FromString,
+                _registered_method=True)
 
 
 class ScanServiceServicer:
@@ -48,8 +53,8 @@ class ScanServiceServicer:
         """Reads the rows of a table as one consistent view of all the buckets asked for.
 
         The stream is: one header; then chunks, bucket after bucket in ascending order of their numbers, the rows of a bucket
-        in key order (descending with `reverse`), each row in exactly one chunk, with heartbeats between them where nothing
-        is found for a while; then one trailer. A stream that ends without its trailer is incomplete, whatever its status
+        in key order (descending with `reverse`; with `ordered` the rows of all buckets together), each row in exactly one
+        chunk, with heartbeats between them where nothing is found for a while; then one trailer. A stream that ends without its trailer is incomplete, whatever its status
         says, and a reader must treat it as an error.
 
         Consistency: the view of a live table is taken between request and header, for all buckets at one instant. Writes
@@ -75,6 +80,15 @@ class ScanServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainScan(self, request, context):
+        """Says how a scan would be answered, without reading anything. A resume token is not looked at.
+
+        Errors: as for ScanKv, but for those of a stream that is under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ScanServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -82,6 +96,11 @@ def add_ScanServiceServicer_to_server(servicer, server):
                     servicer.ScanKv,
                     request_deserializer=protos_dot_scankv_dot_v1_dot_scan__pb2.ScanKvRequest.FromString,
                     response_serializer=protos_dot_scankv_dot_v1_dot_scan__pb2.ScanKvResponse.SerializeToString,
+            ),
+            'ExplainScan': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainScan,
+                    request_deserializer=protos_dot_scankv_dot_v1_dot_scan__pb2.ScanKvRequest.FromString,
+                    response_serializer=protos_dot_scankv_dot_v1_dot_scan__pb2.ExplainScanResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -111,6 +130,33 @@ class ScanService:
             '/scankv.v1.ScanService/ScanKv',
             protos_dot_scankv_dot_v1_dot_scan__pb2.ScanKvRequest.SerializeToString,
             protos_dot_scankv_dot_v1_dot_scan__pb2.ScanKvResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainScan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.ScanService/ExplainScan',
+            protos_dot_scankv_dot_v1_dot_scan__pb2.ScanKvRequest.SerializeToString,
+            protos_dot_scankv_dot_v1_dot_scan__pb2.ExplainScanResponse.FromString,
             options,
             channel_credentials,
             insecure,

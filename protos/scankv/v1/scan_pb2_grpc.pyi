@@ -48,8 +48,8 @@ class ScanServiceStub:
     """Reads the rows of a table as one consistent view of all the buckets asked for.
 
     The stream is: one header; then chunks, bucket after bucket in ascending order of their numbers, the rows of a bucket
-    in key order (descending with `reverse`), each row in exactly one chunk, with heartbeats between them where nothing
-    is found for a while; then one trailer. A stream that ends without its trailer is incomplete, whatever its status
+    in key order (descending with `reverse`; with `ordered` the rows of all buckets together), each row in exactly one
+    chunk, with heartbeats between them where nothing is found for a while; then one trailer. A stream that ends without its trailer is incomplete, whatever its status
     says, and a reader must treat it as an error.
 
     Consistency: the view of a live table is taken between request and header, for all buckets at one instant. Writes
@@ -71,6 +71,11 @@ class ScanServiceStub:
     TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
     operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD.
     """
+    ExplainScan: _grpc.UnaryUnaryMultiCallable[_scan_pb2.ScanKvRequest, _scan_pb2.ExplainScanResponse]
+    """Says how a scan would be answered, without reading anything. A resume token is not looked at.
+
+    Errors: as for ScanKv, but for those of a stream that is under way.
+    """
 
 @_typing.type_check_only
 class ScanServiceAsyncStub(ScanServiceStub):
@@ -79,8 +84,8 @@ class ScanServiceAsyncStub(ScanServiceStub):
     """Reads the rows of a table as one consistent view of all the buckets asked for.
 
     The stream is: one header; then chunks, bucket after bucket in ascending order of their numbers, the rows of a bucket
-    in key order (descending with `reverse`), each row in exactly one chunk, with heartbeats between them where nothing
-    is found for a while; then one trailer. A stream that ends without its trailer is incomplete, whatever its status
+    in key order (descending with `reverse`; with `ordered` the rows of all buckets together), each row in exactly one
+    chunk, with heartbeats between them where nothing is found for a while; then one trailer. A stream that ends without its trailer is incomplete, whatever its status
     says, and a reader must treat it as an error.
 
     Consistency: the view of a live table is taken between request and header, for all buckets at one instant. Writes
@@ -101,6 +106,11 @@ class ScanServiceAsyncStub(ScanServiceStub):
     SNAPSHOT_LOST; DATA_LOSS DATA_LOSS (a damaged bucket: also in mid-stream, never fewer rows); RESOURCE_EXHAUSTED
     TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
     operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD.
+    """
+    ExplainScan: _aio.UnaryUnaryMultiCallable[_scan_pb2.ScanKvRequest, _scan_pb2.ExplainScanResponse]  # type: ignore[assignment]
+    """Says how a scan would be answered, without reading anything. A resume token is not looked at.
+
+    Errors: as for ScanKv, but for those of a stream that is under way.
     """
 
 class ScanServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -113,8 +123,8 @@ class ScanServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reads the rows of a table as one consistent view of all the buckets asked for.
 
         The stream is: one header; then chunks, bucket after bucket in ascending order of their numbers, the rows of a bucket
-        in key order (descending with `reverse`), each row in exactly one chunk, with heartbeats between them where nothing
-        is found for a while; then one trailer. A stream that ends without its trailer is incomplete, whatever its status
+        in key order (descending with `reverse`; with `ordered` the rows of all buckets together), each row in exactly one
+        chunk, with heartbeats between them where nothing is found for a while; then one trailer. A stream that ends without its trailer is incomplete, whatever its status
         says, and a reader must treat it as an error.
 
         Consistency: the view of a live table is taken between request and header, for all buckets at one instant. Writes
@@ -135,6 +145,17 @@ class ScanServiceServicer(metaclass=_abc_1.ABCMeta):
         SNAPSHOT_LOST; DATA_LOSS DATA_LOSS (a damaged bucket: also in mid-stream, never fewer rows); RESOURCE_EXHAUSTED
         TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
         operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD.
+        """
+
+    @_abc_1.abstractmethod
+    def ExplainScan(
+        self,
+        request: _scan_pb2.ScanKvRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scan_pb2.ExplainScanResponse, _abc.Awaitable[_scan_pb2.ExplainScanResponse]]:
+        """Says how a scan would be answered, without reading anything. A resume token is not looked at.
+
+        Errors: as for ScanKv, but for those of a stream that is under way.
         """
 
 def add_ScanServiceServicer_to_server(servicer: ScanServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

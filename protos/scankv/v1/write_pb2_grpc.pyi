@@ -37,7 +37,8 @@ class WriteServiceStub:
     The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
     at most 10,000 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
     whole batches: repeat the request, which changes nothing where it was already applied. Order: two requests that do
-    not overlap in time are applied in their order; rows of one key are never mixed.
+    not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all that
+    follow until it is answered: one that the client gave up may arrive late and be applied then.
 
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
     in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or
@@ -56,7 +57,8 @@ class WriteServiceAsyncStub(WriteServiceStub):
     The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
     at most 10,000 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
     whole batches: repeat the request, which changes nothing where it was already applied. Order: two requests that do
-    not overlap in time are applied in their order; rows of one key are never mixed.
+    not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all that
+    follow until it is answered: one that the client gave up may arrive late and be applied then.
 
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
     in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or
@@ -78,7 +80,8 @@ class WriteServiceServicer(metaclass=_abc_1.ABCMeta):
         The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
         at most 10,000 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
         whole batches: repeat the request, which changes nothing where it was already applied. Order: two requests that do
-        not overlap in time are applied in their order; rows of one key are never mixed.
+        not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all that
+        follow until it is answered: one that the client gave up may arrive late and be applied then.
 
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
         in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or

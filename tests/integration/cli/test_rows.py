@@ -95,3 +95,23 @@ def test_statistics_are_figures(scankv: CommandLine, scores: str) -> None:
     assert figures["damaged_buckets"] == []
     assert "rows written" in scankv("stats").text
     assert scankv("count", scores).code == 0
+
+
+def test_count_and_top_answer_about_the_rows_for_which_something_is_true(scankv: CommandLine, scores: str) -> None:
+    assert scankv("count", scores, "--where", "score > 30").text == "1\n"
+    assert scankv("count", scores, "--where", "score IS NULL", "--json").json == {"table": scores, "rows": 1}
+    assert "did you mean" in scankv.fails("count", scores, "--where", "scroe > 30")
+
+
+def test_top_shows_the_first_rows_by_a_column(scankv: CommandLine, scores: str) -> None:
+    assert [line.split() for line in scankv("top", scores, "--by", "score").text.splitlines()[2:]] == [
+        ["ann", "31"],
+        ["bob", "27"],
+        ["cem", "null"],
+    ]
+    least = scankv("top", scores, "--by", "score", "-n", "1", "--ascending", "--columns", "score", "--json")
+    assert least.text == '{"score":27}\n'
+    best = scankv("top", scores, "--by", "score", "--where", "player <> 'ann'", "--json").text
+    assert best == '{"player":"bob","score":27}\n{"player":"cem","score":null}\n'
+    assert '"scroe"' in scankv.fails("top", scores, "--by", "scroe")
+    scankv("top", scores, "--by", "score", "-n", "0", code=2)

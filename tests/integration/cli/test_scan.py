@@ -146,3 +146,18 @@ def _parsed(data: bytes, format_: str) -> list[dict[str, object]]:
             rows = opened.read_all()
     parsed: list[dict[str, object]] = rows.to_pylist()
     return parsed
+
+
+def test_rows_come_in_key_order_where_that_is_asked_for(scankv: CommandLine, scores: str) -> None:
+    assert scankv("scan", scores, "--ordered").text.splitlines()[1:] == ["ann,31", "bob,27", "cem,"]
+
+
+def test_explain_prints_what_would_be_read(scankv: CommandLine, scores: str) -> None:
+    text = scankv("scan", scores, "--where", "player >= 'b' AND score > 30", "--limit", "5", "--explain").text
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert lines["source"] == f"{scores}, live"
+    assert lines["keys"] == "player >= 'b'"
+    assert lines["filter"] == 'col("score") > 30'
+    assert lines["read"] == "score"
+    assert lines["returned"] == "player, score"
+    assert lines["limit"] == "5 rows"

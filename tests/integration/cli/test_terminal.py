@@ -56,6 +56,19 @@ def test_columns_that_do_not_fit_are_named(scankv: CommandLine, table: str) -> N
     assert shown.splitlines()[0].split() == names
 
 
+def test_a_listing_on_a_narrow_terminal_wraps_because_its_ids_are_to_be_copied(
+    scankv: CommandLine, scores: str
+) -> None:
+    snapshot = scankv("snapshot", "create", scores).text.strip()
+    code, shown = on_terminal(scankv, "snapshot", "list", scores, width=60)
+    assert code == 0
+    header, _, line = shown.splitlines()
+    assert header.split()[:2] == ["snapshot", "table"]
+    assert line.split()[:2] == [snapshot, scores]
+    assert len(line) < 200
+    scankv("snapshot", "release", snapshot)
+
+
 def test_control_characters_do_not_reach_the_terminal(scankv: CommandLine, scores: str) -> None:
     scankv("put", scores, '{"player": "\\u001b[31mred\\u0007"}')
     _, shown = on_terminal(scankv, "scan", scores, "--columns", "player")

@@ -17,6 +17,7 @@ from aio_client import (
     ScanInterrupted,
     ScanKvError,
     Unavailable,
+    UsageError,
     connect,
     sync,
 )
@@ -25,7 +26,7 @@ from table_model.scan_spec import ScanSpec
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from aio_client import ScanStream
     from aio_client.testing import FaultKind
@@ -59,6 +60,13 @@ async def scanned(client: Client, name: str) -> pa.Table:
 async def read_all(stream: ScanStream) -> None:
     async for _ in stream:
         pass
+
+
+def _async(condition: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        return condition()
+
+    return check
 
 
 async def no_scan_is_live(client: Client) -> None:
@@ -108,6 +116,62 @@ async def test_a_stalled_connection_is_noticed_within_its_timeout_and_freed(
         await no_scan_is_live(client)
         proxy.resume()
         assert await scanned(through, filled) == DATA
+
+
+async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
+    client: Client, proxy: FaultProxy, filled: str
+) -> None:
+    async with (
+        (await client.table(filled)).snapshot() as snapshot,
+        connect(proxy.address, attempt_timeout=1, next_chunk_timeout=0.2) as through,
+    ):
+        stream = through.scan(ScanSpec(filled, chunk_rows=500)).at(snapshot).stream()
+        rows = (await anext(stream)).num_rows
+        proxy.apply(Fault("stall"))
+        async for batch in stream:
+            rows += batch.num_rows
+        assert rows == ROWS
+        assert (stream.statistics().attempts, proxy.connections) == (2, 2), proxy
+        proxy.resume()
+        await await_until(_async(lambda: proxy.open_connections == 1), "the forgotten connection closed")
+
+
+async def test_a_call_after_one_that_was_not_answered_takes_another_connection(proxy: FaultProxy, filled: str) -> None:
+    async with connect(proxy.address, attempt_timeout=0.3) as through:
+        table = await through.table(filled)
+        proxy.apply(Fault("stall"))
+        with pytest.raises(DeadlineExceeded):
+            await table.count()
+        assert await table.count() == ROWS
+        assert (await table.upsert(DATA.slice(0, 1))).rows == 1
+        assert proxy.connections == 2, proxy
+
+
+async def test_scans_on_a_connection_that_was_replaced_go_on_to_their_end(proxy: FaultProxy, filled: str) -> None:
+    async with connect(proxy.address) as through:
+        stream = through.scan(ScanSpec(filled, chunk_rows=500)).stream()
+        rows = (await anext(stream)).num_rows
+        through._transport.replace(through._transport.services)
+        assert await scanned(through, filled) == DATA
+        assert (proxy.connections, proxy.open_connections) == (2, 2), proxy
+        async for batch in stream:
+            rows += batch.num_rows
+        assert rows == ROWS
+        del stream
+        await await_until(_async(lambda: proxy.open_connections == 1), "the replaced connection closed")
+
+
+async def test_closing_a_client_ends_the_scans_on_a_connection_that_was_replaced(
+    client: Client, proxy: FaultProxy, filled: str
+) -> None:
+    through = await connect(proxy.address)
+    stream = through.scan(ScanSpec(filled, chunk_rows=500)).stream()
+    await anext(stream)
+    through._transport.replace(through._transport.services)
+    await through.aclose()
+    await no_scan_is_live(client)
+    with pytest.raises(UsageError, match="closed"):
+        await read_all(stream)
 
 
 async def test_a_slow_connection_delays_a_scan_and_loses_nothing(proxy: FaultProxy, filled: str) -> None:

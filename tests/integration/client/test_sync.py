@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -194,6 +195,45 @@ def test_one_stream_has_one_reader_at_a_time(table: sync.Table) -> None:
     for thread in threads:
         thread.join()
     assert sum(seen) <= ROWS
+
+
+class _Interrupt(BaseException):
+    """What Ctrl-C is, without the danger that it ends the test run."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise _Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_an_interrupted_read_ends_the_stream_and_its_token_loses_no_rows(table: sync.Table, alarm: None) -> None:
+    scan = table.scan(["k"]).with_chunk(rows=200)
+    tokens_kept: list[bool] = []
+    for attempt in range(24):  # Most interrupts meet a read, and some of them one whose rows have just come.
+        stream = scan.stream()
+        batches: list[pa.RecordBatch] = []
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.002 + 0.002 * attempt)
+            for rows in stream:
+                batches.append(rows)  # noqa: PERF402  # those before the interrupt are wanted
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except _Interrupt:
+            token = stream.resume_token
+            rest = (scan if token is None else scan.resume_from(token)).to_arrow().num_rows
+            assert sum(rows.num_rows for rows in batches) + rest == ROWS
+            try:
+                went_on = sum(rows.num_rows for rows in stream)
+            except UsageError as error:
+                tokens_kept.append(error.resume_token == token)
+            else:
+                assert went_on == rest, "it was between two reads"
+    assert tokens_kept
+    assert all(tokens_kept)
 
 
 @pytest.mark.asyncio

@@ -16,7 +16,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from protos.scankv.v1 import admin_pb2, scan_pb2, table_pb2, write_pb2
+from protos.scankv.v1 import admin_pb2, expression_pb2, scan_pb2, table_pb2, write_pb2
 from streaming_server.scan.registry import MAX_UNREAD_ENDINGS
 from tests.support.server_process import ServerProcess
 from tests.support.tables import ipc_stream
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.string())])
 ROWS = 30_000
 TABLE = "endings.table"
+
+
+NOBODY = expression_pb2.Predicate(
+    text_match=expression_pb2.TextMatch(
+        column=expression_pb2.FieldPath(names=["v"]), kind=expression_pb2.MATCH_KIND_CONTAINS, text="nobody"
+    )
+)
 
 
 def fill(wire: Wire, name: str = TABLE) -> None:
@@ -106,6 +113,16 @@ def test_a_slow_reader_that_goes_on_reading_keeps_its_scan(settings: Any) -> Non
         wait_until(partial(_is_past, read_at + 0.35), "the reader's pause over")
     *_, last = call
     assert last.trailer.rows_returned == ROWS
+
+
+def test_a_reader_that_took_everything_keeps_its_scan_while_that_finds_nothing(settings: Any) -> None:
+    """The scan reads row by row, so that it takes several times the stall timeout, and has nothing to send."""
+    here = settings("stall_timeout_seconds=0.1", "heartbeat_seconds=60")
+    request = scan_pb2.ScanKvRequest(table=TABLE, chunk=scan_pb2.ChunkBounds(max_rows=1), where=NOBODY)
+    header, trailer = here.wire.scans.ScanKv(request, timeout=60)
+    assert header.HasField("header")
+    assert (trailer.trailer.rows_scanned, trailer.trailer.rows_returned) == (ROWS, 0)
+    assert trailer.trailer.elapsed_micros > 300_000, "too fast to tell"
 
 
 def _is_past(instant: float) -> bool:
@@ -234,6 +251,23 @@ def test_scans_beyond_the_limit_of_a_bucket_wait_and_are_let_in_or_refused_with_
     held.cancel()
     assert sum(message.chunk.row_count for message in waiting) > 0
     here.freed()
+
+
+def test_scans_ended_while_their_readers_take_nothing_keep_nobody_out(settings: Any) -> None:
+    here = settings("stall_timeout_seconds=0.3", "max_live_scans=2", "admission_wait_seconds=0")
+    calls = [here.scan(), here.scan()]
+    here.freed(timeout=1.5)
+    with Wire(here.server.url) as other:
+        for _ in range(3):
+            *_, last = other.scans.ScanKv(scan_pb2.ScanKvRequest(table=TABLE), timeout=60)
+            assert last.trailer.rows_returned == ROWS
+    for call in calls:
+        assert ending(call).reason == "SCAN_STALLED"
+    held = [here.scan(), here.scan()]
+    said = refusal(here.wire.scans.ScanKv, scan_pb2.ScanKvRequest(table=TABLE))
+    assert "max_live_scans" in said.message, "a place was given back twice"
+    for call in held:
+        call.cancel()
 
 
 def test_a_connection_with_too_many_scans_that_it_does_not_read_gets_no_more(settings: Any) -> None:

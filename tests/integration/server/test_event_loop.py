@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from aio_client import sync
+from table_model.limits import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
 from tests.integration.server import ticking_server
 
 if TYPE_CHECKING:
@@ -30,16 +31,22 @@ def test_one_chunk_blocks_the_loop_for_less_than_twenty_milliseconds(tmp_path: P
             process.stdin.write("\n")
             return float(process.stdout.readline())
 
-        try:
+        def best_of(scan: sync.Scan) -> list[float]:
             delays: list[float] = []
+            while not delays or (min(delays) >= LONGEST_MILLIS and len(delays) < TRIES):
+                longest()
+                assert sum(rows.num_rows for rows in scan) == ROWS
+                delays.append(longest())
+            return delays
+
+        try:
             with sync.connect(process.stdout.readline().strip()) as client:
                 scan = client.table("test.ticks").scan()
-                while not delays or (min(delays) >= LONGEST_MILLIS and len(delays) < TRIES):
-                    longest()
-                    assert sum(rows.num_rows for rows in scan) == ROWS
-                    delays.append(longest())
+                delays = best_of(scan)
+                delays_of_largest = best_of(scan.with_chunk(rows=MAX_CHUNK_ROWS, bytes=MAX_CHUNK_BYTES))
             process.stdin.close()
             assert process.wait(60) == 0
         finally:
             process.kill()
     assert min(delays) < LONGEST_MILLIS, f"the loop was held for {delays} ms"
+    assert min(delays_of_largest) < LONGEST_MILLIS, f"the largest chunks held the loop for {delays_of_largest} ms"

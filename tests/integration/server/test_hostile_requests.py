@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from protos.scankv.v1 import admin_pb2, lookup_pb2, scan_pb2, table_pb2, write_pb2
+from protos.scankv.v1 import admin_pb2, lookup_pb2, scan_pb2, snapshot_pb2, table_pb2, write_pb2
 from table_model.limits import MAX_REQUEST_BYTES
 from tests.support.hostile_requests import (
     SCHEMA,
@@ -227,6 +227,8 @@ SCANS = {
     "an unknown bucket": {"buckets": [3]},
     "a huge bucket": {"buckets": [2**32 - 1]},
     "a bucket twice": {"buckets": [1, 1]},
+    "millions of buckets": {"buckets": [0] * 8_000_000},
+    "millions of columns": {"columns": scan_pb2.ColumnNames(names=["k"] * 4_000_000)},
     "too many rows a chunk": {"chunk": scan_pb2.ChunkBounds(max_rows=65_537)},
     "too few bytes a chunk": {"chunk": scan_pb2.ChunkBounds(max_bytes=1023)},
     "too many bytes a chunk": {"chunk": scan_pb2.ChunkBounds(max_bytes=2**32 - 1)},
@@ -238,6 +240,24 @@ def test_a_scan_that_makes_no_sense_is_refused(wire: Wire, table: str, scan_name
     request = scan_pb2.ScanKvRequest(table=table, **SCANS[scan_name])  # type: ignore[arg-type]
     assert_refused(refusal(wire.scans.ScanKv, request))
     assert wire.server().live_scans == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"key_range": scan_pb2.KeyRange(start=b"\xff" * 100_000)},
+        {"key_range": scan_pb2.KeyRange(end=b"\xff" * 100_000)},
+        {"buckets": [0] * 2000},
+        {"splits": 1025},
+    ],
+    ids=["a long start", "a long end", "a bucket very often", "too many splits"],
+)
+def test_a_split_whose_answer_could_not_be_sent_is_refused(wire: Wire, table: str, asked: dict[str, object]) -> None:
+    """Each end of a range may come back in every split."""
+    snapshot = wire.pin(table).snapshot.snapshot_id
+    request = snapshot_pb2.SplitSnapshotRequest(snapshot_id=snapshot, **({"splits": 1024} | asked))  # type: ignore[arg-type]
+    assert_refused(refusal(wire.snapshots.SplitSnapshot, request))
+    wire.snapshots.ReleaseSnapshot(snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=snapshot))
 
 
 @pytest.mark.parametrize("buckets", [[3], [0, 0], [2**32 - 1]])

@@ -214,7 +214,8 @@ def test_a_scan_cancelled_before_its_header_is_freed_within_a_second(shared_serv
 
 @pytest.mark.asyncio
 async def test_a_scan_too_many_is_refused_and_let_in_later(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data", "--set", "max_live_scans=2") as server:
+    settings = ("--set", "max_live_scans=2", "--set", "admission_wait_seconds=0.2")
+    with ServerProcess(tmp_path / "data", *settings) as server:
         async with connect(server.url, operation_timeout=1) as client:
             table = await filled(client, "test.popular")
             async with table.scan().stream(), table.scan().stream():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -55,3 +56,24 @@ def test_leaving_the_block_ends_the_process(tmp_path: Path) -> None:
     assert server.process.returncode == -signal.SIGKILL
     with ServerProcess(tmp_path / "data") as server:
         assert server.stop() == 0
+
+
+def test_a_start_that_is_interrupted_leaves_no_process_behind(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    wrapper = ("sh", "-c", f"echo $$ > {noted}.new; mv {noted}.new {noted}; exec sleep 600")
+
+    def interrupt(*_: object) -> None:
+        if noted.exists():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ServerProcess(tmp_path / "data", wrapper=wrapper)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(noted.read_text()), 0)

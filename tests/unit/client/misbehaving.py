@@ -20,13 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from protos.scankv.v1 import table_pb2
+    from protos.scankv.v1.scan_pb2 import ExplainScanResponse
 
 Context: TypeAlias = grpc.aio.ServicerContext[ScanKvRequest, ScanKvResponse]
 
 FOREVER = 3600.0
 
 
-class KeepsItsContract(ScanServiceServicer):
+class OnlyScans(ScanServiceServicer):
+    """Has no answer to the other calls of the service."""
+
+    async def ExplainScan(self, request: ScanKvRequest, context: Any) -> ExplainScanResponse:
+        raise NotImplementedError
+
+
+class KeepsItsContract(OnlyScans):
     """Answers every scan as it should; what the others do instead.
 
     Attributes:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from protos.scankv.v1.scan_pb2_grpc import ScanServiceServicer
 from tests.unit.client.messages import LOG_OFFSETS, SCHEMA, chunks, header, heartbeat, response, trailer
-from tests.unit.client.misbehaving import FOREVER, Context, end_with
+from tests.unit.client.misbehaving import FOREVER, Context, OnlyScans, end_with
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +42,7 @@ class Ends:
     stalls: bool = False
 
 
-class GoesOn(ScanServiceServicer):
+class GoesOn(OnlyScans):
     """Answers every call from its token on, with a view that is one change newer each time unless it is pinned.
 
     Attributes:
@@ -81,13 +80,15 @@ class GoesOn(ScanServiceServicer):
             log_offsets=self._view(request, len(self.requests)),
             resumed_from=self._view(request, len(self.requests) - 1) if request.resume_token else None,
         )
+        if request.HasField("limit"):
+            first.limit_left = max(request.limit - _position(request) * ROWS_OF_A_CHUNK, 0)
         return [response(first), *map(response, sent), response(trailer(sent))]
 
     def _view(self, request: ScanKvRequest, calls: int) -> dict[int, int]:
         return LOG_OFFSETS if request.HasField("snapshot") else {**LOG_OFFSETS, 0: calls}
 
 
-class SendsOnlyHeartbeats(ScanServiceServicer):
+class SendsOnlyHeartbeats(OnlyScans):
     """Finds nothing for a while: a heartbeat every tenth of a second, and then the trailer."""
 
     def __init__(self, count: int) -> None:

@@ -221,6 +221,14 @@ async def test_a_limit_reached_at_a_cut_needs_no_further_call(spec: ScanSpec) ->
         assert stream.statistics().rows_scanned == 10
 
 
+@pytest.mark.parametrize("spec", [LIVE, LATEST, PINNED, PINNED_NEVER], ids=["live", "latest", "pinned", "never"])
+async def test_a_limit_reached_at_a_cut_behind_a_token_needs_no_further_call(spec: ScanSpec) -> None:
+    async with serving(server := GoesOn(Ends(3))) as url, connect(url) as client:
+        stream = client.scan(spec).limit(15).resume_from(b"after 4").stream()
+        assert await drain(stream) == ALL_KEYS[5:15]
+        assert len(server.requests) == 1
+
+
 async def test_a_limit_of_nothing_needs_no_trailer() -> None:
     async with serving(server := GoesOn(Ends(1))) as url, connect(url) as client:
         async with client.scan(PINNED).limit(0).stream() as stream:

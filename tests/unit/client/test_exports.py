@@ -26,6 +26,7 @@ NAMES = [
     "Resumption",
     "Scan",
     "ScanCancelled",
+    "ScanExplanation",
     "ScanInterrupted",
     "ScanKvError",
     "ScanNotFound",

@@ -205,6 +205,12 @@ def test_data_that_is_not_arrow_is_named(data: bytes) -> None:
         read([first])
 
 
+def test_the_chunks_of_an_ordered_scan_are_of_no_bucket() -> None:
+    sent = [chunk(batch(0, 3), bucket=9)]
+    ledger, _ = read([header(), *sent, trailer(sent)], ScanSpec("game.scores", ordered=True))
+    assert ledger.rows == 3
+
+
 def test_other_buckets_than_asked_for_are_named() -> None:
     with pytest.raises(ProtocolViolation, match=r"the buckets of the header to be \[2\], got \[0, 1, 2\]"):
         read(whole_scan(), ScanSpec("game.scores", buckets=(2,)))
@@ -256,8 +262,9 @@ def test_a_pinned_scan_asks_for_its_snapshot() -> None:
     ],
 )
 def test_a_key_range_keeps_what_it_leaves_open(keys: KeyRange | None, fields: dict[str, bytes] | None) -> None:
-    request = scan_request(ScanSpec("game.scores", key_range=keys, reverse=True))
+    request = scan_request(ScanSpec("game.scores", key_range=keys, reverse=True, ordered=True))
     assert request.reverse
+    assert request.ordered
     assert request.HasField("key_range") is (keys is not None)
     if fields is not None:
         assert {field.name: value for field, value in request.key_range.ListFields()} == fields

@@ -24,6 +24,7 @@ def test_each_refinement_is_a_copy(scan: Scan) -> None:
     assert scan.at(SimpleNamespace(id="pin")).spec == ScanSpec("game.scores", snapshot_id="pin")
     assert scan.reverse().spec == ScanSpec("game.scores", reverse=True)
     assert scan.reverse().reverse().spec == SPEC
+    assert scan.ordered().spec == scan.ordered().ordered().spec == ScanSpec("game.scores", ordered=True)
     assert scan.resume(Resume.LATEST).spec == ScanSpec("game.scores", resume=Resume.LATEST)
     assert scan.resume_from(b"token").spec == ScanSpec("game.scores", resume_token=b"token")
     assert scan.spec == SPEC
@@ -31,7 +32,7 @@ def test_each_refinement_is_a_copy(scan: Scan) -> None:
 
 
 def test_what_cannot_be_is_refused_at_once(scan: Scan) -> None:
-    with pytest.raises(UsageError, match="snapshot_id is the id of a snapshot"):
+    with pytest.raises(UsageError, match="at takes a snapshot or its id, not ''"):
         scan.at("")
     with pytest.raises(UsageError, match="at takes a snapshot or its id, not None"):
         scan.at(None)  # type: ignore[arg-type]

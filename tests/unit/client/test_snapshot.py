@@ -30,7 +30,7 @@ from protos.scankv.v1.snapshot_pb2_grpc import SnapshotServiceServicer, add_Snap
 from table_model.key_range import KeyRange
 from tests.support.waiting import await_until
 from tests.unit.client.messages import SCHEMA
-from tests.unit.client.misbehaving import RefusesTables, end_with, serving
+from tests.unit.client.misbehaving import FOREVER, RefusesTables, end_with, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -190,6 +190,19 @@ async def test_each_use_of_a_pinning_takes_a_snapshot_of_its_own() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_pinning_is_in_one_context_at_a_time_so_that_each_snapshot_is_released() -> None:
+    server = ScriptedSnapshots()
+    async with table_of(server) as table:
+        pinning = table.snapshot()
+        for _ in range(2):
+            async with pinning:
+                with pytest.raises(UsageError, match="in use"):
+                    await pinning.__aenter__()
+    assert server.releases == [pin.lease_id for pin in server.pins]
+    assert len(server.pins) == 2
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("ttl", [0, 0.99, -1, 604_801, float("nan"), float("inf"), True, "600", None])
 async def test_a_ttl_out_of_its_range_is_refused_before_anything_is_sent(ttl: Any) -> None:
     server = ScriptedSnapshots()
@@ -260,14 +273,24 @@ async def test_renewals_end_with_a_warning_when_the_snapshot_is_lost(caplog: pyt
 
 
 @pytest.mark.asyncio
-async def test_renewals_that_never_get_through_end_with_a_warning_when_the_lease_is_over(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("failure", [UNAVAILABLE, (grpc.StatusCode.INTERNAL, "INTERNAL", None)])
+async def test_renewals_go_on_with_one_warning_when_the_time_to_live_is_over_because_a_restart_begins_it_anew(
+    failure: Failure, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = ScriptedSnapshots(renew=[UNAVAILABLE] * 10_000)
+    server = ScriptedSnapshots(renew=[failure] * 10_000)
+
+    def warnings() -> list[str]:  # A busy machine makes asyncio warn of slow callbacks.
+        return [record.getMessage() for record in caplog.records if record.name == "aio_client"]
+
     async with table_of(server) as table, table.snapshot(ttl=1) as snapshot:
-        await seen(lambda: bool(caplog.records), "warned")
+        await seen(lambda: bool(warnings()), "warned")
         assert snapshot.remaining == 0
-    assert "could not be renewed in its time to live" in caplog.text
+        tried = len(server.renewals)
+        await seen(lambda: len(server.renewals) >= tried + 2, "tried on")
+        server.failures.clear()
+        await seen(lambda: snapshot.remaining > 0, "renewed after the restart")
+    (warning,) = warnings()
+    assert "could not be renewed in its time to live" in warning
 
 
 @pytest.mark.asyncio
@@ -296,6 +319,21 @@ async def test_a_failed_release_at_the_end_of_the_context_is_no_error(failure: F
     async with table_of(server) as table, table.snapshot():
         pass
     assert len(server.releases) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_release_that_is_not_answered_holds_nobody_up_and_is_noted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NeverReleases(ScriptedSnapshots):
+        async def ReleaseSnapshot(self, request: snapshot_pb2.ReleaseSnapshotRequest, context: Any) -> Any:
+            await asyncio.sleep(FOREVER)
+
+    monkeypatch.setattr("aio_client._snapshot._RELEASE_SECONDS", 0.2)
+    caplog.set_level(logging.INFO, "aio_client")
+    async with table_of(NeverReleases()) as table, table.snapshot() as snapshot:
+        pass
+    assert f"snapshot {snapshot.id} was not released and expires by itself: the server did not answer" in caplog.text
 
 
 @pytest.mark.asyncio

@@ -7,6 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+import anyio
 import grpc
 import pyarrow as pa
 import pytest
@@ -103,6 +104,13 @@ async def test_a_call_that_is_not_answered_ends_with_the_attempt_timeout() -> No
     async with serving(RefusesTables(CODE.OK)) as url, connect(url, attempt_timeout=0.2) as client:
         with pytest.raises(DeadlineExceeded, match=rf"{url} did not answer within 0\.2 s"):
             await client.tables()
+
+
+async def test_a_call_in_a_scope_that_is_cancelled_ends_with_its_scope() -> None:
+    async with serving(RefusesTables(CODE.OK)) as url, connect(url) as client:
+        with anyio.move_on_after(0.1) as scope:
+            await client.tables()
+        assert scope.cancelled_caught
 
 
 async def test_the_operation_timeout_bounds_an_attempt_as_well() -> None:

@@ -124,6 +124,23 @@ async def test_one_that_is_cancelled_as_it_is_let_in_gives_its_place_to_the_next
     await scans.end("c")
 
 
+async def test_one_that_gives_its_place_back_early_lets_one_other_in_and_gives_nothing_back_later() -> None:
+    scans = Scans(admission(live=1))
+    async with scans.admission.admitted("test.table", (0,)) as leave:
+        await scans.start("b")
+        await scans.start("c")
+        leave()
+        leave()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert scans.live == ["b"]
+    await asyncio.sleep(0)
+    assert scans.live == ["b"]
+    await scans.end("b")
+    assert scans.live == ["c"]
+    await scans.end("c")
+
+
 async def test_closing_refuses_those_who_wait_and_all_who_come() -> None:
     scans = Scans(admission(live=1))
     await scans.start("a")

@@ -14,13 +14,15 @@ from streaming_server.scan.opening import OpenedScan
 from streaming_server.scan.producer import ChunkSpec, stream_messages
 from streaming_server.scan.registry import LiveScan
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
+from tests.support.tables import define
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from table_model.errors import ScanKvError
 
-SCHEMA = pa.schema([("k", pa.int64())])
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False)])
+DEFINITION = define(SCHEMA)
 VIEW = View({0: 10, 1: 0}, 5, 100)
 FINGERPRINT = Fingerprint.of(table=["t"], schema=b"", query=[])
 WHOLE = ChunkSpec(rows=8192, bytes=1 << 20)
@@ -69,7 +71,7 @@ def stream(
     opened = OpenedScan(
         source=source,
         tokens=TokenWriter(FINGERPRINT, VIEW),
-        table_incarnation="i",
+        definition=DEFINITION,
         resumed_from=None,
         limit=limit,
         selective=selective,

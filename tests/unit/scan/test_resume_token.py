@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +47,18 @@ def test_a_token_cut_short_or_with_more_behind_it_is_refused(position: Position,
     for changed in (token[:-by], token[by:], token + bytes(by)):
         with pytest.raises(InvalidResumeToken, match="damaged"):
             read_token(changed, HERE)
+
+
+@pytest.mark.parametrize("buckets", [1, 3, 4, 500, 65_535])
+def test_a_token_that_was_forged_checksum_and_all_is_refused(buckets: int) -> None:
+    """Its number of buckets is another than there are."""
+    forged = bytearray(token_of(Position(0, b"key"))[:-4])
+    forged[21:23] = buckets.to_bytes(2, "little")
+    try:
+        point = read_token(bytes(forged) + google_crc32c.value(bytes(forged)).to_bytes(4, "little"), HERE)
+    except InvalidResumeToken:
+        return
+    assert len(point.view.log_offsets) == buckets == 1, "only where there is room for it"
 
 
 @given(st.binary(max_size=300))

@@ -164,3 +164,19 @@ def test_an_iterator_that_stops_early_without_any_damage_is_data_loss(
             cursor.next_batch(10, ROOM)
     finally:
         cursor.close()
+
+
+@pytest.mark.parametrize("max_rows", [0, 10])
+def test_an_error_that_is_kept_keeps_no_iterator(tmp_path: Path, max_rows: int) -> None:
+    """A reader may take its time to hear of it; meanwhile the bucket can be closed, and its lock is free."""
+    with opened(tmp_path / "b" / "0000", DEFINITION) as offline:
+        offline.upsert(*({"k": b"%05d" % number, "v": number} for number in range(50)))
+        cursor = cursor_of(offline, KeyRange(), reverse=False)
+        if max_rows:
+            cursor.skim(max_rows, ROOM)
+        cursor._values = iter(())
+        with pytest.raises(DataLoss) as kept:
+            cursor.next_batch(10, ROOM)
+        cursor.close()
+    with opened(tmp_path / "b" / "0000", DEFINITION):
+        assert kept.tb is not None

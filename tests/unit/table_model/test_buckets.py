@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from table_model.buckets import bucket_of, bucket_of_one
+from table_model.buckets import KeyPlaces, bucket_of, bucket_of_one
+from table_model.key_codec import KeyCodec
+from table_model.key_range import KeyRange
 
 
 @given(st.lists(st.binary(max_size=20), max_size=20), st.integers(1, 1024))
@@ -31,3 +33,35 @@ def test_keys_are_spread_over_all_buckets() -> None:
 )
 def test_bucket_is_the_one_on_disk(key: bytes, bucket: int) -> None:
     assert bucket_of_one(key, 1000) == bucket
+
+
+KEY = pa.schema([("a", pa.int32()), ("b", pa.string())])
+CODEC = KeyCodec(KEY.types)
+
+
+@pytest.mark.parametrize("bucket_key", [["a", "b"], ["a"], ["b"]])
+def test_the_places_of_keys_are_their_buckets(bucket_key: list[str]) -> None:
+    places = KeyPlaces(KEY, bucket_key, 7)
+    rows = [(number, "x\0" * (number % 3)) for number in range(-20, 20)]
+    values = {"a": [a for a, _ in rows], "b": [b for _, b in rows]}
+    columns = [pa.array(values[name], KEY.field(name).type) for name in bucket_key]
+    expected = bucket_of(KeyCodec([KEY.field(name).type for name in bucket_key]).encode(columns), 7)
+    keys = [CODEC.encode_one(row) for row in rows]
+    found = places.of_points(keys)
+    assert {key: bucket for bucket, keys in found.items() for key in keys} == dict(
+        zip(keys, expected.tolist(), strict=True)
+    )
+
+
+def test_a_range_lies_in_one_bucket_where_all_its_keys_have_one_bucket_key() -> None:
+    key = CODEC.encode_one([5, "x"])
+    five = KeyRange.under(key[:4])
+    places = KeyPlaces(KEY, ["a"], 7)
+    bucket = bucket_of_one(key[:4], 7)
+    assert places.of_range(five) == places.of_range(KeyRange(key, key + b"\0")) == bucket
+    assert places.of_range(KeyRange(five.start, CODEC.encode_one([6, ""]))) is None
+    assert places.of_range(KeyRange(five.start, None)) is None
+    assert places.of_range(KeyRange()) is None
+    assert KeyPlaces(KEY, ["b"], 7).of_range(five) is None
+    assert KeyPlaces(KEY, ["a", "b"], 7).of_range(five) is None
+    assert KeyPlaces(KEY, ["a", "b"], 1).of_range(KeyRange()) == 0

@@ -21,6 +21,7 @@ EVERYTHING = ScanSpec(
     snapshot_id="s",
     key_range=KeyRange(b"a", None),
     reverse=True,
+    ordered=True,
     resume=Resume.LATEST,
     resume_token=b"t",
 )

@@ -1,0 +1,93 @@
+"""How the server would answer a scan, as values and as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self
+
+if TYPE_CHECKING:
+    from aio_client._transport import Transport
+    from protos.scankv.v1.scan_pb2 import ExplainScanResponse, ScanKvRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanExplanation:
+    """What a scan would read and decode; `print` it. Texts are for people, and may change.
+
+    Attributes:
+        source: The `live` table, or a `pinned` snapshot.
+        table: `database.table`.
+        buckets: The buckets whose rows are read, ascending. Empty: nothing is read.
+        ranges: The ranges of keys that are read, as comparisons of key columns. Empty: points are read, or nothing.
+        points: How many single keys are looked up, where no range is read.
+        first_points: The first ten of them.
+        residual: What is asked of each row read, because its key does not tell. None: nothing.
+        columns_read: The columns decoded of each row read. Without a residual, those that are returned.
+        columns_returned: The columns decoded of each row returned, in order.
+        ordered: Whether the rows of all buckets come in one order, not only those of each bucket.
+        reverse: Whether in descending order.
+        limit: The most rows. None: no limit.
+    """
+
+    source: Literal["live", "pinned"]
+    table: str
+    buckets: tuple[int, ...]
+    ranges: tuple[str, ...]
+    points: int
+    first_points: tuple[str, ...]
+    residual: str | None
+    columns_read: tuple[str, ...]
+    columns_returned: tuple[str, ...]
+    ordered: bool
+    reverse: bool
+    limit: int | None
+
+    @classmethod
+    def of(cls, table: str, message: ExplainScanResponse) -> Self:
+        """Reads the answer of the server about a scan of a table."""
+        return cls(
+            source="pinned" if message.snapshot_id else "live",
+            table=table,
+            buckets=tuple(message.buckets),
+            ranges=tuple(message.ranges),
+            points=message.points,
+            first_points=tuple(message.first_points),
+            residual=message.residual or None,
+            columns_read=tuple(message.columns_read),
+            columns_returned=tuple(message.columns_returned),
+            ordered=message.ordered,
+            reverse=message.reverse,
+            limit=message.limit if message.HasField("limit") else None,
+        )
+
+    @property
+    def order(self) -> str:
+        """The order of the rows in words."""
+        return f"{'descending' if self.reverse else 'ascending'} by key " + (
+            "over all buckets" if self.ordered else "within each bucket, one bucket after another"
+        )
+
+    def __str__(self) -> str:
+        """One line for each question."""
+        lines = {
+            "source": f"{self.table}, {'pinned snapshot' if self.source == 'pinned' else 'live'}",
+            "buckets": ", ".join(map(str, self.buckets)) or "none: nothing is read",
+            "keys": self._keys(),
+            "filter": self.residual or "none: every row read is returned",
+            "read": ", ".join(self.columns_read) or "no columns",
+            "returned": ", ".join(self.columns_returned) or "no columns",
+            "order": self.order,
+            "limit": "none" if self.limit is None else f"{self.limit:,} rows",
+        }
+        return "\n".join(f"{what:<9} {text}" for what, text in lines.items())
+
+    def _keys(self) -> str:
+        if self.points:
+            more = ", ..." if self.points > len(self.first_points) else ""
+            return f"{self.points:,} looked up: {', '.join(self.first_points)}{more}"
+        return "; ".join(self.ranges) or "none"
+
+
+async def explain(transport: Transport, request: ScanKvRequest) -> ScanExplanation:
+    """Asks the server how it would answer a scan; reads no rows. The errors are those that it would begin with."""
+    return ScanExplanation.of(request.table, await transport.call(transport.services.scans.ExplainScan, request))

@@ -1,0 +1,277 @@
+"""The rows of a table in the order of their keys over all its buckets: a merge of cursors, in bounded memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from copy import copy
+from heapq import merge
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streaming_server.scan.chunk_source import Chunk, Position
+from table_model.errors import DataLoss, InvalidKey, ScanKvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from streaming_server.scan.chunk_source import Cursor, View
+    from streaming_server.storage.row_codec import Decoder, RowCodec
+    from table_model.key_codec import KeyCodec
+
+_SINGLE_ROWS: Final = 128
+_NOTHING: Final = pa.array([], pa.binary())
+
+T = TypeVar("T")
+Parts: TypeAlias = "Sequence[tuple[int, pa.Array]]"
+"""Stored rows by bucket."""
+
+
+class StoredKeys:
+    """Reads the encoded keys of many stored rows at once. Immutable.
+
+    Args:
+        codec: Decodes the rows.
+        keys: Encodes their keys.
+    """
+
+    def __init__(self, codec: RowCodec, keys: KeyCodec) -> None:
+        self._columns = codec.decoder(codec.definition.primary_key)
+        self._keys = keys
+
+    def keys_of(self, rows: pa.Array) -> pa.Array:
+        """The encoded keys of stored rows. Raises DataLoss."""
+        try:
+            return self._keys.encode(self._columns.decode(rows).columns)
+        except InvalidKey as error:
+            raise DataLoss("a stored row is damaged: its key is none") from error
+
+
+class OrderedSource:
+    """A `ChunkSource` over the cursors of a view that gives the rows of all buckets in one order.
+
+    Every bucket is read some rows ahead. What is not behind the last row read of any of them can be given: those rows
+    are sorted by their encoded keys, and decoded at once. The first 128 rows are merged one by one instead, each bucket
+    one row ahead, so that a small limit reads no more rows than itself and the buckets.
+
+    In memory are, of each bucket, at most one and a half times its share of a chunk in rows and bytes, but for a single
+    longer row: the share is a chunk divided by the buckets that have not ended. All together are less than three
+    chunks, in their stored form.
+
+    Args:
+        decoder: Makes the batches to return of stored rows.
+        keys: Reads their keys.
+        schema_id: The version of the table's schema that the batches have.
+        view: What is read.
+        cursors: A cursor for each bucket that has rows to read, all of one instant and in one direction.
+        position: Where the source goes on. None at the beginning.
+        on_error: Told of every error a cursor raises, with its bucket; gives the error to raise.
+        reverse: Whether the rows descend.
+        singly: Whether to begin row by row.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        keys: StoredKeys,
+        schema_id: int,
+        view: View,
+        cursors: Mapping[int, Cursor],
+        position: Position | None,
+        on_error: Callable[[int, ScanKvError], ScanKvError],
+        *,
+        reverse: bool,
+        singly: bool = True,
+    ) -> None:
+        self.schema = decoder.schema
+        self.schema_id = schema_id
+        self.view = view
+        self._decoder = decoder
+        self._keys = keys
+        self._position = position
+        self._on_error = on_error
+        self._reverse = reverse
+        self._runs = [_Run(bucket, cursor, reverse, on_error) for bucket, cursor in sorted(cursors.items())]
+        self._single_rows = _SINGLE_ROWS if singly else 0
+        self._aborted: ScanKvError | None = None
+
+    @property
+    def rows_scanned(self) -> int:
+        """Rows read from storage so far."""
+        return sum(run.rows_scanned for run in self._runs)
+
+    def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
+        """The next chunk. Raises DataLoss for damage, and the error given to `abort`."""
+        if self._aborted is not None:
+            raise copy(self._aborted)
+        if self._single_rows > 0:
+            merged = self._merge_singly(min(max_rows, self._single_rows), max_bytes)
+        else:
+            merged = self._merge(max_rows, max_bytes)
+        if merged is None:
+            return None
+        self._single_rows -= len(merged.rows)
+        self._position = Position(0, merged.last_key)
+        return Chunk(0, self._told_where(self._decoder.decode, merged.rows, merged.parts))
+
+    def position(self) -> Position:
+        """How far the chunks given so far reach, in all buckets."""
+        assert self._position is not None
+        return self._position
+
+    def abort(self, error: ScanKvError) -> None:
+        """Frees the cursors now; whoever asks for the next chunk gets the error."""
+        self._aborted = error
+        self.close()
+
+    def close(self) -> None:
+        """Frees the cursors, and what was read ahead."""
+        for run in self._runs:
+            run.close()
+
+    def _merge_singly(self, max_rows: int, max_bytes: int) -> _Merged | None:
+        """The next rows, with no bucket read further than one row."""
+        parts = []
+        last_key = b""
+        # It asks a run for its next row only when the one before was taken and another one is wanted.
+        for key, run in merge(*(run.singly() for run in self._runs), key=itemgetter(0), reverse=self._reverse):
+            last_key = key
+            parts.append((run.bucket, run.take(1)))
+            max_bytes -= parts[-1][1].nbytes
+            if len(parts) == max_rows or max_bytes <= 0:
+                break
+        return _Merged(pa.concat_arrays([rows for _, rows in parts]), last_key, parts) if parts else None
+
+    def _merge(self, max_rows: int, max_bytes: int) -> _Merged | None:
+        """The next rows: those that are not behind the last row read of a bucket that may have more."""
+        reading = [run for run in self._runs if not run.ended]
+        if reading:
+            self._read_ahead(reading, max(1, max_rows // len(reading)), max(1, max_bytes // len(reading)))
+        ends = [run.last_key for run in self._runs if not run.ended]
+        cutoff = (max if self._reverse else min)(ends, default=None)
+        ready = [(run, run.count_to(cutoff)) for run in self._runs]
+        keys = pa.concat_arrays([run.keys[:count] for run, count in ready])
+        if not len(keys):
+            return None if cutoff is None else _Merged(_NOTHING, cutoff, [])
+        order = pc.array_sort_indices(keys, order="descending" if self._reverse else "ascending")[:max_rows]
+        rows = pa.concat_arrays([run.rows[:count] for run, count in ready]).take(order)
+        if cutoff is None or len(order) < len(keys):
+            cutoff = keys[order[-1].as_py()].as_py()
+        return _Merged(rows, cutoff, [(run.bucket, run.take(run.count_to(cutoff))) for run in self._runs])
+
+    def _read_ahead(self, runs: Sequence[_Run], rows: int, size: int) -> None:
+        """Reads at most so many rows, and bytes, of each bucket of which no more than half of either is there."""
+        read = [(run, run.next_rows(rows, size)) for run in runs if run.has_at_most(rows // 2, size // 2)]
+        parts = [(run.bucket, new) for run, new in read]
+        # For all of them at once: a step of one bucket may be small.
+        keys = self._told_where(self._keys.keys_of, pa.concat_arrays([new for _, new in read]), parts) if read else ()
+        place = 0
+        for run, new in read:
+            run.add(keys[place : place + len(new)], new)
+            place += len(new)
+
+    def _told_where(self, read: Callable[[pa.Array], T], rows: pa.Array, parts: Parts) -> T:
+        """Reads stored rows of several buckets. Raises DataLoss, with the bucket that has the damage."""
+        try:
+            return read(rows)
+        except DataLoss:
+            for bucket, part in parts:
+                try:
+                    read(part)
+                except DataLoss as error:
+                    raise self._on_error(bucket, error) from error
+            raise
+
+
+class _Merged(NamedTuple):
+    """Stored rows in their order, the key up to which that is all, and the same rows by bucket."""
+
+    rows: pa.Array
+    last_key: bytes
+    parts: Parts
+
+
+class _Run:
+    """What was read ahead of one bucket, with its keys.
+
+    Attributes:
+        bucket: Its number.
+        keys: The encoded keys, in the order of the scan.
+        rows: The rows as they are stored.
+        last_key: The key up to which the bucket was read; not meaningful before that, and once it has ended.
+        ended: Whether there are no more rows than these.
+    """
+
+    def __init__(
+        self,
+        bucket: int,
+        cursor: Cursor,
+        reverse: bool,
+        on_error: Callable[[int, ScanKvError], ScanKvError],
+    ) -> None:
+        self.bucket = bucket
+        self.keys = self.rows = _NOTHING
+        self.last_key = b""
+        self.ended = False
+        self._cursor = cursor
+        self._reverse = reverse
+        self._on_error = on_error
+
+    @property
+    def rows_scanned(self) -> int:
+        """Rows read from storage so far."""
+        return self._cursor.rows_scanned
+
+    def singly(self) -> Iterator[tuple[bytes, _Run]]:
+        """The first key, each time anew: whoever gets it takes its row before asking again. Reads one row at a time."""
+        while len(self.keys) or not self.ended:
+            if len(self.keys):
+                yield self.keys[0].as_py(), self
+            elif len(row := self.next_rows(1, 1)):
+                # Of a single row the cursor tells the key in a fraction of the time.
+                self.add(pa.array([self.last_key], pa.binary()), row)
+
+    def has_at_most(self, rows: int, size: int) -> bool:
+        """Whether there are no more rows and bytes than these."""
+        return not len(self.keys) or (len(self.keys) <= rows and self.rows.nbytes <= size)
+
+    def next_rows(self, rows: int, size: int) -> pa.Array:
+        """Reads the next stored rows, which `add` takes when their keys are known; perhaps none. Raises DataLoss."""
+        try:
+            values = self._cursor.next_rows(rows, size)
+            if values is None:
+                self._cursor.close()
+                self.ended = True
+                return _NOTHING
+            last_key = self._cursor.last_key
+        except ScanKvError as error:
+            raise self._on_error(self.bucket, error) from error.__cause__
+        assert last_key is not None
+        self.last_key = last_key
+        return pa.array(values, pa.binary())
+
+    def add(self, keys: pa.Array, rows: pa.Array) -> None:
+        """Puts rows behind those that are there."""
+        self.keys = pa.concat_arrays([self.keys, keys])
+        self.rows = pa.concat_arrays([self.rows, rows])
+
+    def count_to(self, key: bytes | None) -> int:
+        """How many of the rows are not behind a key; all of them for None."""
+        if key is None or not len(self.keys):
+            return len(self.keys)
+        is_behind = key.__gt__ if self._reverse else key.__lt__
+        return bisect_left(range(len(self.keys)), True, key=lambda place: is_behind(self.keys[place].as_py()))
+
+    def take(self, count: int) -> pa.Array:
+        """Takes the first rows out."""
+        rows = self.rows[:count]
+        self.keys, self.rows = self.keys[count:], self.rows[count:]
+        return rows
+
+    def close(self) -> None:
+        """Frees the cursor and the rows."""
+        self._cursor.close()
+        self.keys = self.rows = _NOTHING
+        self.ended = True

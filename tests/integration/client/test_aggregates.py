@@ -1,0 +1,280 @@
+"""Counts, aggregates and top-N of a real server are those that pyarrow and pandas compute of the whole table."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import pytest_asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aio_client import (
+    Client,
+    InvalidRequest,
+    ScanCancelled,
+    SchemaMismatch,
+    SnapshotLost,
+    Table,
+    TableNotFound,
+    TooManyScans,
+    UsageError,
+    col,
+    connect,
+    sync,
+)
+from table_model.expressions import bind, evaluate
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+    from pathlib import Path
+
+    from aio_client import Predicate
+
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.int32(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        ("score", pa.float64()),
+        ("group", pa.string()),
+        ("amount", pa.int64()),
+        ("at", pa.struct([("x", pa.int64())])),
+    ]
+)
+ROWS = 30_000
+SCORES = [None, math.nan, -0.0, 0.0, 1.5, -7.25, math.inf, 100.0]
+
+
+def row(number: int) -> dict[str, Any]:
+    return {
+        "k": number // 10,
+        "name": f"n{number % 10}",
+        "score": SCORES[number * 7919 % len(SCORES)],
+        "group": None if number % 6 == 0 else "abc"[number % 3] * (number % 4),
+        "amount": None if number % 17 == 0 else (number * 48271) % 1000 - 500,
+        "at": {"x": number},
+    }
+
+
+DATA = pa.Table.from_pylist([row(number) for number in range(ROWS)], schema=SCHEMA)
+TABLE = "aggregates.rows"
+
+
+@pytest.fixture(scope="module")
+def made(shared_server: ServerProcess) -> Iterator[sync.Table]:
+    with sync.connect(shared_server.url) as client:
+        table = client.create_table(TABLE, SCHEMA, primary_key=["k", "name"], buckets=3)
+        table.upsert(DATA)
+        yield table
+
+
+@pytest_asyncio.fixture
+async def table(made: sync.Table, client: Client) -> Table:
+    return await client.table(made.name)
+
+
+def kept(where: Predicate | None) -> pa.Table:
+    """The rows for which a predicate is true, evaluated over the whole table here."""
+    if where is None:
+        return DATA
+    batch = DATA.combine_chunks().to_batches()[0]
+    return pa.Table.from_batches([batch.filter(evaluate(bind(where, SCHEMA), batch))])
+
+
+def best(rows: pa.Table, n: int, by: str, *, descending: bool) -> list[tuple[int, str]]:
+    """The keys of the first rows, by a sort of Python's: nulls last, NaN above infinity, ties by ascending key."""
+
+    def order(row: dict[str, Any]) -> Any:
+        value, key = row[by], (row["k"], row["name"])
+        if value is None:
+            return (2, 0, 0, key)
+        if isinstance(value, str):
+            value = [-(byte + 1) if descending else byte + 1 for byte in value.encode()] + [0]
+            return (1, 0, value, key)
+        rank = (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
+        return (1, *((-rank[0], -rank[1]) if descending else rank), key)
+
+    found = sorted(rows.select(list({"k", "name", by})).to_pylist(), key=order)[:n]
+    return [(row["k"], row["name"]) for row in found]
+
+
+predicates = st.none() | st.one_of(
+    st.builds(lambda low, width: col("k").between(low, low + width), st.integers(-5, 3005), st.integers(0, 600)),
+    st.builds(lambda value: col("score") >= value, st.sampled_from([-8.0, 0.0, 1.5, 100.0])),
+    st.builds(lambda text: ~col("group").contains(text), st.sampled_from(["a", "bb", "", "x"])),
+    st.builds(lambda x: col("at")["x"] < x, st.integers(0, 500)),
+    st.just(col("score").is_null()),
+    st.just((col("k") == 17) & (col("name") == "n4")),
+)
+
+
+@given(where=predicates)
+@settings(max_examples=15)
+def test_counts_are_those_of_the_rows_for_which_it_is_true(made: sync.Table, where: Predicate | None) -> None:
+    assert made.count(where) == kept(where).num_rows
+
+
+@given(where=predicates, group_by=st.sampled_from([[], ["group"], ["group", "name"], ["k"], ["score"]]))
+@settings(max_examples=25)
+def test_aggregates_are_those_of_the_whole_table(
+    made: sync.Table, where: Predicate | None, group_by: list[str]
+) -> None:
+    functions = {"amount": ["sum", "min", "max", "mean", "count"], "name": ["max", "count"]}
+    result = made.aggregate(functions, where, group_by=group_by)
+    asked = [(column, function) for column, names in functions.items() for function in names]
+    assert result.schema.names == [*group_by, *(f"{column}_{function}" for column, function in asked)]
+
+    rows = kept(where)
+    if "score" in group_by:  # pyarrow tells the zeros apart
+        rows = rows.set_column(2, "score", pc.add(rows["score"], 0.0))
+    expected = rows.group_by(group_by).aggregate(asked)
+    if group_by:
+        expected = expected.take(pc.sort_indices(expected, sort_keys=[(name, "ascending") for name in group_by]))
+    # As text, in which NaN equals itself.
+    found = sorted(map(str, result.select(expected.column_names).to_pylist()))
+    assert found == sorted(map(str, expected.to_pylist()))
+    if group_by and group_by != ["score"]:
+        assert result.select(group_by).to_pylist() == expected.select(group_by).to_pylist()
+
+
+@given(
+    where=predicates,
+    n=st.sampled_from([1, 10, 700, 100_000]),
+    by=st.sampled_from(["score", "group", "amount", "name", "k"]),
+    descending=st.booleans(),
+)
+@settings(max_examples=25)
+def test_top_n_is_the_beginning_of_the_sorted_table(
+    made: sync.Table, where: Predicate | None, n: int, by: str, descending: bool
+) -> None:
+    result = made.top_n(n, by, where, columns=["name", "k"], descending=descending)
+    assert result.schema.names == ["name", "k"]
+    keys = list(zip(result["k"].to_pylist(), result["name"].to_pylist(), strict=True))
+    assert keys == best(kept(where), n, by, descending=descending)
+
+
+@pytest.mark.asyncio
+async def test_text_predicates_and_all_columns_do_as_well(table: Table) -> None:
+    assert (
+        await table.count("amount > 0 AND score IS NULL") == kept((col("amount") > 0) & col("score").is_null()).num_rows
+    )
+    first = (await table.top_n(1, by="amount", where="k < 1", descending=False)).to_pylist()
+    assert first == [min((row(number) for number in range(1, 10)), key=lambda each: each["amount"])]
+    sums = await table.aggregate({"amount": "sum"}, "k < 1")
+    assert sums.to_pylist() == [{"amount_sum": sum(row(number)["amount"] or 0 for number in range(10))}]
+
+
+@pytest.mark.asyncio
+async def test_rows_without_a_match_give_zero_nulls_and_no_groups(table: Table) -> None:
+    assert await table.count("k < 0") == 0
+    answer = await table.aggregate({"amount": ["count", "sum", "min", "mean"]}, "k < 0")
+    assert answer.to_pylist() == [{"amount_count": 0, "amount_sum": None, "amount_min": None, "amount_mean": None}]
+    assert (await table.aggregate({"amount": "sum"}, "k < 0", group_by=["name"])).num_rows == 0
+    assert (await table.top_n(5, "score", "k < 0")).schema.equals(SCHEMA)
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_is_answered_as_of_its_pin(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k", "name"], buckets=2)
+    await table.upsert(DATA.slice(0, 100))
+    async with table.snapshot(ttl=60) as snapshot:
+        await table.delete([(row(number)["k"], row(number)["name"]) for number in range(50)])
+        await client.alter_table(name, add_columns=pa.schema([("more", pa.int64())]))
+        assert (await table.count(), await table.count(at=snapshot)) == (50, 100)
+        assert (await table.count("k >= 0"), await table.count("k >= 0", at=snapshot.id)) == (50, 100)
+        assert (await table.aggregate({"k": "min"})).to_pylist() == [{"k_min": 5}]
+        assert (await table.aggregate({"k": "min"}, at=snapshot)).to_pylist() == [{"k_min": 0}]
+        first = await table.top_n(1, "k", descending=False, at=snapshot)
+        assert first.to_pylist() == [row(0)]
+        with pytest.raises(SchemaMismatch, match="more"):
+            await table.top_n(1, "more", at=snapshot)
+        assert (await table.top_n(1, "k"))["more"].to_pylist() == [None]
+    for asked in (table.count(at=snapshot), table.count("k > 1", at=snapshot), table.top_n(1, "k", at=snapshot)):
+        with pytest.raises(SnapshotLost):
+            await asked
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Table, client: Client) -> None:
+    before = (await client.server_stats()).scans_started
+    for n in (0, -1, 100_001, True, 2.0):
+        with pytest.raises(UsageError, match="from 1 to 100,000"):
+            await table.top_n(n, "score")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(UsageError, match=r"median.*did you mean"):
+        await table.aggregate({"amount": ["median"]})
+    with pytest.raises(UsageError, match="dictionary"):
+        await table.aggregate(["amount"])  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(UsageError, match="name of a column"):
+        await table.top_n(1, ["score"])  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(UsageError, match="snapshot"):
+        await table.count(at=5)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(SchemaMismatch, match=r"scroe.*did you mean"):
+        await table.top_n(1, "scroe")
+    with pytest.raises(SchemaMismatch, match="no order"):
+        await table.top_n(1, "at")
+    with pytest.raises(SchemaMismatch, match=r"nme.*did you mean"):
+        await table.top_n(1, "score", columns=["nme"])
+    with pytest.raises(SchemaMismatch, match=r"ammount.*did you mean"):
+        await table.aggregate({"ammount": "sum"})
+    with pytest.raises(SchemaMismatch, match="has no sum"):
+        await table.aggregate({"name": "sum"})
+    with pytest.raises(SchemaMismatch, match="no order"):
+        await table.aggregate({"amount": "sum"}, group_by=["at"])
+    with pytest.raises(InvalidRequest, match="nothing is asked for"):
+        await table.aggregate({})
+    with pytest.raises(SchemaMismatch, match="scroe"):
+        await table.count("scroe > 1")
+    with pytest.raises(SchemaMismatch, match="scroe"):
+        await table.count(col("scroe") > 1)
+    with pytest.raises(SchemaMismatch, match="amount"):
+        await table.top_n(1, "score", col("amount") == "text")
+    assert (await client.server_stats()).scans_started == before
+
+
+@pytest.mark.asyncio
+async def test_it_is_listed_cancelled_and_limited_as_a_scan_is(tmp_path: Path) -> None:
+    settings = "--set", "max_live_scans=1", "--set", "max_waiting_scans=0"
+    with ServerProcess(tmp_path / "data", *settings) as server:
+        async with connect(server.url) as client, connect(server.url, operation_timeout=0.05) as impatient:
+            schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
+            table = await client.create_table("aggregates.many", schema, primary_key=["id"], buckets=2)
+            await table.upsert(pa.table({"id": range(400_000), "text": ["x" * 20] * 400_000}, schema=schema))
+
+            async with table.scan().stream():  # which nobody reads
+                for refused in _questions(await impatient.table("aggregates.many")):
+                    with pytest.raises(TooManyScans):
+                        await refused
+
+            async def is_listed() -> bool:
+                return bool(await client.live_scans())
+
+            for question in _questions(table):
+                asking = asyncio.create_task(question)
+                await await_until(is_listed, "the scan being listed")
+                (live,) = await client.live_scans()
+                await client.cancel_scan(live.scan_id)
+                assert (live.table, live.buckets) == ("aggregates.many", (0, 1))
+                with pytest.raises(ScanCancelled):
+                    await asking
+            asking = asyncio.create_task(table.count(_SLOW))
+            await await_until(is_listed, "the scan being listed")
+            await client.drop_table("aggregates.many")
+            with pytest.raises(TableNotFound):
+                await asking
+            stats = await client.server_stats()
+            assert (stats.live_scans, stats.open_cursors, stats.unread_endings) == (0, 0, 0)
+
+
+_SLOW = " AND ".join(f"text <> 'y{number}'" for number in range(250))
+
+
+def _questions(table: Table) -> Iterator[Coroutine[Any, Any, Any]]:
+    yield table.count(_SLOW)
+    yield table.aggregate({"text": "max"}, _SLOW, group_by=["id"])
+    yield table.top_n(10, "text", _SLOW)

@@ -1,0 +1,273 @@
+"""Aggregates of batches are what Python computes of all rows, whatever the batches and whenever they are merged."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_server.scan.aggregation import Aggregation
+from table_model.aggregates import Aggregate, AggregateFunction
+from table_model.errors import InvalidRequest, SchemaMismatch
+from tests.support.tables import define
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.int64(), nullable=False),
+        ("small", pa.int8()),
+        ("large", pa.int64()),
+        ("unsigned", pa.uint64()),
+        ("half", pa.float16()),
+        ("real", pa.float64()),
+        ("money", pa.decimal128(38, 2)),
+        ("dozens", pa.decimal128(5, -2)),
+        ("flag", pa.bool_()),
+        ("name", pa.string()),
+        ("raw", pa.binary()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("list", pa.list_(pa.int64())),
+    ]
+)
+TABLE = define(SCHEMA).schema
+NUMBERS = ["k", "small", "large", "unsigned", "half", "real", "money", "dozens"]
+ORDERED = [name for name in SCHEMA.names if name != "list"]
+FLOATS = [0.0, -0.0, 1.5, -2.25, math.inf, -math.inf, math.nan, -math.nan, 100.0]
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "k": st.integers(-5, 5),
+    "small": st.integers(-128, 127),
+    "large": st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2),
+    "unsigned": st.integers(0, 2**64 - 1) | st.integers(0, 2),
+    "half": st.sampled_from(FLOATS),
+    "real": st.sampled_from(FLOATS),
+    "money": st.integers(-(10**38) + 1, 10**38 - 1).map(lambda cents: Decimal(f"{cents}e-2")),
+    "dozens": st.integers(-99999, 99999).map(lambda hundreds: Decimal(hundreds).scaleb(2)),
+    "flag": st.booleans(),
+    "name": st.sampled_from(["", "a", "ab", "b", "ü", "a\0"]),
+    "raw": st.binary(max_size=2),
+    "day": st.integers(-3, 3),
+    "at": st.integers(-(10**15), 10**15),
+    "list": st.lists(st.integers(0, 1), max_size=2),
+}
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> pa.RecordBatch:
+    count = draw(st.sampled_from([0, 1, 2, 8, 30]))
+    arrays = []
+    for field in SCHEMA:
+        values = VALUES[field.name] if not field.nullable else st.none() | VALUES[field.name]
+        drawn = draw(st.lists(values, min_size=count, max_size=count))
+        if pa.types.is_temporal(field.type):
+            arrays.append(pa.array(drawn, pa.int32() if field.name == "day" else pa.int64()).cast(field.type))
+        elif pa.types.is_float16(field.type):
+            arrays.append(pa.array(drawn, pa.float64(), from_pandas=False).cast(field.type))
+        elif pa.types.is_decimal(field.type) and field.type.scale < 0:
+            units = [None if value is None else value.scaleb(field.type.scale) for value in drawn]
+            arrays.append(pa.array(units, pa.decimal128(field.type.precision, 0)).view(field.type))
+        else:
+            arrays.append(pa.array(drawn, field.type, from_pandas=False))
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def key_order(value: Any) -> Any:
+    """What sorts as keys do: NaN above infinity, null last, text by its bytes."""
+    if value is None:
+        return (2, 0)
+    if isinstance(value, float):
+        return (1, 0.0) if math.isnan(value) else (0, value + 0.0)
+    return (0, value.encode() if isinstance(value, str) else value)
+
+
+def python(function: AggregateFunction, values: Sequence[Any], type_: pa.DataType) -> Any:
+    """The oracle; ArithmeticError for a sum that does not fit."""
+    values = [value for value in values if value is not None]
+    match function:
+        case AggregateFunction.COUNT:
+            return len(values)
+        case AggregateFunction.MIN:
+            return min(values, key=key_order, default=None)
+        case AggregateFunction.MAX:
+            return max(values, key=key_order, default=None)
+    if not values:
+        return None
+    if pa.types.is_floating(type_):
+        # Exact in any order: multiples of a quarter, or not finite.
+        total: Any = sum(values)
+        return total if function is AggregateFunction.SUM else total / len(values)
+    exact = sum(Fraction(value) for value in values)
+    if function is AggregateFunction.MEAN:
+        return float(exact / len(values))
+    if pa.types.is_decimal(type_):
+        if abs(exact * Fraction(10) ** type_.scale) >= 10**38:
+            raise ArithmeticError
+    elif not -(2**63) <= exact < 2**63:
+        raise ArithmeticError
+    return exact
+
+
+def same(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
+    if isinstance(one, float):
+        return math.isclose(one, other, rel_tol=1e-14) or key_order(one) == key_order(float(other))
+    return (
+        bool(one == other)
+        if isinstance(one, str | bytes | bool) or not isinstance(one, Decimal)
+        else (Fraction(one) == Fraction(other))
+    )
+
+
+def python_values(array: pa.Array) -> list[Any]:
+    if pa.types.is_decimal(array.type) and array.type.scale < 0:
+        units = array.view(pa.decimal128(array.type.precision, 0)).to_pylist()
+        return [None if unit is None else unit.scaleb(-array.type.scale) for unit in units]
+    return [
+        float(value) if pa.types.is_float16(array.type) and value is not None else value for value in array.to_pylist()
+    ]
+
+
+def answered(
+    batch: pa.RecordBatch, aggregates: list[Aggregate], group_by: list[str], step: int, settle: Callable[[], bool]
+) -> pa.RecordBatch:
+    aggregation = Aggregation(aggregates, group_by, TABLE)
+    for start in range(0, batch.num_rows, step):
+        aggregation.add(batch.select(aggregation.columns).slice(start, step))
+        if settle():
+            aggregation.settle()
+    return aggregation.result()
+
+
+def functions_of(name: str) -> list[AggregateFunction]:
+    wanted = [AggregateFunction.COUNT]
+    if name in ORDERED:
+        wanted += [AggregateFunction.MIN, AggregateFunction.MAX]
+    if name in NUMBERS:
+        wanted += [AggregateFunction.SUM, AggregateFunction.MEAN]
+    return wanted
+
+
+@given(st.data())
+@settings(max_examples=100)
+def test_aggregates_are_those_of_python_for_every_type_and_grouping(data: st.DataObject) -> None:
+    batch = data.draw(rows())
+    columns = data.draw(st.lists(st.sampled_from(SCHEMA.names), unique=True, min_size=1, max_size=3))
+    aggregates = [
+        Aggregate(column, function)
+        for column in columns
+        for function in data.draw(st.lists(st.sampled_from(functions_of(column)), unique=True))
+    ]
+    group_by = data.draw(st.lists(st.sampled_from(ORDERED), unique=True, max_size=2, min_size=not aggregates))
+    arguments = batch, aggregates, group_by, data.draw(st.integers(1, 12)), lambda: data.draw(st.booleans())
+
+    values = {name: python_values(batch.column(name)) for name in SCHEMA.names}
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for row in range(batch.num_rows):
+        groups[tuple(key_order(values[name][row]) for name in group_by)].append(row)
+    if not group_by:
+        groups.setdefault((), [])
+    try:
+        expected = [
+            [
+                python(each.function, [values[each.column][row] for row in groups[key]], SCHEMA.field(each.column).type)
+                for each in aggregates
+            ]
+            for key in sorted(groups)
+        ]
+    except ArithmeticError:
+        with pytest.raises(InvalidRequest, match="does not fit"):
+            answered(*arguments)
+        return
+    result = answered(*arguments)
+    result.validate(full=True)
+    assert result.schema.names == [*group_by, *(each.name for each in aggregates)]
+    keys = [python_values(result.column(name)) for name in group_by]
+    assert [tuple(map(key_order, key)) for key in zip(*keys, strict=True)] == (sorted(groups) if group_by else [])
+    for number, each in enumerate(aggregates):
+        found = python_values(result.column(each.name))
+        assert len(found) == len(expected)
+        for one, wanted in zip(found, expected, strict=True):
+            assert same(one, wanted[number]), (each, one, wanted[number])
+
+
+def test_integer_sums_are_exact_where_their_parts_overflow() -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {"k": [1, 2, 3], "large": [2**63 - 1, 2**63 - 1, -(2**63)]}, schema=TABLE.select(["k", "large"])
+    ).select(["large"])
+    aggregation = Aggregation([Aggregate("large", AggregateFunction.SUM)], [], TABLE)
+    aggregation.add(batch.slice(0, 2))
+    with pytest.raises(InvalidRequest, match=r'"large" does not fit into int64'):
+        aggregation.result()
+    aggregation.add(batch.slice(2))
+    assert aggregation.result().to_pylist() == [{"large_sum": 2**63 - 2}]
+
+
+def test_decimal_sums_are_exact_to_the_last_of_their_38_digits() -> None:
+    most, least = Decimal("9" * 36 + ".99"), Decimal("0.01")
+    aggregation = Aggregation([Aggregate("money", AggregateFunction.SUM)], [], TABLE)
+    aggregation.add(pa.RecordBatch.from_pydict({"money": [most, None, least]}, schema=TABLE.select(["money"])))
+    with pytest.raises(InvalidRequest, match=r'"money" does not fit into decimal128'):
+        aggregation.result()
+    aggregation.add(pa.RecordBatch.from_pydict({"money": [-least]}, schema=TABLE.select(["money"])))
+    assert aggregation.result().to_pylist() == [{"money_sum": most}]
+
+
+def test_groups_over_the_limit_are_refused_and_as_many_as_it_are_not() -> None:
+    def groups(count: int) -> Aggregation:
+        aggregation = Aggregation([], ["k"], TABLE, max_groups=10)
+        for number in range(count):
+            aggregation.add(pa.RecordBatch.from_pydict({"k": [number, 0]}, schema=TABLE.select(["k"])))
+        return aggregation
+
+    assert groups(10).result().num_rows == 10
+    with pytest.raises(InvalidRequest, match="10 groups"):
+        groups(11).result()
+
+
+def test_what_is_known_does_not_grow_with_the_rows() -> None:
+    aggregation = Aggregation([Aggregate("name", AggregateFunction.MAX)], ["small"], TABLE)
+    batch = pa.RecordBatch.from_pydict(
+        {"small": [1, 2], "name": ["x" * 1000, "y"]}, schema=TABLE.select(["small", "name"])
+    )
+    settled = 0
+    for _ in range(5000):
+        aggregation.add(batch)
+        if aggregation.is_due:
+            aggregation.settle()
+            assert not aggregation.is_due
+            settled += 1
+    assert 10 < settled < 500
+    assert aggregation.result().num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("aggregates", "group_by", "error", "message"),
+    [
+        ([], [], InvalidRequest, "nothing is asked for"),
+        (["lrge min"], [], SchemaMismatch, r"lrge.*did you mean"),
+        (["large min"], ["nme"], SchemaMismatch, r"nme.*did you mean"),
+        (["name sum"], [], SchemaMismatch, r'"name" is string, which has no sum'),
+        (["flag mean"], [], SchemaMismatch, r'"flag" is bool, which has no mean'),
+        (["list max"], [], SchemaMismatch, r'"list" is .*no order'),
+        (["large sum"], ["list"], SchemaMismatch, r'"list" is .*grouped'),
+        (["large sum", "large sum"], [], InvalidRequest, r'"large_sum" would be in the result twice'),
+        (["large sum"], ["k", "k"], InvalidRequest, r'"k" would be in the result twice'),
+    ],
+)
+def test_what_does_not_fit_the_table_is_refused(
+    aggregates: list[str], group_by: list[str], error: type[Exception], message: str
+) -> None:
+    wanted = [Aggregate(text.split()[0], AggregateFunction(text.split()[1])) for text in aggregates]
+    with pytest.raises(error, match=message):
+        Aggregation(wanted, group_by, TABLE)
