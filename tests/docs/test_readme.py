@@ -9,20 +9,55 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import Resume, connect
+
+if TYPE_CHECKING:
+    from tests.support.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
-SECTION = re.compile(r"^## A one-minute tour\n(.*?)^## ", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def test_the_one_minute_tour_runs_and_prints_what_it_shows(tmp_path: Path) -> None:
-    blocks = _tour()
+    blocks = _blocks("A one-minute tour")
     assert {"bash", "python", "text"} == {language for language, _ in blocks}
     output = _run(_script(blocks), tmp_path)
     shown = [line for language, text in blocks if language == "text" for line in text.splitlines()]
     printed = output.splitlines()
     assert [line for line in shown if line not in printed] == [], output
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("section", ["Ask for less", "When a scan is cut"])
+async def test_the_snippets_of_a_section_run(section: str, shared_server: ServerProcess) -> None:
+    columns = pa.schema([("player", pa.string()), ("score", pa.int64()), ("league", pa.string())])
+    snippets = [text for language, text in _blocks(section) if language == "python"]
+    assert snippets
+    async with connect(shared_server.url) as client:
+        name = f"readme.{section.lower().replace(' ', '_')}"
+        table = await client.create_table(name, columns, primary_key=["player"])
+        await table.upsert([{"player": f"ann{n}", "score": n, "league": "ab"[n % 2]} for n in range(500)])
+        async with table.snapshot(ttl=60) as snapshot:
+            stream = table.scan(columns=["player", "score"]).with_chunk(rows=10).stream()
+            await anext(stream)
+            known = {"table": table, "snapshot": snapshot, "token": stream.resume_token, "Resume": Resume}
+            await stream.aclose()
+            for snippet in snippets:
+                await _run_as_coroutine(snippet, known)
+
+
+async def _run_as_coroutine(snippet: str, known: dict[str, object]) -> None:
+    namespace = dict(known)
+    exec(f"async def snippet():\n{textwrap.indent(snippet, '    ')}", namespace)
+    run: Any = namespace["snippet"]
+    await run()
 
 
 def test_every_make_target_named_exists() -> None:
@@ -32,10 +67,11 @@ def test_every_make_target_named_exists() -> None:
         assert sorted(named - set(targets)) == [], page
 
 
-def _tour() -> list[tuple[str, str]]:
-    section = SECTION.search((ROOT / "README.md").read_text())
-    assert section is not None
-    return BLOCK.findall(section[1])
+def _blocks(section: str) -> list[tuple[str, str]]:
+    """The code blocks of a section, each with its language."""
+    text = re.search(rf"^## {section}\n(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert text is not None
+    return BLOCK.findall(text[1])
 
 
 def _script(blocks: list[tuple[str, str]]) -> str:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from protos.scankv.v1 import admin_pb2, lookup_pb2, scan_pb2, snapshot_pb2, table_pb2, write_pb2
+from protos.scankv.v1 import (
+    admin_pb2,
+    expression_pb2,
+    lookup_pb2,
+    scan_pb2,
+    snapshot_pb2,
+    table_pb2,
+    write_pb2,
+)
 from table_model.limits import MAX_REQUEST_BYTES
 from tests.support.hostile_requests import (
     SCHEMA,
@@ -295,11 +303,15 @@ def test_a_field_of_the_future_is_refused_in_every_call(wire: Wire, table: str, 
         (wire.scans.ScanKv, scan_pb2.ScanKvRequest(table=table)),
         (wire.admin.Stats, admin_pb2.StatsRequest()),
     ]
+    operand = expression_pb2.Predicate(
+        connective=expression_pb2.CONNECTIVE_NOT, operands=[expression_pb2.Predicate.FromString(FIELD_777)]
+    )
     futures = [(method, type(request).FromString(request.SerializeToString() + FIELD_777)) for method, request in calls]
     futures += [
         (wire.scans.ScanKv, scan_pb2.ScanKvRequest(table=table, columns=columns)),
         (wire.scans.ScanKv, scan_pb2.ScanKvRequest(table=table, live_kv=live)),
         (wire.scans.ScanKv, scan_pb2.ScanKvRequest(table=table, chunk=scan_pb2.ChunkBounds.FromString(FIELD_777))),
+        (wire.scans.ScanKv, scan_pb2.ScanKvRequest(table=table, where=operand)),
         (wire.lookups.Lookup, lookup_pb2.LookupRequest(table=table, columns=columns)),
     ]
     before = wire.statistics(table)
