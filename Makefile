@@ -23,7 +23,7 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	@command -v strace >/dev/null || echo 'strace is missing: the test that counts fdatasync from outside will be' \
 	    'skipped. To run it: apt-get install strace' >&2
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

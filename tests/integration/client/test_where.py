@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import pytest_asyncio
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aio_client import Client, InvalidResumeToken, SchemaMismatch, Table, UsageError, col, connect, sync
@@ -19,7 +19,7 @@ from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from aio_client import Predicate
@@ -109,12 +109,19 @@ async def test_an_arrow_expression_and_refinements_joined_by_and_do_the_same(tab
     assert found == {k for k, _ in expected(both)}
 
 
+@pytest.fixture
+def blocking_client(shared_server: ServerProcess) -> Iterator[sync.Client]:
+    with sync.connect(shared_server.url) as client:
+        if "where.rows" not in [table.name for table in client.tables()]:
+            client.create_table("where.rows", SCHEMA, primary_key=["k", "name"], buckets=3).upsert(DATA)
+        yield client
+
+
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_predicates_with_limits_agree_with_the_whole_table(
-    shared_server: ServerProcess, data: st.DataObject
+    blocking_client: sync.Client, data: st.DataObject
 ) -> None:
-    client = _sync_client(shared_server)
     simple = st.one_of(
         st.builds(lambda low, width: col("k").between(low, low + width), st.integers(-5, 505), st.integers(0, 60)),
         st.builds(lambda value: col("score") >= value, st.sampled_from([-8.0, 0.0, 1.5, 100.0])),
@@ -127,7 +134,7 @@ def test_random_predicates_with_limits_agree_with_the_whole_table(
         st.recursive(simple, lambda inner: st.builds(lambda a, b: a & ~b, inner, inner) | st.builds(_or, inner, inner))
     )
     limit = data.draw(st.none() | st.integers(0, 300))
-    rows = client.table("where.rows").scan(["k", "name"], where=predicate, limit=limit).to_arrow()
+    rows = blocking_client.table("where.rows").scan(["k", "name"], where=predicate, limit=limit).to_arrow()
     keys = set(zip(rows["k"].to_pylist(), rows["name"].to_pylist(), strict=True))
     assert keys <= expected(predicate)
     assert len(keys) == rows.num_rows == min(len(expected(predicate)), ROWS if limit is None else limit)
@@ -135,18 +142,6 @@ def test_random_predicates_with_limits_agree_with_the_whole_table(
 
 def _or(one: Predicate, other: Predicate) -> Predicate:
     return one | other
-
-
-def _sync_client(server: ServerProcess) -> sync.Client:
-    client = _CLIENTS.get(server.url)
-    if client is None:
-        client = _CLIENTS[server.url] = sync.connect(server.url)
-        if "where.rows" not in [table.name for table in client.tables()]:
-            client.create_table("where.rows", SCHEMA, primary_key=["k", "name"], buckets=3).upsert(DATA)
-    return client
-
-
-_CLIENTS: dict[str, sync.Client] = {}
 
 
 async def scanned(table: Table, where: object) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import pytest
 
 from aio_client import Unavailable, UsageError, sync
 from streaming_server.testing import ServerProcess
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +53,8 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 def test_leaving_the_block_ends_the_process(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--set", "max_live_scans=3") as server:
         assert server.process.poll() is None
-        assert server.log
+        # It says that it is ready first, and notes it in its log then.
+        wait_until(lambda server=server: server.log, "a line in its log")
     assert server.process.returncode == -signal.SIGKILL
     with ServerProcess(tmp_path / "data") as server:
         assert server.stop() == 0

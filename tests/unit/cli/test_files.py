@@ -110,6 +110,7 @@ def test_the_ending_of_a_name_says_its_format() -> None:
         (CONTENTS["zip"][0][:-10], "not a zip file"),
         (zip_bytes("a.csv", "b.csv"), "holds 2 files"),
     ],
+    ids=["gzip cut short", "no gzip", "zip cut short", "two files"],
 )
 def test_a_damaged_archive_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
     from tests.unit.cli.reading import infer
