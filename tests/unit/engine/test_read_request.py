@@ -45,7 +45,9 @@ def test_a_request_over_the_limit_is_refused_unread() -> None:
         read_request(bytes(MAX_REQUEST_BYTES + 1), SCHEMA)
 
 
-@pytest.mark.parametrize(("bomb", "type_"), [(bool_bomb, pa.bool_()), (binary_bomb, pa.binary())], ids=["bool", "binary"])
+@pytest.mark.parametrize(
+    ("bomb", "type_"), [(bool_bomb, pa.bool_()), (binary_bomb, pa.binary())], ids=["bool", "binary"]
+)
 def test_a_small_request_that_means_gigabytes_is_refused(bomb: object, type_: pa.DataType) -> None:
     assert callable(bomb)
     data = bomb()
