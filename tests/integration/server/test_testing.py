@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -54,7 +55,7 @@ def test_leaving_the_block_ends_the_process(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--set", "max_live_scans=3") as server:
         assert server.process.poll() is None
         # It says that it is ready first, and notes it in its log then.
-        wait_until(lambda server=server: server.log, "a line in its log")
+        wait_until(partial(getattr, server, "log"), "a line in its log")
     assert server.process.returncode == -signal.SIGKILL
     with ServerProcess(tmp_path / "data") as server:
         assert server.stop() == 0
