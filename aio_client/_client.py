@@ -156,6 +156,8 @@ class Client:
     async def cancel_scan(self, scan_id: str) -> None:
         """Ends a scan, also of another client: what it holds is free when this returns; its reader gets ScanCancelled.
 
+        Of a scan that is just being opened it is free as soon as that is done, which takes milliseconds.
+
         Args:
             scan_id: As `live_scans` and `stream.scan_id` have it.
 

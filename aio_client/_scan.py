@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
@@ -47,7 +48,7 @@ def snapshot_id_of(snapshot: str | Pinned) -> str:
     return snapshot_id
 
 
-class ScanBuilder:
+class ScanBuilder(ABC):
     """The refinements of a scan, each of which returns a copy; shared by the asynchronous and the blocking scan."""
 
     __slots__ = ("_key_schema", "_spec")
@@ -221,8 +222,9 @@ class ScanBuilder:
             )
         return self._key_schema
 
+    @abstractmethod
     def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
-        raise NotImplementedError
+        """A copy with other fields of its spec."""
 
 
 class Scan(ScanBuilder):
@@ -254,9 +256,9 @@ class Scan(ScanBuilder):
         Opens a connection of its own in a thread of its own, which end with the stream. In a coroutine it blocks the
         event loop; use `stream` there.
         """
-        from aio_client import sync
+        from aio_client._sync_stream import stream_once
 
-        return sync.stream_once(self._transport.config, self._spec)
+        return stream_once(self._transport.config, self._spec)
 
     async def splits(self, n: int) -> list[Scan]:
         """Cuts a scan of a pinned snapshot into parts of about equally many rows, which give each row once together.

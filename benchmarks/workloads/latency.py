@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
-from aio_client import connect
-from benchmarks import t4
 from benchmarks.bench import Figure, Result, Table
 from benchmarks.measure import Spread, progress
+from benchmarks.readers.scankv import ScanKvReader
 from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker
 
@@ -20,24 +18,8 @@ _CALLS: Final = 100
 _MILLIS: Final = 1000.0
 
 
-class Caller:
+class Caller(ScanKvReader):
     """A client that makes both calls in turn."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._runner = asyncio.Runner()
-
-    def __enter__(self) -> Self:
-        self._runner.run(self._connect())
-        return self
-
-    async def _connect(self) -> None:
-        self._client = await connect(self._url)
-        self._table = await self._client.table(t4.TABLE)
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.run(self._client.aclose())
-        self._runner.close()
 
     def round(self) -> tuple[float, float]:
         """The mean seconds of a call that does nothing, and of a scan up to its first rows."""

@@ -54,11 +54,6 @@ class KvSource:
         """Rows read from storage so far."""
         return self._finished_rows + (self._cursors[0][1].rows_scanned if self._cursors else 0)
 
-    @property
-    def open_cursors(self) -> int:
-        """Buckets that have not been read to their end."""
-        return len(self._cursors)
-
     def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | None:
         """The next chunk. Raises DataLoss for damage, and the error given to `abort`."""
         if self._aborted is not None:

@@ -24,9 +24,6 @@ FIRST_CHUNK_ROWS = 256
 FIRST_CHUNK_BYTES = 64 * 1024
 _GROWTH = 4
 
-LARGEST_CHUNK_BYTES = 2 * 1024 * 1024
-"""Stored bytes of a chunk, whatever was asked for: making one of 16 MiB held the event loop for 150 ms."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSpec:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from streaming_server.config import LARGEST_CHUNK_BYTES
 from streaming_server.scan.opening import ReadPlan
-from streaming_server.scan.producer import LARGEST_CHUNK_BYTES, ChunkSpec
+from streaming_server.scan.producer import ChunkSpec
 from table_model.errors import InvalidRequest, InvalidResumeToken
 from table_model.expressions.wire import from_proto
 from table_model.key_range import KeyRange

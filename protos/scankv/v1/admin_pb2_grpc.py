@@ -69,7 +69,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelScan(self, request, context):
-        """Ends a scan: its iterators are freed when this is answered, its reader gets SCAN_CANCELLED.
+        """Ends a scan: its iterators are freed when this is answered (those of one that is just being opened, once it is),
+        and its reader gets SCAN_CANCELLED.
         Errors: NOT_FOUND SCAN_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -36,7 +36,8 @@ class AdminServiceStub:
     ListScans: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListScansRequest, _admin_pb2.ListScansResponse]
     """The scans that are live now, the oldest first."""
     CancelScan: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelScanRequest, _admin_pb2.CancelScanResponse]
-    """Ends a scan: its iterators are freed when this is answered, its reader gets SCAN_CANCELLED.
+    """Ends a scan: its iterators are freed when this is answered (those of one that is just being opened, once it is),
+    and its reader gets SCAN_CANCELLED.
     Errors: NOT_FOUND SCAN_NOT_FOUND.
     """
 
@@ -48,7 +49,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListScans: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListScansRequest, _admin_pb2.ListScansResponse]  # type: ignore[assignment]
     """The scans that are live now, the oldest first."""
     CancelScan: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelScanRequest, _admin_pb2.CancelScanResponse]  # type: ignore[assignment]
-    """Ends a scan: its iterators are freed when this is answered, its reader gets SCAN_CANCELLED.
+    """Ends a scan: its iterators are freed when this is answered (those of one that is just being opened, once it is),
+    and its reader gets SCAN_CANCELLED.
     Errors: NOT_FOUND SCAN_NOT_FOUND.
     """
 
@@ -75,7 +77,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CancelScanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CancelScanResponse, _abc.Awaitable[_admin_pb2.CancelScanResponse]]:
-        """Ends a scan: its iterators are freed when this is answered, its reader gets SCAN_CANCELLED.
+        """Ends a scan: its iterators are freed when this is answered (those of one that is just being opened, once it is),
+        and its reader gets SCAN_CANCELLED.
         Errors: NOT_FOUND SCAN_NOT_FOUND.
         """
 

@@ -24,6 +24,7 @@ from aio_client import (
     UsageError,
     sync,
 )
+from aio_client._sync_stream import stream_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -287,12 +288,12 @@ def test_a_client_that_is_dropped_ends_its_thread(shared_server: ServerProcess) 
 def test_a_stream_of_its_own_ends_its_thread(shared_server: ServerProcess, table: sync.Table) -> None:
     others = len(client_threads())
     config = ClientConfig(url=shared_server.url)
-    stream = sync.stream_once(config, table.scan().spec)
+    stream = stream_once(config, table.scan().spec)
     assert sum(rows.num_rows for rows in stream) == ROWS
     assert len(client_threads()) == others
     assert stream.statistics().rows_returned == ROWS
     assert stream.schema == table.schema
-    with sync.stream_once(config, table.scan().spec) as stream:
+    with stream_once(config, table.scan().spec) as stream:
         next(stream)
     assert len(client_threads()) == others
 
