@@ -10,16 +10,23 @@ Every error is a `ScanKvError`. `aio_client.sync` is the same for code that bloc
 
 from aio_client import sync
 from aio_client._admin import LiveScan, ServerStats
+from aio_client._check import BucketCheck, IndexCheck
 from aio_client._client import Client, connect
 from aio_client._config import ClientConfig
+from aio_client._consumers import Consumer
 from aio_client._explanation import ScanExplanation
+from aio_client._indexes import IndexStatus
 from aio_client._resume import Resumption
 from aio_client._scan import Scan
 from aio_client._snapshot import Snapshot
 from aio_client._stream import ScanStatistics, ScanStream
 from aio_client._table import BucketStatistics, Table, WriteResult
+from aio_client._versioned import Versioned
+from aio_client._watch import TopN, TopNWatch
 from table_model.errors import (
     ConnectionFailed,
+    ConsumerFenced,
+    ConsumerNotFound,
     DataLoss,
     DeadlineExceeded,
     InternalError,
@@ -27,6 +34,8 @@ from table_model.errors import (
     InvalidOption,
     InvalidRequest,
     InvalidResumeToken,
+    PositionExpired,
+    PositionOutOfRange,
     ProtocolViolation,
     RequestTooLarge,
     ScanCancelled,
@@ -42,6 +51,7 @@ from table_model.errors import (
     SnapshotNotTaken,
     TableExists,
     TableNotFound,
+    TooManyConsumers,
     TooManyScans,
     TooManySnapshots,
     Unavailable,
@@ -49,22 +59,31 @@ from table_model.errors import (
     UsageError,
 )
 from table_model.expressions import Column, Predicate, col
+from table_model.log_positions import ScanSource, StartFrom, StopAt
 from table_model.scan_spec import Resume, ScanSpec
 
 __all__ = [
+    "BucketCheck",
     "BucketStatistics",
     "Client",
     "ClientConfig",
     "Column",
     "ConnectionFailed",
+    "Consumer",
+    "ConsumerFenced",
+    "ConsumerNotFound",
     "DataLoss",
     "DeadlineExceeded",
+    "IndexCheck",
+    "IndexStatus",
     "InternalError",
     "InvalidKey",
     "InvalidOption",
     "InvalidRequest",
     "InvalidResumeToken",
     "LiveScan",
+    "PositionExpired",
+    "PositionOutOfRange",
     "Predicate",
     "ProtocolViolation",
     "RequestTooLarge",
@@ -76,6 +95,7 @@ __all__ = [
     "ScanInterrupted",
     "ScanKvError",
     "ScanNotFound",
+    "ScanSource",
     "ScanSpec",
     "ScanStalled",
     "ScanStatistics",
@@ -88,14 +108,20 @@ __all__ = [
     "Snapshot",
     "SnapshotLost",
     "SnapshotNotTaken",
+    "StartFrom",
+    "StopAt",
     "Table",
     "TableExists",
     "TableNotFound",
+    "TooManyConsumers",
     "TooManyScans",
     "TooManySnapshots",
+    "TopN",
+    "TopNWatch",
     "Unavailable",
     "UnknownField",
     "UsageError",
+    "Versioned",
     "WriteResult",
     "col",
     "connect",

@@ -36,6 +36,10 @@ class ServerStats:
         snapshot_views: Views kept now for pinned snapshots.
         snapshot_leases: Leases on them.
         snapshot_bytes: Bytes on disk that only they keep.
+        unchanged_answers: Counts, aggregates, top-N and scans that were answered with "nothing has changed".
+        cached_answers: Counts, aggregates and top-N that were computed before, or at the same time, for another call.
+        computed_answers: Counts, aggregates and top-N that were computed.
+        cached_bytes: Memory that computed answers take now.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
     """
 
@@ -60,6 +64,10 @@ class ServerStats:
     snapshot_views: int
     snapshot_leases: int
     snapshot_bytes: int
+    unchanged_answers: int
+    cached_answers: int
+    computed_answers: int
+    cached_bytes: int
     damaged_buckets: tuple[str, ...]
 
     @classmethod
@@ -87,6 +95,10 @@ class ServerStats:
             snapshot_views=message.snapshot_views,
             snapshot_leases=message.snapshot_leases,
             snapshot_bytes=message.snapshot_bytes,
+            unchanged_answers=message.unchanged_answers,
+            cached_answers=message.cached_answers,
+            computed_answers=message.computed_answers,
+            cached_bytes=message.cached_bytes,
             damaged_buckets=tuple(message.damaged_buckets),
         )
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from aio_client._retry import with_retries
 from protos.scankv.v1 import lookup_pb2, scan_pb2
 from table_model.aggregates import AggregateFunction
-from table_model.errors import ProtocolViolation, TooManyScans, UsageError, did_you_mean
+from table_model.errors import (
+    ProtocolViolation,
+    ServerDraining,
+    TooManyScans,
+    Unavailable,
+    UsageError,
+    did_you_mean,
+)
 from table_model.expressions.wire import to_proto
 from table_model.limits import MAX_TOP_N
 
@@ -19,34 +26,44 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from aio_client._transport import Method, Transport
+    from protos.scankv.v1.lookup_pb2 import (
+        AggregateRequest,
+        AggregateResponse,
+        CountRequest,
+        CountResponse,
+        TopNRequest,
+        TopNResponse,
+    )
+    from table_model.errors import ScanKvError
     from table_model.expressions import Predicate
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
+_Question = TypeVar("_Question", "CountRequest", "AggregateRequest", "TopNRequest")
+_Answered = TypeVar("_Answered", "CountResponse", "AggregateResponse", "TopNResponse")
+
+Ties: TypeAlias = Literal["key", "all"]
+"""Which of the rows that are equal to the last one are returned: the first by key, or all."""
 
 
-async def count(transport: Transport, table: str, where: Predicate | None, snapshot_id: str | None) -> int:
-    """The rows of a table, or of a snapshot of it, for which a predicate is true; without one nothing is read."""
-    request = lookup_pb2.CountRequest(
+def count_request(table: str, where: Predicate | None, snapshot_id: str | None) -> CountRequest:
+    """Asks for the number of rows of a table, or of a snapshot of it, for which a predicate is true."""
+    return lookup_pb2.CountRequest(
         table=table, where=None if where is None else to_proto(where), snapshot=_snapshot(snapshot_id)
     )
-    if where is None:
-        return (await transport.call(transport.services.lookups.Count, request)).rows
-    return (await _answer(transport, lambda: transport.services.lookups.Count, request)).rows
 
 
-async def aggregate(
-    transport: Transport,
+def aggregate_request(
     table: str,
     functions: Mapping[str, str | Iterable[str]],
     where: Predicate | None,
     group_by: Sequence[str],
     snapshot_id: str | None,
-) -> pa.Table:
-    """Functions of columns over all rows or for groups. Raises UsageError for a function that does not exist."""
+) -> AggregateRequest:
+    """Asks for functions of columns over all rows or for groups. Raises UsageError for one that does not exist."""
     if not isinstance(functions, Mapping):
         raise UsageError(f'functions is a dictionary such as {{"score": ["sum"]}}, not a {type(functions).__name__}')
-    request = lookup_pb2.AggregateRequest(
+    return lookup_pb2.AggregateRequest(
         table=table,
         where=None if where is None else to_proto(where),
         snapshot=_snapshot(snapshot_id),
@@ -56,25 +73,26 @@ async def aggregate(
         ],
         group_by=_names(group_by),
     )
-    return _rows((await _answer(transport, lambda: transport.services.lookups.Aggregate, request)).rows)
 
 
-async def top_n(
-    transport: Transport,
+def top_n_request(
     table: str,
     n: int,
     by: str,
     where: Predicate | None,
     columns: Sequence[str] | None,
     descending: bool,
+    ties: Ties,
     snapshot_id: str | None,
-) -> pa.Table:
-    """The first rows in the order of a column. Raises UsageError for an `n` out of its range."""
+) -> TopNRequest:
+    """Asks for the first rows in the order of a column. Raises UsageError for what no question can have."""
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_TOP_N:
         raise UsageError(f"n must be a whole number from 1 to {MAX_TOP_N:,}, not {n!r}")
     if not isinstance(by, str):
         raise UsageError(f"by is the name of a column, not a {type(by).__name__}")
-    request = lookup_pb2.TopNRequest(
+    if ties not in ("key", "all"):
+        raise UsageError(f'ties is "key" or "all", not {ties!r}', option="ties")
+    return lookup_pb2.TopNRequest(
         table=table,
         where=None if where is None else to_proto(where),
         snapshot=_snapshot(snapshot_id),
@@ -82,23 +100,63 @@ async def top_n(
         ascending=not descending,
         n=n,
         columns=None if columns is None else scan_pb2.ColumnNames(names=_names(columns)),
+        with_ties=ties == "all",
     )
-    return _rows((await _answer(transport, lambda: transport.services.lookups.TopN, request)).rows)
+
+
+async def count(transport: Transport, request: CountRequest) -> CountResponse:
+    """Asks. Without a predicate the answer is immediate, so that the attempt timeout bounds it."""
+    if not request.HasField("where"):
+        return _checked(request, await transport.call(transport.services.lookups.Count, request))
+    return _checked(request, await _answer(transport, lambda: transport.services.lookups.Count, request))
+
+
+async def aggregate(transport: Transport, request: AggregateRequest) -> AggregateResponse:
+    """Asks."""
+    return _checked(request, await _answer(transport, lambda: transport.services.lookups.Aggregate, request))
+
+
+async def top_n(
+    transport: Transport, request: TopNRequest, trouble: Callable[[ScanKvError], object] | None = None
+) -> TopNResponse:
+    """Asks; with `trouble` also again when the server is not there, for the operation timeout.
+
+    Args:
+        transport: The client's connection.
+        request: What is asked.
+        trouble: Is told each error after which it is asked again, or may be.
+    """
+
+    def retries(error: ScanKvError) -> bool:
+        if trouble is None:
+            return isinstance(error, TooManyScans)
+        trouble(error)
+        return isinstance(error, TooManyScans | Unavailable | ServerDraining)
+
+    return _checked(request, await _answer(transport, lambda: transport.services.lookups.TopN, request, retries))
 
 
 async def _answer(
-    transport: Transport, method: Callable[[], Method[_Request, _Response]], request: _Request
+    transport: Transport,
+    method: Callable[[], Method[_Request, _Response]],
+    request: _Request,
+    retries: Callable[[ScanKvError], bool] = lambda error: isinstance(error, TooManyScans),
 ) -> _Response:
-    """Asks with the whole operation timeout, since the server may have much to read, and again when it is full."""
+    """Asks with the whole operation timeout, since the server may have much to read, and again after some errors."""
 
     async def attempt(deadline: float) -> _Response:
         return await transport.call(method(), request, timeout=max(deadline - time.monotonic(), 0.001))
 
-    return await with_retries(
-        attempt,
-        timeout=transport.config.operation_timeout,
-        retries=lambda error: isinstance(error, TooManyScans),
-    )
+    return await with_retries(attempt, timeout=transport.config.operation_timeout, retries=retries)
+
+
+def _checked(request: _Question, response: _Answered) -> _Answered:
+    """The response, unless it says that nothing has changed since a version that it was not asked about."""
+    if response.unchanged and not (
+        request.HasField("if_changed_since") and response.version == request.if_changed_since
+    ):
+        raise ProtocolViolation("the server answered that nothing has changed, but was not asked since when")
+    return response
 
 
 def _snapshot(snapshot_id: str | None) -> scan_pb2.PinnedSnapshot | None:
@@ -120,7 +178,8 @@ def _numbers(column: str, names: str | Iterable[str]) -> list[lookup_pb2.Aggrega
     return numbers
 
 
-def _rows(data: bytes) -> pa.Table:
+def rows_in(data: bytes) -> pa.Table:
+    """The rows that an answer carries. Raises ProtocolViolation when there are none to be read."""
     try:
         return pa.ipc.open_stream(data).read_all()
     except (pa.ArrowException, OSError) as error:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from aio_client._admin import LiveScan, ServerStats
+from aio_client._check import check_table
 from aio_client._config import ClientConfig, default_url
+from aio_client._indexes import index_messages, wait_until_built
 from aio_client._scan import Scan
 from aio_client._snapshot import list_snapshots
 from aio_client._table import Table
@@ -16,9 +18,11 @@ from protos.scankv.v1 import admin_pb2, table_pb2
 from table_model.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from types import TracebackType
 
+    from aio_client._check import BucketCheck
+    from aio_client._indexes import Indexes, IndexStatus
     from aio_client._snapshot import Snapshot
     from table_model.scan_spec import ScanSpec
 
@@ -63,6 +67,7 @@ class Client:
         primary_key: Sequence[str],
         bucket_key: Sequence[str] = (),
         buckets: int | None = None,
+        indexes: Indexes = (),
         **options: str | bool | int,
     ) -> Table:
         """Creates a table; it is durable when this returns.
@@ -73,13 +78,20 @@ class Client:
             primary_key: The key columns, in key order; they become NOT NULL.
             bucket_key: The key columns whose values choose the bucket. Default: the whole primary key.
             buckets: How many buckets the table has, 1 to 1024. Default: the server's, 4.
+            indexes: Of each index its column, or its columns, the first one first: `["score", ("league", "score")]`.
+                An index makes top-N by its first column, and predicates on its first columns, read what they return
+                instead of all rows; it makes every write read the old row.
             **options: Table options by name: `merge_engine`, `changelog`, `row_deduplicate`, `compression`, and what
-                else the server knows.
+                else the server knows. `changelog` is what those who follow the table get: "full" the rows before and
+                after every change; "upsert" the rows after it, and the keys of deleted ones; "none" nothing, as nobody
+                can follow it. Without "full", and without an index, writes are faster, as they do not read the rows
+                that they replace. Then a row written again as it is, and the deletion of a key that is not there, are
+                changes like others; and the number of rows is not kept, so that `count` reads them.
 
         Raises:
             TableExists: There is a table of that name.
-            InvalidRequest: The name, the key or the number of buckets is not possible; InvalidOption for an option,
-                SchemaMismatch for a column.
+            InvalidRequest: The name, the key, the number of buckets or an index is not possible; InvalidOption for an
+                option, SchemaMismatch for a column.
         """
         if not isinstance(schema, pa.Schema):
             raise UsageError(f"schema is a pyarrow.Schema, not a {type(schema).__name__}", option="schema")
@@ -92,6 +104,7 @@ class Client:
             bucket_key=_names(bucket_key),
             buckets=buckets or 0,
             options={option: _option_text(value) for option, value in options.items()},
+            indexes=index_messages(indexes, "indexes"),
         )
         response = await self._transport.call(self._transport.services.tables.CreateTable, request)
         return Table(self._transport, response.table)
@@ -104,24 +117,79 @@ class Client:
         """
         await self._transport.call(self._transport.services.tables.DropTable, table_pb2.DropTableRequest(name=name))
 
-    async def alter_table(self, name: str, *, add_columns: pa.Schema) -> Table:
-        """Adds columns at the end of a table; rows written before are null there. Scans that are running keep theirs.
+    async def alter_table(
+        self,
+        name: str,
+        *,
+        add_columns: pa.Schema | None = None,
+        add_indexes: Indexes = (),
+        drop_indexes: Indexes = (),
+        wait: bool = True,
+        on_progress: Callable[[list[IndexStatus]], None] | None = None,
+    ) -> Table:
+        """Adds columns at the end of a table, and adds and drops indexes: all of it, durably, or nothing.
+
+        Rows written before are null in a new column, and scans that are running keep theirs. An index is built by the
+        server while the table is read and written, and is used once it is whole.
 
         Args:
             name: `database.table`.
             add_columns: The columns, all nullable.
+            add_indexes: The columns of each, as in `create_table`. They may be columns that are added.
+            drop_indexes: The columns of each, exactly.
+            wait: Whether to return only when the added indexes are ready, for as long as that takes. To give up waiting
+                ends nothing: the server goes on building. Default: yes.
+            on_progress: Called with the states of the added indexes, whenever the server was asked while waiting; at
+                least once.
 
         Raises:
-            TableNotFound: There is no such table.
-            SchemaMismatch: A name is taken, a type cannot be stored, or a column is NOT NULL.
+            TableNotFound: There is no such table, or it was dropped meanwhile.
+            SchemaMismatch: A name is taken, a type cannot be stored or not in an index, or a column is NOT NULL.
+            InvalidRequest: There is such an index already, or none to drop; or an index cannot be built: the message
+                says why. Then it is there, is not used, and is to be dropped.
+            ConnectionFailed: There was no answer; while waiting, for the operation timeout.
         """
-        if not isinstance(add_columns, pa.Schema):
+        if add_columns is not None and not isinstance(add_columns, pa.Schema):
             raise UsageError(
                 f"add_columns is a pyarrow.Schema, not a {type(add_columns).__name__}", option="add_columns"
             )
-        request = table_pb2.AlterTableRequest(name=name, add_columns=_schema_bytes(add_columns))
+        added = index_messages(add_indexes, "add_indexes")
+        dropped = index_messages(drop_indexes, "drop_indexes")
+        if add_columns is None and not added and not dropped:
+            raise UsageError("there is nothing to alter: give add_columns, add_indexes or drop_indexes")
+        request = table_pb2.AlterTableRequest(
+            name=name,
+            add_columns=b"" if add_columns is None else _schema_bytes(add_columns),
+            add_indexes=added,
+            drop_indexes=dropped,
+        )
         response = await self._transport.call(self._transport.services.tables.AlterTable, request)
+        if wait and added:
+            wanted = {tuple(index.columns) for index in added}
+            await wait_until_built(self._transport, response.table, wanted, on_progress)
         return Table(self._transport, response.table)
+
+    async def check_table(
+        self, name: str, *, on_bucket: Callable[[BucketCheck], None] | None = None
+    ) -> list[BucketCheck]:
+        """Has the server read a whole table, and says whether all that is stored of it agrees.
+
+        Each row can be decoded and has its key, there are as many as are counted, and every index has exactly the
+        entries of the rows. Each bucket is checked as of one instant; writes go on meanwhile. No rows travel. It takes
+        about as long as a scan of all columns, and is bounded by the caller alone: `asyncio.timeout`.
+
+        Args:
+            name: `database.table`.
+            on_bucket: Called with each bucket as soon as it is done.
+
+        Returns:
+            What was found, by bucket, ascending. Damage is no error here, but told: see `BucketCheck.agrees`.
+
+        Raises:
+            TableNotFound: There is no such table, or it was dropped meanwhile.
+            TooManyScans, ScanTooLong, ScanCancelled, ServerDraining, Unavailable: As for a scan, of which it is one.
+        """
+        return await check_table(self._transport, name, on_bucket)
 
     async def table(self, name: str) -> Table:
         """The table of that name.

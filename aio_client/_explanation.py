@@ -19,8 +19,11 @@ class ScanExplanation:
         table: `database.table`.
         buckets: The buckets whose rows are read, ascending. Empty: nothing is read.
         ranges: The ranges of keys that are read, as comparisons of key columns. Empty: points are read, or nothing.
-        points: How many single keys are looked up, where no range is read.
+        points: How many single keys are looked up, where no range is read. Not those that an index tells.
         first_points: The first ten of them.
+        index: The columns of the index that tells which keys are looked up. Empty: none does.
+        index_range: What is looked for in it, as comparisons of its columns. None without an index.
+        index_keys: The most keys that are looked up through it: where it has more, the ranges are read instead.
         residual: What is asked of each row read, because its key does not tell. None: nothing.
         columns_read: The columns decoded of each row read. Without a residual, those that are returned.
         columns_returned: The columns decoded of each row returned, in order.
@@ -35,6 +38,9 @@ class ScanExplanation:
     ranges: tuple[str, ...]
     points: int
     first_points: tuple[str, ...]
+    index: tuple[str, ...]
+    index_range: str | None
+    index_keys: int
     residual: str | None
     columns_read: tuple[str, ...]
     columns_returned: tuple[str, ...]
@@ -52,6 +58,9 @@ class ScanExplanation:
             ranges=tuple(message.ranges),
             points=message.points,
             first_points=tuple(message.first_points),
+            index=tuple(message.index),
+            index_range=message.index_range or None,
+            index_keys=message.index_keys,
             residual=message.residual or None,
             columns_read=tuple(message.columns_read),
             columns_returned=tuple(message.columns_returned),
@@ -82,6 +91,11 @@ class ScanExplanation:
         return "\n".join(f"{what:<9} {text}" for what, text in lines.items())
 
     def _keys(self) -> str:
+        if self.index:
+            return (
+                f"told by the index on ({', '.join(self.index)}): {self.index_range}; "
+                f"if over {self.index_keys:,}: {'; '.join(self.ranges)}"
+            )
         if self.points:
             more = ", ..." if self.points > len(self.first_points) else ""
             return f"{self.points:,} looked up: {', '.join(self.first_points)}{more}"

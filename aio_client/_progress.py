@@ -50,7 +50,7 @@ class ScanProgress:
         # After a token, only the server knows what is left of the limit.
         self._limit = spec.limit if spec.resume_token is None else None
         self._ledger = ScanLedger(spec, token=spec.resume_token)
-        self._rows = self._bytes = self._chunks = self._rows_scanned = 0
+        self._rows = self._bytes = self._chunks = self._rows_scanned = self._watermark = 0
 
     @property
     def rows(self) -> int:
@@ -71,6 +71,27 @@ class ScanProgress:
     def token(self) -> bytes | None:
         """Where to go on behind what was received; None before the first chunk of a scan from the beginning."""
         return self._ledger.token
+
+    @property
+    def fence(self) -> int:
+        """Which stream of its consumer it is, as the server said; 0 before that, and for one of none."""
+        return 0 if self.header is None else self.header.consumer_fence
+
+    @property
+    def next_offsets(self) -> dict[int, int]:
+        """Of changes, the offset of the next one of each bucket."""
+        return dict(self._ledger.next_offsets)
+
+    @property
+    def scanning(self) -> bool:
+        """Of changes, whether rows of the table are still to come."""
+        return self._ledger.scanning
+
+    @property
+    def watermark_micros(self) -> int:
+        """Of changes, the time before which all that was committed was received; 0 where that is not known."""
+        self._watermark = max(self._watermark, self._ledger.watermark_micros)
+        return self._watermark
 
     @property
     def complete(self) -> bool:
@@ -119,9 +140,13 @@ class ScanProgress:
 
     def _take_header(self, header: ScanHeader) -> None:
         earlier = self.header
+        if self.spec.log is not None and earlier is not None and earlier.scan_id == header.scan_id:
+            # Of changes that have more columns from here on.
+            self.header, self.schema = header, self._ledger.schema
+            return
         before = self._offsets_before(header)
         after = dict(header.log_offsets)
-        if earlier is not None and self._ledger.schema != self.schema:
+        if earlier is not None and self.spec.log is None and self._ledger.schema != self.schema:
             raise violation("the schema of the rows before the cut", "another")
         if self.spec.snapshot_id is not None:
             if before is not None and before != after:
@@ -137,7 +162,7 @@ class ScanProgress:
 
     def _offsets_before(self, header: ScanHeader) -> dict[int, int] | None:
         """The view that the rows before this header are of; None where the scan begins with it."""
-        if self._ledger.token is not None:
+        if header.HasField("resumed_from"):
             return dict(header.resumed_from.log_offsets)
         return None if self.header is None else dict(self.header.log_offsets)
 

@@ -10,6 +10,8 @@ import pyarrow as pa
 from protos.scankv.v1 import scan_pb2
 from table_model.errors import ProtocolViolation
 from table_model.expressions.wire import to_proto
+from table_model.log_positions import CatchUp, PositionKind, Unmatched
+from table_model.schema import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -22,32 +24,78 @@ if TYPE_CHECKING:
         ScanKvResponse,
         ScanTrailer,
     )
+    from table_model.log_positions import LogSpec
     from table_model.scan_spec import ScanSpec
 
 
-def scan_request(spec: ScanSpec, token: bytes | None = None) -> ScanKvRequest:
+def scan_request(spec: ScanSpec, token: bytes | None = None, fence: int = 0) -> ScanKvRequest:
     """Writes a scan as the request that asks for it.
 
     Args:
         spec: The scan.
         token: Where to go on; the spec's own is not looked at. None: from the beginning.
+        fence: Which stream of its consumer it is, as the header said. 0: it takes the consumer over, or is of none.
     """
     snapshot = None if spec.snapshot_id is None else scan_pb2.PinnedSnapshot(snapshot_id=spec.snapshot_id)
+    log = None if spec.log is None else _changelog_of(spec.log, spec.buckets, fence)
     keys = spec.key_range
     return scan_pb2.ScanKvRequest(
         table=spec.table,
-        live_kv=scan_pb2.LiveKv() if snapshot is None else None,
+        live_kv=scan_pb2.LiveKv() if snapshot is None and log is None else None,
         snapshot=snapshot,
-        buckets=spec.buckets or (),
+        log=log,
+        # Of no bucket at all, one is asked for its schema.
+        buckets=(0,) if spec.buckets == () else spec.buckets,
         columns=None if spec.columns is None else scan_pb2.ColumnNames(names=spec.columns),
         where=None if spec.where is None else to_proto(spec.where),
-        limit=spec.limit,
+        limit=0 if spec.buckets == () else spec.limit,
         chunk=scan_pb2.ChunkBounds(max_rows=spec.chunk_rows or 0, max_bytes=spec.chunk_bytes or 0),
         resume_token=token or b"",
+        # A scan that goes on has rows already, so that the others must come.
+        if_changed_since=None if token else spec.if_changed_since,
         key_range=None if keys is None else scan_pb2.KeyRange(start=keys.start, end=keys.end),
         reverse=spec.reverse,
         ordered=spec.ordered,
     )
+
+
+def _changelog_of(log: LogSpec, buckets: tuple[int, ...] | None, fence: int) -> scan_pb2.Changelog:
+    if buckets == ():
+        return scan_pb2.Changelog(latest=scan_pb2.LogLatest())
+    message = changelog(log)
+    if log.consumer_id is not None:
+        message.consumer_id, message.consumer_fence = log.consumer_id, fence
+    return message
+
+
+def changelog(log: LogSpec) -> scan_pb2.Changelog:
+    """Writes where a stream of changes starts and ends as the message that asks for it."""
+    message = scan_pb2.Changelog(
+        net_changes=log.catch_up is CatchUp.NET, clamp=log.clamp, unmatched_delete=log.unmatched is Unmatched.DELETE
+    )
+    start, stop = log.start, log.stop
+    match start.kind:
+        case PositionKind.TIMESTAMP:
+            message.timestamp_micros = start.micros
+        case PositionKind.OFFSETS:
+            message.offsets.CopyFrom(scan_pb2.LogOffsets(by_bucket=dict(start.by_bucket)))
+        case PositionKind.LAST:
+            message.last = start.count
+        case PositionKind.FULL:
+            message.full.SetInParent()
+        case PositionKind.EARLIEST:
+            message.earliest.SetInParent()
+        case PositionKind.LATEST:
+            message.latest.SetInParent()
+    if stop is not None:
+        match stop.kind:
+            case PositionKind.TIMESTAMP:
+                message.stop_timestamp_micros = stop.micros
+            case PositionKind.OFFSETS:
+                message.stop_offsets.CopyFrom(scan_pb2.LogOffsets(by_bucket=dict(stop.by_bucket)))
+            case _:
+                message.stop_latest.SetInParent()
+    return message
 
 
 class EndedWithoutTrailer(ProtocolViolation):
@@ -69,6 +117,9 @@ class ScanLedger:
         chunks: Chunks received so far.
         rows_scanned: Rows that the server has read from storage, as it said last.
         token: Where to go on behind what was received: the token given, until a chunk or heartbeat came.
+        next_offsets: Of changes, the offset of the next one of each bucket.
+        scanning: Of changes, whether rows of the table are still to come.
+        watermark_micros: Of changes, what was committed before was received; 0 where that is not known.
     """
 
     def __init__(self, spec: ScanSpec, *, token: bytes | None = None, limit: int | None = None) -> None:
@@ -90,6 +141,9 @@ class ScanLedger:
         self.token = token
         self._limit = spec.limit if limit is None else limit
         self._crc32c = 0
+        self.next_offsets: dict[int, int] = {}
+        self.watermark_micros = 0
+        self.scanning = False
 
     def book(self, message: ScanKvResponse) -> pa.RecordBatch | None:
         """Takes the next message of the stream.
@@ -106,8 +160,13 @@ class ScanLedger:
             raise violation("the header first", kind or "another message")
         elif kind == "chunk":
             return self._book_chunk(message.chunk)
+        elif kind == "heartbeat" and self.spec.buckets == ():
+            pass  # It is of the bucket that was asked for the schema.
         elif kind == "heartbeat":
             self._book_position(message.heartbeat)
+            self.next_offsets.update(message.heartbeat.next_offsets)
+            self.scanning = message.heartbeat.scanning
+            self.watermark_micros = max(self.watermark_micros, message.heartbeat.watermark_micros)
         elif kind == "trailer":
             self._book_trailer(message.trailer)
         return None
@@ -122,30 +181,44 @@ class ScanLedger:
             )
 
     def _book_header(self, header: ScanHeader) -> None:
-        if self.header is not None:
+        if self.header is not None and self.spec.log is None:
             raise violation("one header", "a second one")
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(header.arrow_schema))
         except (pa.ArrowException, OSError, EOFError) as error:
             raise violation("an Arrow schema in the header", f"{len(header.arrow_schema)} other bytes") from error
+        before = CHANGE_COLUMNS if self.spec.log is not None else ()
         wanted = self.spec.columns
-        if wanted is not None and tuple(schema.names) != wanted:
-            raise violation(f"the columns {list(wanted)}", str(schema.names))
-        asked = self.spec.buckets
+        if wanted is not None and tuple(schema.names) != (*before, *wanted):
+            raise violation(f"the columns {[*before, *wanted]}", str(schema.names))
+        if self.schema is not None and list(schema)[: len(self.schema)] != list(self.schema):
+            raise violation("the columns there were, and more", str(schema.names))
+        asked = (0,) if self.spec.buckets == () else self.spec.buckets
         _compare("the buckets of the header", asked or range(len(header.log_offsets)), header.log_offsets)
         if not header.log_offsets:
             raise violation("at least one bucket in the header", "none")
         # A server that began anew instead of going on would send rows twice.
         resumed = header.HasField("resumed_from")
-        if resumed is not (self.token is not None):
+        if self.header is None and resumed is not (self.token is not None):
             raise violation(
                 "a scan from its beginning" if resumed else "a scan that goes on from the token", "the opposite"
             )
+        if header.unchanged and (resumed or header.version != self.spec.if_changed_since):
+            raise violation("an answer to what was asked", "that nothing has changed since another version")
+        of_consumer = self.spec.log is not None and self.spec.log.consumer_id is not None and self.spec.buckets != ()
+        if of_consumer is not bool(header.consumer_fence):
+            raise violation("a fence in the header of a consumer's stream, and of no other", "the opposite")
+        if self.header is None and self.spec.buckets != ():
+            self.token = header.resume_token or self.token
+            self.next_offsets = dict(header.log_offsets)
+            self.scanning = header.full
         self.header = header
         self.schema = schema
 
     def _book_chunk(self, chunk: ScanChunk) -> pa.RecordBatch:
         assert self.header is not None
+        if self.header.unchanged:
+            raise violation("no chunk of a scan of which nothing has changed", "one")
         if not self.spec.ordered and chunk.bucket not in self.header.log_offsets:
             raise violation("chunks of the buckets in the header", f"one of bucket {chunk.bucket}")
         data = chunk.record_batch  # Every access to a bytes field copies it.
@@ -156,6 +229,8 @@ class ScanLedger:
         if self._limit is not None and self.rows + rows.num_rows > self._limit:
             raise violation(f"at most {self._limit:,} rows", f"{self.rows + rows.num_rows:,}")
         self._book_position(chunk)
+        if self.spec.log is not None:
+            self.next_offsets[chunk.bucket] = chunk.next_offset
         self._crc32c = crc32c
         self.rows += rows.num_rows
         self.bytes += len(data)

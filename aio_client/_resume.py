@@ -76,6 +76,7 @@ def verdict(error: ScanKvError, spec: ScanSpec, *, started: bool, complete: bool
     | a cut with nothing missing | - | end well |
     | a cut, `Resume.NEVER` | raise | raise |
     | a cut, pinned | retry | retry |
+    | a cut of the changelog | raise; retry with a token or a consumer | retry |
     | a cut, live, `Resume.LATEST` | raise; retry with a token | retry |
     | a cut, live, no choice | raise; retry with a token | raise |
     | `TooManyScans` | retry, always | as every cut |
@@ -101,8 +102,11 @@ def verdict(error: ScanKvError, spec: ScanSpec, *, started: bool, complete: bool
 
 def _rides_through(spec: ScanSpec) -> bool:
     """Whether a scan waits for a server that is not there: where it stands is known, so waiting changes no row."""
-    return spec.resume is not Resume.NEVER and (spec.snapshot_id is not None or spec.resume_token is not None)
+    known = spec.snapshot_id is not None or spec.resume_token is not None
+    is_consumer = spec.log is not None and spec.log.consumer_id is not None
+    return spec.resume is not Resume.NEVER and (known or is_consumer)
 
 
 def _goes_on(spec: ScanSpec) -> bool:
-    return spec.resume is Resume.LATEST or (spec.resume is None and spec.snapshot_id is not None)
+    exact = spec.snapshot_id is not None or spec.log is not None
+    return spec.resume is Resume.LATEST or (spec.resume is None and exact)

@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -68,6 +69,15 @@ class Runner:
         Raises:
             UsageError: The client is closed, or was made before a fork.
         """
+        future = self.start(function, *args)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(self, function: Callable[..., Awaitable[_Result]], *args: object) -> Future[_Result]:
+        """Calls a coroutine function in the event loop without waiting. Raises UsageError as `call` does."""
         address = self.client.config.address
         if os.getpid() != self._pid:
             raise UsageError(
@@ -75,16 +85,17 @@ class Runner:
                 address=address,
             )
         try:
-            future = self._running.portal.start_task_soon(function, *args)
+            return self._running.portal.start_task_soon(function, *args)
         except RuntimeError as error:
             if threading.get_ident() == self._thread.ident or not self._closed:
                 raise
             raise UsageError(f"the client of {address} is closed", address=address) from error
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Has the event loop call a function that does not wait; does nothing when the client is closed."""
+        if os.getpid() == self._pid:
+            with suppress(RuntimeError):
+                self._running.loop.call_soon_threadsafe(function)
 
     def close(self) -> None:
         """Ends all scans, closes the client, and waits for the thread. Idempotent."""

@@ -2,229 +2,30 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import pyarrow as pa
 
+from aio_client._duckdb import check_connection, create_table_of_stream
 from aio_client._explanation import explain
-from aio_client._key_bounds import range_between, range_of_prefix
+from aio_client._lazy_polars import lazy_frame
 from aio_client._optional import import_optional, to_pylist
 from aio_client._protocol import scan_request
+from aio_client._scan_builder import ScanBuilder
 from aio_client._snapshot import splits
 from aio_client._stream import ScanStream
-from table_model.errors import UsageError
-from table_model.expressions import all_of, predicate_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    import duckdb
     import pandas as pd
     import polars as pl
 
     from aio_client import sync
     from aio_client._explanation import ScanExplanation
-    from aio_client._key_bounds import Inclusive
+    from aio_client._shards import ScannedTable
     from aio_client._transport import Transport
-    from table_model.expressions import Where
-    from table_model.key_range import KeyRange
-    from table_model.scan_spec import Resume, ScanSpec
-
-
-class Pinned(Protocol):
-    """Anything that names a pinned snapshot."""
-
-    @property
-    def id(self) -> str:
-        """The id of its lease."""
-
-
-def snapshot_id_of(snapshot: str | Pinned) -> str:
-    """The id of what was given as `at`. Raises UsageError where it is neither a snapshot nor an id."""
-    snapshot_id = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
-    if not isinstance(snapshot_id, str) or not snapshot_id:
-        raise UsageError(f"at takes a snapshot or its id, not {snapshot!r}")
-    return snapshot_id
-
-
-class ScanBuilder(ABC):
-    """The refinements of a scan, each of which returns a copy; shared by the asynchronous and the blocking scan."""
-
-    __slots__ = ("_key_schema", "_spec")
-
-    def __init__(self, spec: ScanSpec, key_schema: pa.Schema | None) -> None:
-        self._spec = spec
-        self._key_schema = key_schema
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._spec}>"
-
-    @property
-    def spec(self) -> ScanSpec:
-        """What is scanned, without the client: picklable; `client.scan(spec)` makes it a scan again, also elsewhere."""
-        return self._spec
-
-    @property
-    def key_schema(self) -> pa.Schema | None:
-        """The key columns in key order; None where the scan was made of a spec alone, and does not know them."""
-        return self._key_schema
-
-    def select(self, *columns: str | Iterable[str]) -> Self:
-        """Returns these columns only, in this order: `select("a", "b")` or `select(["a", "b"])`.
-
-        `select([])` returns rows without columns, which costs the server nothing to decode.
-        """
-        if not columns:
-            raise UsageError("select takes the names of the columns to return; [] for rows without columns")
-        names = [name for given in columns for name in ([given] if isinstance(given, str) else given)]
-        return self._with(columns=tuple(names))
-
-    def where(self, where: Where) -> Self:
-        """Returns only rows for which this is true, and for which what was asked before is true as well.
-
-        Nulls as in SQL: a comparison with null is unknown, and a row is returned where the whole is true. What it says
-        of the key bounds what the server reads.
-
-        Args:
-            where: A predicate such as `(col("score") > 100) & col("player").is_in(["ann", "bob"])`, a boolean
-                column as `col("active")`, text such as `"score > 100 AND player IN ('ann', 'bob')"`, or a
-                `pyarrow.compute.Expression`.
-
-        Raises:
-            UsageError: It is none of these, or cannot be read. Columns and types are checked when the scan starts.
-        """
-        predicate = predicate_of(where)
-        return self._with(where=predicate if self._spec.where is None else all_of([self._spec.where, predicate]))
-
-    def limit(self, rows: int | None) -> Self:
-        """Returns at most so many rows over all buckets together: the first by key of each bucket, of any buckets.
-
-        With `ordered` they are the first by key of all.
-
-        Args:
-            rows: 0 or more; None lifts the limit.
-        """
-        return self._with(limit=rows)
-
-    def offset(self, rows: int) -> NoReturn:
-        """Is refused, always: the server would read the rows that are left out, once for every page.
-
-        Go on behind the last row instead: with `resume_from(stream.resume_token)`, or with
-        `ordered().key_range(start=last_key, inclusive="right")`, which the server finds at once.
-        """
-        raise UsageError(
-            f"a scan has no offset: to leave out {rows!r} rows, the server would read them all, every time; go on "
-            "behind the last row with resume_from(stream.resume_token), or with ordered() and "
-            'key_range(start=last_key, inclusive="right")'
-        )
-
-    def key_range(self, start: object = None, end: object = None, *, inclusive: Inclusive = "both") -> Self:
-        """Reads only keys from `start` to `end`, and those that what was asked before allows as well.
-
-        `key_range(100, 200)`; where the key has several columns, `key_range(("ann", 3), ("ann", 7))` or by leading ones
-        `key_range("ann", "bob")`, which has all keys of ann and bob. A text is compared as a whole: for those that
-        begin with one, see `prefix`. What is read begins at the start, and ends at the end: nothing is skipped.
-
-        Args:
-            start: A value of the first key column, or a tuple of values of the leading ones. None: from the first key.
-            end: The same. None: to the last key.
-            inclusive: Whether keys that are equal to `start` (`left`) or `end` (`right`) are in it.
-
-        Raises:
-            UsageError: The start is behind the end; or the scan was not made by `table.scan()`, and does not know the
-                types of the key.
-            InvalidKey: A value is null, or not one of its key column.
-        """
-        return self._within(range_between(start, end, inclusive, self._known_key_schema("key_range")))
-
-    def prefix(self, value: object) -> Self:
-        """Reads only keys that begin with this, and that what was asked before allows as well.
-
-        Args:
-            value: A value of the first key column, or a tuple of values of the leading ones. Of the last of them, where
-                it is text or bytes, it is the beginning: `prefix("an")` has ann and anton, `prefix(("ann", "2024-"))`
-                of ann those of the year.
-
-        Raises:
-            UsageError: The scan was not made by `table.scan()`, and does not know the types of the key.
-            InvalidKey: A value is null, or not one of its key column.
-        """
-        return self._within(range_of_prefix(value, self._known_key_schema("prefix")))
-
-    def ordered(self) -> Self:
-        """Returns all rows in key order over all buckets, descending with `reverse`; the server merges them.
-
-        Without it the rows of each bucket are in order, one bucket after another, which is faster.
-        """
-        return self._with(ordered=True)
-
-    def with_buckets(self, *buckets: int | Iterable[int]) -> Self:
-        """Reads these buckets only: `with_buckets(0, 2)` or `with_buckets([0, 2])`."""
-        if not buckets:
-            raise UsageError("with_buckets takes the numbers of the buckets to read")
-        numbers = [number for given in buckets for number in ([given] if isinstance(given, int) else given)]
-        return self._with(buckets=tuple(numbers))
-
-    def with_chunk(self, *, rows: int | None = None, bytes: int | None = None) -> Self:
-        """Bounds the batches that come back; whichever is reached first ends one. A batch has at least one row.
-
-        Args:
-            rows: The most rows of a batch, 1 to 65,536. Default: the server's, 8,192.
-            bytes: The most bytes of stored rows in a batch, 1 KiB to 16 MiB, of which a server makes use of up to
-                2 MiB. Default: the server's, 1 MiB.
-        """
-        return self._with(chunk_rows=rows, chunk_bytes=bytes)
-
-    def at(self, snapshot: str | Pinned) -> Self:
-        """Reads a pinned snapshot: all buckets as of its pin, however often it is read.
-
-        Args:
-            snapshot: The snapshot, or its id, which may come from another process.
-        """
-        return self._with(snapshot_id=snapshot_id_of(snapshot))
-
-    def reverse(self) -> Self:
-        """Returns the rows of each bucket in descending key order; the other way round when called again."""
-        return self._with(reverse=not self._spec.reverse)
-
-    def resume(self, resume: Resume) -> Self:
-        """Chooses what happens when the scan is cut, as by a restart of the server.
-
-        Without it, a scan of a pinned snapshot goes on by itself, which is exact, and one of the live table raises.
-        With `Resume.LATEST` the latter goes on, too, with a fresh view: `stream.resumptions` says where and from which
-        log offsets to which. With `Resume.NEVER` both raise.
-        """
-        return self._with(resume=resume)
-
-    def resume_from(self, token: bytes) -> Self:
-        """Goes on behind the rows that an earlier run of this same scan returned, in any process.
-
-        Over a pinned snapshot that is exactly the rest. Over the live table the rest comes from a fresh view, as with
-        `Resume.LATEST`, and the first of `stream.resumptions` says so.
-
-        Args:
-            token: `stream.resume_token` or `error.resume_token`; the scan must have the same table, snapshot, columns,
-                limit, buckets, keys and order.
-        """
-        if not isinstance(token, bytes):  # None, too: going on from nowhere would be the whole scan
-            raise UsageError(f"a resume token is bytes, as a stream or an error gave it, not a {type(token).__name__}")
-        return self._with(resume_token=token)
-
-    def _within(self, keys: KeyRange) -> Self:
-        return self._with(key_range=keys if self._spec.key_range is None else keys & self._spec.key_range)
-
-    def _known_key_schema(self, method: str) -> pa.Schema:
-        if self._key_schema is None:
-            raise UsageError(
-                f"{method} takes values of the key, whose types a scan made of a spec does not know: start from "
-                "table.scan(), or set the encoded key_range of the spec"
-            )
-        return self._key_schema
-
-    @abstractmethod
-    def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
-        """A copy with other fields of its spec."""
+    from table_model.scan_spec import ScanSpec
 
 
 class Scan(ScanBuilder):
@@ -235,20 +36,20 @@ class Scan(ScanBuilder):
 
     __slots__ = ("_transport",)
 
-    def __init__(self, transport: Transport, spec: ScanSpec, key_schema: pa.Schema | None = None) -> None:
+    def __init__(self, transport: Transport, spec: ScanSpec, table: ScannedTable | None = None) -> None:
         """Called by `Table.scan` and `Client.scan`.
 
         Args:
             transport: The client's connection.
             spec: What is scanned.
-            key_schema: The key columns in key order, where they are known.
+            table: What it is a scan of, where that is known.
         """
-        super().__init__(spec, key_schema)
+        super().__init__(spec, table)
         self._transport = transport
 
     def stream(self) -> ScanStream:
         """The rows as they come, in bounded memory: `async for rows in scan.stream()`, each a `pa.RecordBatch`."""
-        return ScanStream(self._transport, self._spec)
+        return ScanStream(self._transport, self._readable())
 
     def stream_sync(self) -> sync.ScanStream:
         """The rows as they come, for code that blocks: `for rows in scan.stream_sync()`.
@@ -258,7 +59,7 @@ class Scan(ScanBuilder):
         """
         from aio_client._sync_stream import stream_once
 
-        return stream_once(self._transport.config, self._spec)
+        return stream_once(self._transport.config, self._readable())
 
     async def splits(self, n: int) -> list[Scan]:
         """Cuts a scan of a pinned snapshot into parts of about equally many rows, which give each row once together.
@@ -278,7 +79,7 @@ class Scan(ScanBuilder):
             SnapshotLost: The snapshot's lease has ended.
             DataLoss: The snapshot is damaged.
         """
-        return [Scan(self._transport, spec, self._key_schema) for spec in await splits(self._transport, self._spec, n)]
+        return [Scan(self._transport, spec, self._table) for spec in await splits(self._transport, self._spec, n)]
 
     async def explain(self) -> ScanExplanation:
         """How the server would answer the scan: which buckets and keys it would read, and what it would decode of them.
@@ -289,7 +90,10 @@ class Scan(ScanBuilder):
             SchemaMismatch: A column does not exist, or a value of `where` is not of its column's type.
             TableNotFound, InvalidRequest, SnapshotLost: As when the scan starts.
         """
-        return await explain(self._transport, scan_request(self._spec))
+        explanation = await explain(self._transport, scan_request(self._spec))
+        if self._spec.buckets == ():
+            return replace(explanation, buckets=(), ranges=(), points=0, first_points=())
+        return explanation
 
     async def to_arrow(self) -> pa.Table:
         """All rows as one table in memory; with the schema, also when there are none."""
@@ -302,15 +106,67 @@ class Scan(ScanBuilder):
         import_optional("pandas")
         return (await self.to_arrow()).to_pandas()
 
-    async def to_polars(self) -> pl.DataFrame:
-        """All rows as a Polars DataFrame. Needs polars."""
+    @overload
+    async def to_polars(self, *, lazy: Literal[False] = False) -> pl.DataFrame: ...
+    @overload
+    async def to_polars(self, *, lazy: Literal[True]) -> pl.LazyFrame: ...
+    async def to_polars(self, *, lazy: bool = False) -> pl.DataFrame | pl.LazyFrame:
+        """All rows as a Polars DataFrame, or as a LazyFrame that reads them when it is collected. Needs polars.
+
+        Every `collect` of a LazyFrame runs the scan anew, with a view of its own, and has the server do what it does
+        exactly as Polars: columns that are not used are not sent, `head` ends the scan, and of a filter, comparisons
+        with values, `is_in`, `is_null`, `starts_with`, joined by `&`, `|` and `~`, choose the rows at the server. With
+        a `limit` of the scan filters stay with Polars, as all else does; with a resume token, and of the changelog,
+        everything does.
+        A query that has enough before the end, as with `head` behind a filter, lets go of its scan when Polars is used
+        next, at the latest when the server's stall timeout ends it.
+
+        Args:
+            lazy: Whether to return a LazyFrame; only its schema is asked for now. `collect` blocks, over a connection
+                of its own: in a coroutine use `await asyncio.to_thread(frame.collect)`.
+
+        Raises:
+            SchemaMismatch, TableNotFound, SnapshotLost, ...: As when the scan starts; `collect` raises as the stream.
+        """
         polars = import_optional("polars")
-        frame: pl.DataFrame = polars.from_arrow(await self.to_arrow())
-        return frame
+        if not lazy:
+            frame: pl.DataFrame = polars.from_arrow(await self.to_arrow())
+            return frame
+        from aio_client._sync_stream import stream_once
+
+        self._check_has_rows("to_polars")
+        async with self.stream() as stream:
+            schema = stream.schema
+        config = self._transport.config
+        return lazy_frame(self, schema, lambda spec: stream_once(config, spec))
+
+    async def to_duckdb(self, con: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRelation:
+        """All rows as a new table in DuckDB, which reads them as they come: in bounded memory, but for the table.
+
+        The table is there when all rows are, and not at all after an error. It is a copy as of one instant; the
+        blocking `Scan` can be queried by DuckDB directly, without a copy. DuckDB works in a thread. When this is
+        cancelled, it ends once DuckDB has let go of the connection. Needs duckdb.
+
+        Args:
+            con: A connection that nothing else uses meanwhile. A transaction that it is in is left open, and is
+                aborted by an error, as by any other.
+            name: As DuckDB reads it: `flights`, `main.flights`, or in quotes `"odd name"`.
+
+        Returns:
+            The table, to be queried.
+
+        Raises:
+            UsageError: `con` is no connection.
+            duckdb.Error: There is such a table, or DuckDB has no such type as a column's.
+        """
+        check_connection(con, name)
+        self._check_has_rows("to_duckdb")
+        async with self.stream() as stream:
+            return await create_table_of_stream(con, name, stream)
 
     async def to_pylist(self) -> list[dict[str, Any]]:
         """All rows as dictionaries. Nanosecond times that no Python type holds need pandas."""
         return to_pylist(await self.to_arrow())
 
     def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
-        return type(self)(self._transport, replace(self._spec, **changes), self._key_schema)
+        return type(self)(self._transport, replace(self._spec, **changes), self._table)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from types import TracebackType
 
-    from aio_client._scan import Pinned
+    from aio_client._scan_builder import Pinned
     from aio_client._transport import Transport
     from table_model.scan_spec import ScanSpec
 
@@ -106,9 +106,9 @@ class Snapshot:
         return self._schema
 
     @property
-    def rows(self) -> int:
-        """Rows in the view, exact."""
-        return self._message.rows
+    def rows(self) -> int | None:
+        """Rows in the view, exact. None: not counted, as in `BucketStatistics`; counting the snapshot reads them."""
+        return self._message.rows if self._message.HasField("rows") else None
 
     @property
     def taken_at(self) -> datetime:

@@ -6,8 +6,10 @@ import asyncio
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
+from aio_client._commit import commit_position
 from aio_client._progress import ScanProgress
 from aio_client._protocol import scan_request
 from aio_client._resume import Verdict, verdict
@@ -76,6 +78,7 @@ class ScanStream:
         self._transport = transport
         self._progress = ScanProgress(spec)
         self._call: ScanCall | None = None
+        self._listener: Callable[[], None] | None = None
         self._pausing: asyncio.Timeout | None = None
         self._reading = False
         self._failure: BaseException | None = None
@@ -123,6 +126,28 @@ class ScanStream:
             raise StopAsyncIteration
         return rows
 
+    async def commit(self) -> dict[int, int]:
+        """Commits what was returned so far on behalf of the stream's consumer; durable when this returns.
+
+        Whoever has the consumer next goes on behind it. Reading on commits nothing. May be called between reads and
+        after the end, as often as one likes; it is tried for the operation timeout.
+
+        Returns:
+            The consumer's offsets now: of every bucket that it ever read, the first change that is not committed.
+
+        Raises:
+            ConsumerFenced: Another stream has taken the consumer over, or it was reset, deleted, or has expired.
+            UsageError: The stream is not of a consumer, or was not started.
+            Unavailable, DeadlineExceeded: There was no answer; it may have been committed.
+        """
+        spec = self._progress.spec
+        if spec.log is None or spec.log.consumer_id is None:
+            raise UsageError("commit is for the stream of a consumer: ask with with_consumer_id(...)")
+        offsets, token = self.log_offsets, self._progress.token
+        if spec.buckets == () or token is None:  # nothing was returned yet
+            return offsets
+        return await commit_position(self._transport, spec.table, spec.log.consumer_id, self._progress.fence, token)
+
     async def aclose(self) -> None:
         """Ends the scan, so that the server frees its iterators. Idempotent, also after the end."""
         if self._ended is None:
@@ -140,7 +165,8 @@ class ScanStream:
 
         Of a scan that went on over a fresh view, those of the last view; `resumptions` has the earlier ones.
         """
-        return dict(self._header("log_offsets").log_offsets)
+        header = self._header("log_offsets")
+        return {} if self._progress.spec.buckets == () else dict(header.log_offsets)
 
     @property
     def scan_id(self) -> str:
@@ -151,6 +177,19 @@ class ScanStream:
     def incarnation(self) -> str:
         """Of the server that answered last; differs after every start of a server."""
         return self._header("incarnation").server_incarnation
+
+    @property
+    def version(self) -> bytes:
+        """Names what the rows are of, for `Scan.if_changed_since` and the like; opaque, equal until something changes.
+
+        Of a scan that went on over a fresh view, that of the last view.
+        """
+        return self._header("version").version
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether nothing has changed since the version of `Scan.if_changed_since`: then there are no rows."""
+        return self._header("unchanged").unchanged
 
     @property
     def consistency(self) -> Literal["table", "pinned"]:
@@ -172,6 +211,29 @@ class ScanStream:
     def resumptions(self) -> tuple[Resumption, ...]:
         """Where the scan went on after a cut, or by `resume_from`."""
         return self._progress.resumptions
+
+    @property
+    def next_offsets(self) -> dict[int, int]:
+        """Of a scan of the changelog, for every bucket the offset behind what was returned: where to start anew."""
+        self._header("next_offsets")
+        return self._progress.next_offsets
+
+    @property
+    def phase(self) -> Literal["rows", "changes"]:
+        """Whether rows of the table are still to come, as at the beginning of a full start, or changes alone."""
+        self._header("phase")
+        return "rows" if self._progress.scanning or self._progress.spec.log is None else "changes"
+
+    def on_heartbeat(self, listener: Callable[[], None]) -> None:
+        """Has a listener called while the stream is read, whenever it was heard from without rows."""
+        self._listener = listener
+
+    @property
+    def watermark(self) -> datetime | None:
+        """Of a scan of the changelog: what was committed before this time was returned; None while changes wait."""
+        self._header("watermark")
+        micros = self._progress.watermark_micros
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros) if micros else None
 
     def statistics(self) -> ScanStatistics:
         """What the scan has done so far; final when it has ended."""
@@ -216,7 +278,7 @@ class ScanStream:
         progress, config = self._progress, self._transport.config
         progress.begin_attempt()
         window = config.window_bytes(progress.spec.chunk_bytes)
-        call = self._transport.open_scan(scan_request(progress.spec, progress.token), window)
+        call = self._transport.open_scan(scan_request(progress.spec, progress.token, progress.fence), window)
         self._call = call
         before = progress.header
         while progress.header is before:
@@ -237,6 +299,8 @@ class ScanStream:
                 self._end(None)
                 return None
             rows = self._progress.book(message)
+            if rows is None and self._listener is not None:
+                self._listener()
             if rows is not None or message.HasField("heartbeat") or message.HasField("trailer"):
                 return rows
 

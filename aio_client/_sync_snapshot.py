@@ -71,8 +71,8 @@ class Snapshot:
         return self._snapshot.schema
 
     @property
-    def rows(self) -> int:
-        """Rows in the view, exact."""
+    def rows(self) -> int | None:
+        """Rows in the view, exact. None: not counted, as in `BucketStatistics`; counting the snapshot reads them."""
         return self._snapshot.rows
 
     @property

@@ -9,6 +9,8 @@ from aio_client._runner import Runner
 from table_model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
     from types import TracebackType
 
     import pyarrow as pa
@@ -79,6 +81,12 @@ class ScanStream:
         with suppress(ScanKvError):
             self.close()
 
+    def commit(self) -> dict[int, int]:
+        """Commits what was returned so far on behalf of the stream's consumer. See `aio_client.ScanStream.commit`."""
+        if self._interrupted is not None:
+            raise self._interrupted
+        return self._runner.call(self._stream.commit)
+
     def close(self) -> None:
         """Ends the scan, so that the server frees its iterators. Idempotent, also after the end."""
         if self._closes_runner:
@@ -107,6 +115,16 @@ class ScanStream:
         return self._stream.incarnation
 
     @property
+    def version(self) -> bytes:
+        """Names what the rows are of. See `aio_client.ScanStream.version`."""
+        return self._stream.version
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether nothing has changed, so that there are no rows. See `aio_client.ScanStream.unchanged`."""
+        return self._stream.unchanged
+
+    @property
     def consistency(self) -> Literal["table", "pinned"]:
         """What the rows are one instant of. See `aio_client.ScanStream.consistency`."""
         return self._stream.consistency
@@ -120,6 +138,25 @@ class ScanStream:
     def resumptions(self) -> tuple[Resumption, ...]:
         """Where the scan went on after a cut, or by `resume_from`."""
         return self._stream.resumptions
+
+    @property
+    def next_offsets(self) -> dict[int, int]:
+        """Of a scan of the changelog, for every bucket the offset behind what was returned."""
+        return self._stream.next_offsets
+
+    @property
+    def phase(self) -> Literal["rows", "changes"]:
+        """Whether rows of the table are still to come, or changes alone. See `aio_client.ScanStream.phase`."""
+        return self._stream.phase
+
+    @property
+    def watermark(self) -> datetime | None:
+        """Of a scan of the changelog: what was committed before this time was returned."""
+        return self._stream.watermark
+
+    def on_heartbeat(self, listener: Callable[[], None]) -> None:
+        """Has a listener called whenever the stream was heard from without rows, in the client's thread."""
+        self._stream.on_heartbeat(listener)
 
     def statistics(self) -> ScanStatistics:
         """What the scan has done so far; final when it has ended."""

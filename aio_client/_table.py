@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 
-from aio_client._aggregate import aggregate, count, top_n
+from aio_client._computed import ComputedAnswers
+from aio_client._consumers import ChangesOfTable
 from aio_client._data import rows_of
+from aio_client._indexes import index_statuses
 from aio_client._keys import check_key_sizes, is_one_key, keys_of
 from aio_client._lookup import LookupAnswer, assemble
 from aio_client._optional import to_pylist
 from aio_client._requests import LOOKUP_KEYS, cut, to_ipc
-from aio_client._scan import Scan, snapshot_id_of
+from aio_client._scan import Scan
+from aio_client._shards import ScannedTable
 from aio_client._snapshot import Pinning
 from protos.scankv.v1 import lookup_pb2, table_pb2, write_pb2
 from table_model.errors import InvalidKey, RequestTooLarge, SchemaMismatch, UsageError
@@ -22,10 +25,11 @@ from table_model.expressions import predicate_of
 from table_model.scan_spec import ScanSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from aio_client._data import Data, Rows
-    from aio_client._scan import Pinned
+    from aio_client._indexes import IndexStatus
+    from aio_client._scan_builder import Pinned
     from aio_client._transport import Method, Transport
     from table_model.expressions import Predicate, Where
 
@@ -52,7 +56,8 @@ class BucketStatistics:
 
     Attributes:
         bucket: Its number.
-        rows: Live rows, exact.
+        rows: Live rows, exact. None: not counted, because rows were written without reading those that were there, as
+            in tables without old rows in their changelog; `count` reads them.
         log_offset: The offset that the next change gets.
         epoch: How many unclean starts of the server the bucket has seen.
         disk_bytes: Bytes of its files.
@@ -60,7 +65,7 @@ class BucketStatistics:
     """
 
     bucket: int
-    rows: int
+    rows: int | None
     log_offset: int
     epoch: int
     disk_bytes: int
@@ -81,7 +86,7 @@ class _Shape:
         return cls(description, schema, pa.schema([schema.field(name) for name in description.primary_key]))
 
 
-class Table:
+class Table(ComputedAnswers, ChangesOfTable):
     """A table on the server. What it says of itself is as of when it was asked for; its rows are those of now.
 
     Made by `client.table(name)`, `create_table`, `alter_table` or `tables`. Belongs to the event loop of its client;
@@ -125,6 +130,11 @@ class Table:
     def options(self) -> dict[str, str]:
         """The options that differ from their defaults."""
         return dict(self._shape.description.options)
+
+    @property
+    def indexes(self) -> tuple[tuple[str, ...], ...]:
+        """The columns of each index, in the order in which they were made; also of those that are still built."""
+        return tuple(tuple(index.columns) for index in self._shape.description.indexes)
 
     async def upsert(self, data: Data) -> WriteResult:
         """Inserts rows, and replaces those whose key is there already. Of several rows of one key the last counts.
@@ -204,92 +214,6 @@ class Table:
         answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await self._lookup(piece)]
         return assemble(answers, self.schema, fill_missing=missing == "null")
 
-    async def count(self, where: Where | None = None, *, at: Pinned | str | None = None) -> int:
-        """The number of rows, exact, of all buckets at one instant.
-
-        Without `where` the rows are not read. With it the server reads them as a scan does, and sends none.
-
-        Args:
-            where: What is true of the rows to count, as for `Scan.where`. Default: all rows.
-            at: A pinned snapshot, or its id, whose rows are counted. Default: those of now.
-
-        Raises:
-            UsageError, SchemaMismatch: `where` cannot be read, or does not fit the table.
-            SnapshotLost: The snapshot has ended.
-            TooManyScans, ScanTooLong, ScanCancelled, DataLoss: As for a scan, of which it is one.
-            DeadlineExceeded: There was no answer within the operation timeout.
-        """
-        return await count(self._transport, self.name, self._predicate(where), _snapshot_id(at))
-
-    async def aggregate(
-        self,
-        functions: Mapping[str, str | Iterable[str]],
-        where: Where | None = None,
-        *,
-        group_by: Sequence[str] = (),
-        at: Pinned | str | None = None,
-    ) -> pa.Table:
-        """Sums, least and greatest values, means and counts of columns, computed at the server: no rows travel.
-
-            await table.aggregate({"distance": ["sum", "max"], "delay": "mean"}, "year = 2013", group_by=["carrier"])
-
-        Nulls are passed over, as in SQL. Sums of integers (int64) and decimals (38 digits) are exact. Sums of floats
-        are added up in float64, for one pinned view always in the same order; NaN makes them NaN. `min` and `max` are
-        in key order, in which NaN is above infinity. `mean` is float64. `count` of a key column counts rows.
-
-        Args:
-            functions: For each column, some of "count", "sum", "min", "max", "mean".
-            where: What is true of the rows that count, as for `Scan.where`. Default: all rows.
-            group_by: Rows that are equal in these columns are a group; null and NaN are values like others. Default:
-                one group, which is there even without rows.
-            at: A pinned snapshot, or its id, that is read. Default: the rows of now.
-
-        Returns:
-            One row a group, ascending by the columns of `group_by`, nulls last: these columns, then `distance_sum` and
-            so on in the order asked.
-
-        Raises:
-            UsageError: A function does not exist.
-            SchemaMismatch: A column does not exist, or is not of a type that has this function.
-            InvalidRequest: Nothing is asked for, a sum does not fit, or there are over 1,000,000 groups.
-            RequestTooLarge: The result is over 32 MiB.
-            SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
-        """
-        predicate, snapshot_id = self._predicate(where), _snapshot_id(at)
-        return await aggregate(self._transport, self.name, functions, predicate, group_by, snapshot_id)
-
-    async def top_n(
-        self,
-        n: int,
-        by: str,
-        where: Where | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        descending: bool = True,
-        at: Pinned | str | None = None,
-    ) -> pa.Table:
-        """The first `n` rows in the order of a column, best first, exact over all buckets as of one instant.
-
-        The server reads all rows as a scan does, and sends these.
-
-        Args:
-            n: How many rows, 1 to 100,000; fewer where there are fewer.
-            by: The column, not a struct, list or map. In key order: NaN is above infinity, -0.0 equals 0.0. Nulls come
-                last in both directions, and rows that are equal by ascending key.
-            where: What is true of the rows that count, as for `Scan.where`. Default: all rows.
-            columns: The columns to return, in this order. Default: all.
-            descending: Whether the greatest is first.
-            at: A pinned snapshot, or its id, that is read. Default: the rows of now.
-
-        Raises:
-            UsageError: `n` is out of its range.
-            SchemaMismatch: A column does not exist, or `by` has no order.
-            RequestTooLarge: The rows take over 32 MiB, or over 128 MiB as they are stored.
-            SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
-        """
-        predicate, snapshot_id = self._predicate(where), _snapshot_id(at)
-        return await top_n(self._transport, self.name, n, by, predicate, columns, descending, snapshot_id)
-
     def scan(
         self, columns: Sequence[str] | None = None, *, where: Where | None = None, limit: int | None = None
     ) -> Scan:
@@ -309,7 +233,7 @@ class Table:
         names = (columns,) if isinstance(columns, str) else columns
         chosen = None if names is None else tuple(names)
         spec = ScanSpec(self.name, columns=chosen, where=self._predicate(where), limit=limit)
-        return Scan(self._transport, spec, self._shape.key_schema)
+        return Scan(self._transport, spec, ScannedTable(self._shape.key_schema, self.buckets))
 
     def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None) -> Pinning:
         """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
@@ -338,13 +262,11 @@ class Table:
 
     async def statistics(self) -> list[BucketStatistics]:
         """The figures of every bucket, ascending. Opens all of them."""
-        response = await self._transport.call(
-            self._transport.services.tables.GetTable, table_pb2.GetTableRequest(name=self.name, statistics=True)
-        )
+        response = await self._described()
         return [
             BucketStatistics(
                 bucket=bucket.bucket,
-                rows=bucket.rows,
+                rows=bucket.rows if bucket.HasField("rows") else None,
                 log_offset=bucket.log_offset,
                 epoch=bucket.epoch,
                 disk_bytes=bucket.disk_bytes,
@@ -352,6 +274,14 @@ class Table:
             )
             for bucket in response.buckets
         ]
+
+    async def index_status(self) -> list[IndexStatus]:
+        """How far every index is built now, in the order in which they were made. Opens all buckets."""
+        return index_statuses(await self._described())
+
+    async def _described(self) -> table_pb2.GetTableResponse:
+        request = table_pb2.GetTableRequest(name=self.name, statistics=True)
+        return await self._transport.call(self._transport.services.tables.GetTable, request)
 
     def _predicate(self, where: Where | None) -> Predicate | None:
         return None if where is None else predicate_of(where, self.schema)
@@ -389,10 +319,6 @@ class Table:
             half = keys.num_rows // 2
             return await self._lookup(keys.slice(0, half)) + await self._lookup(keys.slice(half))
         return [LookupAnswer.read(keys, response)]
-
-
-def _snapshot_id(at: Pinned | str | None) -> str | None:
-    return None if at is None else snapshot_id_of(at)
 
 
 def _upsert_requests(shape: _Shape, rows: Rows) -> Iterator[write_pb2.UpsertRequest]:

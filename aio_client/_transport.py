@@ -9,7 +9,7 @@ import asyncio
 import os
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -17,7 +17,9 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aio_client._channel import channel_options
+from protos.scankv.v1.admin_pb2 import BucketCheck
 from protos.scankv.v1.admin_pb2_grpc import AdminServiceStub
+from protos.scankv.v1.consumer_pb2_grpc import ConsumerServiceStub
 from protos.scankv.v1.lookup_pb2_grpc import LookupServiceStub
 from protos.scankv.v1.scan_pb2 import ScanKvResponse
 from protos.scankv.v1.scan_pb2_grpc import ScanServiceStub
@@ -39,6 +41,7 @@ from table_model.errors import (
 
 if TYPE_CHECKING:
     from aio_client._config import ClientConfig
+    from protos.scankv.v1.admin_pb2 import CheckTableRequest
     from protos.scankv.v1.scan_pb2 import ScanKvRequest
 
 _Request = TypeVar("_Request")
@@ -166,7 +169,12 @@ class Transport:
         if window != self._window:
             services = self._connections.get(window) or self._connect(window)
             self._connections[window] = services
-        return ScanCall(self, services, services.scans.ScanKv(request))
+        return StreamCall(self, services, services.scans.ScanKv(request), ScanKvResponse)
+
+    def open_check(self, request: CheckTableRequest) -> StreamCall[BucketCheck]:
+        """Starts the check of a table; nothing is awaited before its first `read`."""
+        services = self.services
+        return StreamCall(self, services, services.admin.CheckTable(request), BucketCheck)
 
     def replace(self, services: _Services) -> None:
         """Has calls that come take another connection than the one over which a call got no answer in time.
@@ -242,6 +250,7 @@ class _Services:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
+        self.consumers = ConsumerServiceStub(channel)
         self.admin = AdminServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
         self.lookups = LookupServiceStub(channel)
@@ -251,8 +260,8 @@ class _Services:
         self.writes = WriteServiceStub(channel)
 
 
-class ScanCall:
-    """One attempt of a scan: one `ScanKv` call. Dropping the object cancels the call at once, from any thread.
+class StreamCall(Generic[_Response]):
+    """One attempt of a scan, or of a check. Dropping the object cancels the call at once, from any thread.
 
     gRPC's own call object does not do that: it is part of a reference cycle.
     """
@@ -261,11 +270,13 @@ class ScanCall:
         self,
         transport: Transport,
         services: _Services,
-        call: grpc.aio.UnaryStreamCall[ScanKvRequest, ScanKvResponse],
+        call: grpc.aio.UnaryStreamCall[Any, _Response],
+        message_type: type[_Response],
     ) -> None:
         self._transport = transport
         self._services = services
         self._call = call
+        self._message_type = message_type
         self._loop = asyncio.get_running_loop()
 
     def __del__(self) -> None:
@@ -281,11 +292,11 @@ class ScanCall:
         else:
             self._loop.call_soon_threadsafe(call.cancel)
 
-    async def read(self, timeout: float) -> ScanKvResponse | None:
+    async def read(self, timeout: float | None) -> _Response | None:
         """Waits for the next message; None after the last one. When it is cancelled, so is the call.
 
         Args:
-            timeout: Seconds to wait.
+            timeout: Seconds to wait. None: for as long as it takes.
 
         Raises:
             DeadlineExceeded: No message came in time.
@@ -298,20 +309,24 @@ class ScanCall:
             self._transport.replace(self._services)
             address = self._transport.address
             raise DeadlineExceeded(
-                f"the ScanKV server at {address} sent nothing for {_seconds(timeout)} s", address=address
+                f"the ScanKV server at {address} sent nothing for {_seconds(timeout or 0)} s", address=address
             ) from error
         except grpc.aio.AioRpcError as error:
-            raise _error_from(error, self._transport.address, timeout) from error
+            raise _error_from(error, self._transport.address, timeout or 0) from error
         except asyncio.CancelledError:
             if not _task_is_cancelled():
                 raise UsageError("the scan was closed while it was being read") from None
             raise
         readable = _readable(message, self._transport.address)
-        return readable if isinstance(readable, ScanKvResponse) else None  # gRPC's mark of the end
+        return readable if isinstance(readable, self._message_type) else None  # gRPC's mark of the end
 
     def cancel(self) -> None:
         """Ends the call, so that the server frees what it holds for it. Idempotent."""
         self._call.cancel()
+
+
+ScanCall: TypeAlias = StreamCall[ScanKvResponse]
+"""One attempt of a scan: one `ScanKv` call."""
 
 
 def _error_from(error: grpc.aio.AioRpcError, address: str, timeout: float) -> ScanKvError:

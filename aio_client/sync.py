@@ -16,33 +16,45 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import pyarrow as pa
 
 from aio_client._config import ClientConfig, default_url
+from aio_client._duckdb import check_connection, create_table
+from aio_client._lazy_polars import lazy_frame
+from aio_client._optional import import_optional
 from aio_client._runner import Runner
-from aio_client._scan import ScanBuilder
+from aio_client._scan_builder import ScanBuilder
+from aio_client._sync_computed import ComputedAnswers
+from aio_client._sync_consumers import ConsumersOfTable
 from aio_client._sync_snapshot import Snapshot
 from aio_client._sync_stream import ScanStream
+from aio_client._sync_watch import TopNWatch
+from table_model.log_positions import StartFrom
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    import duckdb
     import pandas as pd
     import polars as pl
 
     from aio_client._admin import LiveScan, ServerStats
+    from aio_client._check import BucketCheck
     from aio_client._data import Data
     from aio_client._explanation import ScanExplanation
-    from aio_client._scan import Pinned
+    from aio_client._indexes import Indexes, IndexStatus
+    from aio_client._scan_builder import Pinned
+    from aio_client._shards import ScannedTable
     from aio_client._table import BucketStatistics, WriteResult
     from aio_client._table import Table as AsyncTable
     from table_model.expressions import Where
+    from table_model.log_positions import StopAt
     from table_model.scan_spec import ScanSpec
 
-__all__ = ["Client", "Scan", "ScanStream", "Snapshot", "Table", "connect"]
+__all__ = ["Client", "Scan", "ScanStream", "Snapshot", "Table", "TopNWatch", "connect"]
 
 
 class Client:
@@ -80,6 +92,7 @@ class Client:
         primary_key: Sequence[str],
         bucket_key: Sequence[str] = (),
         buckets: int | None = None,
+        indexes: Indexes = (),
         **options: str | bool | int,
     ) -> Table:
         """Creates a table. See `aio_client.Client.create_table`."""
@@ -90,6 +103,7 @@ class Client:
             primary_key=primary_key,
             bucket_key=bucket_key,
             buckets=buckets,
+            indexes=indexes,
         )
         return Table(self._runner, self._runner.call(partial(create, **options)))
 
@@ -97,10 +111,36 @@ class Client:
         """Drops a table with its rows. See `aio_client.Client.drop_table`."""
         self._runner.call(self._runner.client.drop_table, name)
 
-    def alter_table(self, name: str, *, add_columns: pa.Schema) -> Table:
-        """Adds columns at the end of a table. See `aio_client.Client.alter_table`."""
-        alter = partial(self._runner.client.alter_table, add_columns=add_columns)
+    def alter_table(
+        self,
+        name: str,
+        *,
+        add_columns: pa.Schema | None = None,
+        add_indexes: Indexes = (),
+        drop_indexes: Indexes = (),
+        wait: bool = True,
+        on_progress: Callable[[list[IndexStatus]], None] | None = None,
+    ) -> Table:
+        """Adds columns at the end of a table, adds and drops indexes. See `aio_client.Client.alter_table`.
+
+        `on_progress` is called in the client's thread, and must not block.
+        """
+        alter = partial(
+            self._runner.client.alter_table,
+            add_columns=add_columns,
+            add_indexes=add_indexes,
+            drop_indexes=drop_indexes,
+            wait=wait,
+            on_progress=on_progress,
+        )
         return Table(self._runner, self._runner.call(alter, name))
+
+    def check_table(self, name: str, *, on_bucket: Callable[[BucketCheck], None] | None = None) -> list[BucketCheck]:
+        """Says whether all that is stored of a table agrees. See `aio_client.Client.check_table`.
+
+        `on_bucket` is called in the client's thread, and must not block.
+        """
+        return self._runner.call(partial(self._runner.client.check_table, on_bucket=on_bucket), name)
 
     def table(self, name: str) -> Table:
         """The table of that name. See `aio_client.Client.table`."""
@@ -135,7 +175,7 @@ class Client:
         self._runner.call(self._runner.client.wait_ready, timeout)
 
 
-class Table:
+class Table(ComputedAnswers, ConsumersOfTable):
     """A table on the server. Thread-safe. See `aio_client.Table`."""
 
     def __init__(self, runner: Runner, table: AsyncTable) -> None:
@@ -176,6 +216,11 @@ class Table:
         """The options that differ from their defaults."""
         return self._table.options
 
+    @property
+    def indexes(self) -> tuple[tuple[str, ...], ...]:
+        """The columns of each index. See `aio_client.Table.indexes`."""
+        return self._table.indexes
+
     def upsert(self, data: Data) -> WriteResult:
         """Inserts rows, and replaces those whose key is there already. See `aio_client.Table.upsert`."""
         return self._runner.call(self._table.upsert, data)
@@ -192,41 +237,29 @@ class Table:
         """The rows with these keys in the order asked. See `aio_client.Table.lookup`."""
         return self._runner.call(partial(self._table.lookup, keys, missing=missing))
 
-    def count(self, where: Where | None = None, *, at: Pinned | str | None = None) -> int:
-        """The number of rows, exact. See `aio_client.Table.count`."""
-        return self._runner.call(partial(self._table.count, where, at=at))
-
-    def aggregate(
-        self,
-        functions: Mapping[str, str | Iterable[str]],
-        where: Where | None = None,
-        *,
-        group_by: Sequence[str] = (),
-        at: Pinned | str | None = None,
-    ) -> pa.Table:
-        """Functions of columns over all rows, or for groups of rows. See `aio_client.Table.aggregate`."""
-        return self._runner.call(partial(self._table.aggregate, functions, where, group_by=group_by, at=at))
-
-    def top_n(
-        self,
-        n: int,
-        by: str,
-        where: Where | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        descending: bool = True,
-        at: Pinned | str | None = None,
-    ) -> pa.Table:
-        """The first `n` rows in the order of a column. See `aio_client.Table.top_n`."""
-        ask = partial(self._table.top_n, n, by, where, columns=columns, descending=descending, at=at)
-        return self._runner.call(ask)
-
     def scan(
         self, columns: Sequence[str] | None = None, *, where: Where | None = None, limit: int | None = None
     ) -> Scan:
         """A scan of the table. See `aio_client.Table.scan`."""
         scan = self._table.scan(columns, where=where, limit=limit)
-        return Scan(self._runner, scan.spec, scan.key_schema)
+        return Scan(self._runner, scan.spec, scan.of_table)
+
+    def changes(
+        self,
+        start: StartFrom = StartFrom.FULL,
+        stop: StopAt | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
+        consumer_id: str | None = None,
+        shard: tuple[int, int] | None = None,
+        clamp: bool = False,
+    ) -> Scan:
+        """The changes of the table as they happen. See `aio_client.Table.changes`."""
+        scan = self._table.changes(
+            start, stop, columns=columns, where=where, consumer_id=consumer_id, shard=shard, clamp=clamp
+        )
+        return Scan(self._runner, scan.spec, scan.of_table)
 
     def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None) -> Snapshot:
         """Pins the table as of now: `with table.snapshot() as snap` renews and releases it, else that is the caller's.
@@ -240,6 +273,10 @@ class Table:
         """The figures of every bucket."""
         return self._runner.call(self._table.statistics)
 
+    def index_status(self) -> list[IndexStatus]:
+        """How far every index is built now."""
+        return self._runner.call(self._table.index_status)
+
 
 class Scan(ScanBuilder):
     """A scan of one table that has not started. Immutable, thread-safe; iterating starts it: `for rows in scan`.
@@ -250,9 +287,9 @@ class Scan(ScanBuilder):
 
     __slots__ = ("_runner",)
 
-    def __init__(self, runner: Runner, spec: ScanSpec, key_schema: pa.Schema | None = None) -> None:
+    def __init__(self, runner: Runner, spec: ScanSpec, table: ScannedTable | None = None) -> None:
         """Called by `Table.scan` and `Client.scan`."""
-        super().__init__(spec, key_schema)
+        super().__init__(spec, table)
         self._runner = runner
 
     def __iter__(self) -> ScanStream:
@@ -274,7 +311,7 @@ class Scan(ScanBuilder):
     def splits(self, n: int) -> list[Scan]:
         """Cuts a scan of a pinned snapshot into parts of about equally many rows. See `aio_client.Scan.splits`."""
         parts = self._runner.call(self._runner.client.scan(self._spec).splits, n)
-        return [Scan(self._runner, part.spec, self._key_schema) for part in parts]
+        return [Scan(self._runner, part.spec, self._table) for part in parts]
 
     def explain(self) -> ScanExplanation:
         """How the server would answer the scan. See `aio_client.Scan.explain`."""
@@ -288,16 +325,36 @@ class Scan(ScanBuilder):
         """All rows as a pandas DataFrame. Needs pandas."""
         return self._runner.call(self._runner.client.scan(self._spec).to_pandas)
 
-    def to_polars(self) -> pl.DataFrame:
-        """All rows as a Polars DataFrame. Needs polars."""
-        return self._runner.call(self._runner.client.scan(self._spec).to_polars)
+    @overload
+    def to_polars(self, *, lazy: Literal[False] = False) -> pl.DataFrame: ...
+    @overload
+    def to_polars(self, *, lazy: Literal[True]) -> pl.LazyFrame: ...
+    def to_polars(self, *, lazy: bool = False) -> pl.DataFrame | pl.LazyFrame:
+        """All rows as a Polars DataFrame, or as a LazyFrame that reads what it needs when it is collected.
+
+        Needs polars. The LazyFrame uses this client's connection. See `aio_client.Scan.to_polars`.
+        """
+        if not lazy:
+            return self._runner.call(self._runner.client.scan(self._spec).to_polars)
+        import_optional("polars")
+        self._check_has_rows("to_polars")
+        with self.stream() as stream:
+            schema = stream.schema
+        return lazy_frame(self, schema, lambda spec: Scan(self._runner, spec).stream())
+
+    def to_duckdb(self, con: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRelation:
+        """All rows as a new table in DuckDB. See `aio_client.Scan.to_duckdb`."""
+        check_connection(con, name)
+        self._check_has_rows("to_duckdb")
+        with self.stream() as stream:
+            return create_table(con, name, stream.schema, stream)
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """All rows as dictionaries."""
         return self._runner.call(self._runner.client.scan(self._spec).to_pylist)
 
     def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them
-        return type(self)(self._runner, replace(self._spec, **changes), self._key_schema)
+        return type(self)(self._runner, replace(self._spec, **changes), self._table)
 
 
 def connect(

@@ -11,14 +11,14 @@ from benchmarks.bench import Bench
 from benchmarks.experiments import EXPERIMENTS
 from benchmarks.measure import progress
 from benchmarks.report import to_json, to_markdown
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import ON_REQUEST, WORKLOADS
 
 
 def main() -> None:
     """Runs the benchmarks that the command line names."""
     arguments = _parser().parse_args()
     chosen = EXPERIMENTS if arguments.experiments else WORKLOADS
-    names = arguments.only or list(chosen)
+    names = arguments.only or [name for name in chosen if name not in ON_REQUEST]
     if unknown := set(names) - set(chosen):
         _parser().error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(chosen)}")
     settings = {"rows": f"{arguments.rows:,}", "runs": str(arguments.runs)}
@@ -41,7 +41,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rows", type=_positive, default=2_000_000, help="rows of T4 (default: 2,000,000)")
     parser.add_argument("--runs", type=_positive, default=5, help="rounds that count (default: 5)")
-    parser.add_argument("--only", action="append", metavar="NAME", help="one benchmark instead of all; repeatable")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help=f"one benchmark instead of all; repeatable; {', '.join(sorted(ON_REQUEST))} are run only so",
+    )
     parser.add_argument(
         "--experiments", action="store_true", help="the experiments behind the choices of ARCHITECTURE.md instead"
     )

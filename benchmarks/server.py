@@ -13,15 +13,21 @@ _READY = "scankv ready on "
 
 
 class ServerProcess:
-    """A server over a data directory, on a free port, with the default settings.
+    """A server over a data directory, on a free port, with the default settings but for those given.
+
+    Args:
+        data: The data directory.
+        **settings: Settings of `ServerConfig` that differ from their defaults.
 
     Attributes:
         url: `127.0.0.1:PORT`.
         pid: Its process id.
     """
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, **settings: float) -> None:
         command = [sys.executable, "-m", "scankv", "serve", "--data", str(data), "--port", "0"]
+        for name, value in settings.items():
+            command += ["--set", f"{name}={value}"]
         self._log_path = data.with_name(data.name + ".log")
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

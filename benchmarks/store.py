@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from aio_client.sync import connect
 from benchmarks import t4
@@ -16,7 +17,10 @@ from benchmarks.workers import run_alone
 if TYPE_CHECKING:
     from pathlib import Path
 
-_LOAD_ROWS = 100_000
+INDEXED_COLUMN: Final = "ts"
+"""The column of the index of `Store.indexed`."""
+
+_LOAD_ROWS: Final = 100_000
 
 
 class Store:
@@ -42,6 +46,16 @@ class Store:
                 table.upsert(batch)
         run_alone(_settle, self.data)
 
+    @cached_property
+    def indexed(self) -> Path:
+        """A data directory with the same rows, and an index on `ts`: built when first needed, on a copy."""
+        path = self.copy("indexed")
+        progress(f"indexing {self.rows:,} rows of T4")
+        with ServerProcess(path) as server, connect(server.url) as client:
+            client.alter_table(t4.TABLE, add_indexes=[INDEXED_COLUMN])
+        run_alone(_settle, path)
+        return path
+
     def copy(self, name: str) -> Path:
         """A data directory with the same table files, as hard links; everything that RocksDB changes is copied."""
         path = self.data.with_name(name)
@@ -52,7 +66,7 @@ class Store:
 def _settle(data: Path) -> None:
     store = open_rocks(data)
     store.flush()
-    for family in (store.rows, store.log, store.meta):
+    for family in (store.rows, store.log, store.index, store.meta):
         family.compact_range(None, None)
     store.close()
 

@@ -41,13 +41,25 @@ class ServerConfig:
         admission_wait_seconds: How long a scan may wait before it is refused with `TooManyScans`.
         stall_timeout_seconds: A scan whose reader takes nothing for so long is ended with `ScanStalled`.
         max_scan_seconds: A scan that lasts longer is ended with `ScanTooLong`.
+        max_followers: Streams of changes that there may be at once.
+        follow_heartbeat_seconds: A stream of changes that waits for some is heard from that often.
+        log_upkeep_seconds: How often changelogs are looked at, to rewrite small records and to remove old ones.
+        log_hold_max_bytes: How much of one bucket's changelog may be kept beyond its retention for those who still need
+            it; whoever needs more gets `PositionExpired`.
+        catch_up_changes: A stream that asks for net changes gets them where a bucket is more changes behind.
+        catch_up_memory_bytes: How much memory the net changes of one bucket may take, about, before they go to disk.
         heartbeat_seconds: A scan that finds no rows to return is heard from that often.
-        drain_seconds: How long running calls may go on after SIGTERM; then scans end with `ServerDraining`.
+        drain_seconds: How long running calls may go on after SIGTERM; then scans end with `ServerDraining`. Those that
+            follow changes do so at once.
         snapshot_ttl_seconds: How long a snapshot's lease lives without being renewed, for pins that do not say.
+        consumer_ttl_seconds: A consumer of which nothing is heard for so long is forgotten: no stream, no commit.
+        max_consumers: Consumers that there may be at once, of all tables.
         max_snapshot_leases: Leases on snapshots that there may be at once.
         max_snapshot_bytes: Bytes on disk that snapshots may keep in addition to the tables before new ones are refused.
         block_cache_bytes: Memory for blocks read by key, shared by all buckets.
         write_buffer_bytes: Memory for writes not yet in table files, shared by all buckets.
+        result_cache_bytes: Memory for computed answers that are given again while nothing changes; one of them takes
+            at most a sixteenth of it. 0 keeps none.
         storage_threads: Threads for writes, lookups and syncs.
     """
 
@@ -63,12 +75,21 @@ class ServerConfig:
     stall_timeout_seconds: float = 30.0
     max_scan_seconds: float = 3600.0
     heartbeat_seconds: float = 1.0
+    max_followers: int = 4096
+    log_upkeep_seconds: float = 5.0
+    catch_up_changes: int = 100_000
+    catch_up_memory_bytes: int = 64 * _MEBIBYTE
+    log_hold_max_bytes: int = 8 * 1024 * _MEBIBYTE
+    follow_heartbeat_seconds: float = 10.0
     drain_seconds: float = 30.0
     snapshot_ttl_seconds: float = 600.0
+    consumer_ttl_seconds: float = 7 * 86_400.0
+    max_consumers: int = 10_000
     max_snapshot_leases: int = 1000
     max_snapshot_bytes: int = 64 * 1024 * _MEBIBYTE
     block_cache_bytes: int = 64 * _MEBIBYTE
     write_buffer_bytes: int = 128 * _MEBIBYTE
+    result_cache_bytes: int = 16 * _MEBIBYTE
     storage_threads: int = 4
 
     def __post_init__(self) -> None:
@@ -78,17 +99,26 @@ class ServerConfig:
             ("chunk_bytes", MIN_CHUNK_BYTES, LARGEST_CHUNK_BYTES),
             ("max_live_scans", 1, 100_000),
             ("max_live_scans_per_bucket", 1, 100_000),
+            ("max_followers", 1, 100_000),
             ("max_waiting_scans", 0, 100_000),
             ("admission_wait_seconds", 0, 60),
             ("stall_timeout_seconds", 0.1, 86_400),
             ("max_scan_seconds", 0.1, 604_800),
             ("heartbeat_seconds", 0, 60),
+            ("follow_heartbeat_seconds", 0.01, 60),
+            ("log_upkeep_seconds", 0.01, 3600),
+            ("log_hold_max_bytes", 0, 2**60),
+            ("catch_up_changes", 1, 2**48),
+            ("catch_up_memory_bytes", _MEBIBYTE, 2**40),
             ("drain_seconds", 0, 86_400),
             ("snapshot_ttl_seconds", MIN_LEASE_SECONDS, MAX_LEASE_SECONDS),
+            ("consumer_ttl_seconds", 1, 10 * 365 * 86_400),
+            ("max_consumers", 1, 1_000_000),
             ("max_snapshot_leases", 1, 1_000_000),
             ("max_snapshot_bytes", 0, 1 << 60),
             ("block_cache_bytes", _MEBIBYTE, 1 << 40),
             ("write_buffer_bytes", _MEBIBYTE, 1 << 40),
+            ("result_cache_bytes", 0, 1 << 40),
             ("storage_threads", 1, 64),
         ):
             value = getattr(self, name)

@@ -21,8 +21,9 @@ from grpc_reflection.v1alpha import reflection
 from protos.scankv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    consumer_pb2,
+    consumer_pb2_grpc,
     lookup_pb2,
-    lookup_pb2_grpc,
     scan_pb2,
     snapshot_pb2,
     snapshot_pb2_grpc,
@@ -33,8 +34,10 @@ from protos.scankv.v1 import (
 )
 from streaming_server.engine.tables import Tables
 from streaming_server.scan.admission import Admission, AdmissionLimits
+from streaming_server.scan.answers import Answers
 from streaming_server.scan.registry import ScanRegistry
 from streaming_server.services.admin import AdminService
+from streaming_server.services.consumer import ConsumerService
 from streaming_server.services.lookup import LookupService
 from streaming_server.services.scan import ScanService
 from streaming_server.services.snapshot import SnapshotService
@@ -64,6 +67,7 @@ _SERVICES = tuple(
         (write_pb2, "WriteService"),
         (lookup_pb2, "LookupService"),
         (snapshot_pb2, "SnapshotService"),
+        (consumer_pb2, "ConsumerService"),
         (admin_pb2, "AdminService"),
     )
 )
@@ -114,6 +118,14 @@ class Server:
                     wait_seconds=self.config.admission_wait_seconds,
                 )
             ),
+            following=Admission(
+                AdmissionLimits(
+                    live=self.config.max_followers,
+                    live_per_bucket=self.config.max_followers,
+                    waiting=self.config.max_waiting_scans,
+                    wait_seconds=self.config.admission_wait_seconds,
+                )
+            ),
             stall_timeout=self.config.stall_timeout_seconds,
             max_scan=self.config.max_scan_seconds,
         )
@@ -135,19 +147,23 @@ class Server:
     def _add_services(self) -> None:
         writes = WriteService(self._tables)
         version = metadata.version("scankv")
+        answers = Answers(self.config.result_cache_bytes)
         scans = ScanService(
             self._tables,
             self._registry,
+            answers,
             self.incarnation,
             chunk_bytes=self.config.chunk_bytes,
             heartbeat_seconds=self.config.heartbeat_seconds,
+            follow_heartbeat_seconds=self.config.follow_heartbeat_seconds,
         )
-        admin = AdminService(self._tables, self._registry, writes, self.incarnation, version)
+        admin = AdminService(self._tables, self._registry, answers, writes, self.incarnation, version)
         scans.add_to_server(self._server)
+        LookupService(self._tables, self._registry, answers).add_to_server(self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), self._server)
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, self._server)
-        lookup_pb2_grpc.add_LookupServiceServicer_to_server(LookupService(self._tables, self._registry), self._server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables), self._server)
+        consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
@@ -167,13 +183,15 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         """Drains: no new calls, running ones get `drain_seconds`; then closes every bucket in order.
 
-        Scans that run longer are ended with `ServerDraining`, which their readers have a second to take.
+        Scans that run longer, and those that follow a changelog at once, are ended with `ServerDraining`, which their
+        readers have a second to take.
         """
         self._registry.close()
         await self._health.enter_graceful_shutdown()
         draining = ServerDraining(
             "the server is shutting down and has ended the scan: resume it once the server is back"
         )
+        self._registry.end_followers(draining)
         timer = asyncio.get_running_loop().call_later(self.config.drain_seconds, self._registry.end_all, draining)
         try:
             await self._server.stop(self.config.drain_seconds + _LAST_WORDS_SECONDS)

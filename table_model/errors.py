@@ -17,6 +17,9 @@
     │   ├── SnapshotLost
     │   ├── SnapshotNotTaken
     │   ├── TooManySnapshots
+    │   ├── ConsumerNotFound
+    │   ├── ConsumerFenced
+    │   ├── TooManyConsumers
     │   ├── DataLoss
     │   └── InternalError
     ├── ConnectionFailed         the connection
@@ -142,6 +145,26 @@ class RequestTooLarge(ServerRefused):
     reason = "REQUEST_TOO_LARGE"
 
 
+class PositionExpired(ServerRefused):
+    """The changelog no longer reaches back to a position: what was there is gone by retention.
+
+    `details` has `wanted`, `earliest` and `latest`, the offsets of the bucket named with them.
+    """
+
+    code = "OUT_OF_RANGE"
+    reason = "POSITION_EXPIRED"
+
+
+class PositionOutOfRange(ServerRefused):
+    """A position that the changelog does not have: beyond its end, or of changes that a crash undid.
+
+    `details` as for `PositionExpired`.
+    """
+
+    code = "OUT_OF_RANGE"
+    reason = "POSITION_OUT_OF_RANGE"
+
+
 class TooManyScans(ServerRefused):
     """The server has as many live scans as it allows; `retry_after` says when to try again."""
 
@@ -182,6 +205,30 @@ class TooManySnapshots(ServerRefused):
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_SNAPSHOTS"
+
+
+class ConsumerNotFound(ServerRefused):
+    """The table has no consumer of that id: it was deleted, has expired, or never was."""
+
+    code = "NOT_FOUND"
+    reason = "CONSUMER_NOT_FOUND"
+
+
+class ConsumerFenced(ServerRefused):
+    """The consumer is no longer this stream's: another one took it over, or it was reset, deleted, or has expired.
+
+    What the stream has not committed is read again by whoever has the consumer now.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "CONSUMER_FENCED"
+
+
+class TooManyConsumers(ServerRefused):
+    """The server keeps as many consumers as it allows."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_CONSUMERS"
 
 
 class DataLoss(ServerRefused):

@@ -9,6 +9,9 @@ Every column is encoded on its own, and a key is the concatenation of its column
     bool                                 one byte, 0 or 1
     string, binary                       0x00 becomes 0x00 0xFF; 0x00 0x00 ends it, also in the last column
 
+In an index, a column that takes nulls begins with one more byte: 1 before a value, 2 alone for null, so that nulls come
+last. Columns of a primary key take none.
+
 No encoded column is a prefix of another one, so that keys compare column by column, and the encodings of the first `n`
 columns are exactly the prefixes under which the keys with those values lie.
 """
@@ -40,6 +43,10 @@ if TYPE_CHECKING:
 
 _END: Final = b"\x00\x00"
 _ESCAPED_ZERO: Final = b"\x00\xff"
+NOT_NULL_MARK: Final = b"\x01"
+"""What a value begins with in a column that takes nulls."""
+NULL_MARK: Final = b"\x02"
+"""All there is of a null."""
 TEXT_END_BYTES: Final = len(_END)
 """Bytes that end a string or binary column: without them, its encoding begins the keys that begin with it."""
 
@@ -47,23 +54,36 @@ _MAX_ARRAY_BYTES: Final = 2**31 - 1
 
 
 class KeyCodec:
-    """Encodes the keys of one table, or of one bucket key. Immutable, thread-safe, picklable.
+    """Encodes the keys of one table, of one bucket key or of one index. Immutable, thread-safe, picklable.
 
-    `encode`, `encode_one` and `encode_stored` give the same bytes for the same key.
+    `encode`, `encode_one` and `encode_stored` give the same bytes for the same key; the latter two are for keys without
+    columns that take nulls.
+
+    Attributes:
+        types: The types of the columns, in key order.
+        names: Their names.
+        nullable: Whether each takes nulls.
     """
 
-    def __init__(self, types: Sequence[pa.DataType], names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        types: Sequence[pa.DataType],
+        names: Sequence[str] | None = None,
+        nullable: Sequence[bool] | None = None,
+    ) -> None:
         """Prepares the encoding.
 
         Args:
             types: The types of the key columns, in key order; storable types other than list, struct and map.
             names: The names of the key columns, for messages. Default: `key[0]`, `key[1]`, ...
+            nullable: Whether each column takes nulls, which come last. Default: none does.
 
         Raises:
             SchemaMismatch: There is no column, or a type that cannot be in a key.
         """
         self.types = tuple(types)
         self.names = tuple(names) if names is not None else tuple(f"key[{i}]" for i in range(len(self.types)))
+        self.nullable = tuple(nullable) if nullable is not None else (False,) * len(self.types)
         if not self.types:
             raise SchemaMismatch("a key has at least one column")
         for name, type_ in zip(self.names, self.types, strict=True):
@@ -87,17 +107,20 @@ class KeyCodec:
         self._check(columns)
         parts: list[pa.Array | pa.Scalar] = []
         fixed: list[ByteMatrix] = []
-        for column in columns:
-            if not _is_variable(column.type):
+        for column, nullable in zip(columns, self.nullable, strict=True):
+            if not _is_variable(column.type) and not column.null_count:
+                if nullable:
+                    fixed.append(np.full((len(column), 1), NOT_NULL_MARK[0], np.uint8))
                 fixed.append(_fixed_bytes(column))
                 continue
             if fixed:
                 parts.append(_binary_array(fixed))
                 fixed = []
-            parts += [_escaped(column), pa.scalar(_END)]
+            parts += _nullable_parts(column) if nullable else [_escaped(column), pa.scalar(_END)]
         if fixed:
             parts.append(_binary_array(fixed))
         if len(parts) == 1:
+            _check_lengths(parts[0])
             return parts[0]
         try:
             keys = pc.binary_join_element_wise(*parts, b"")
@@ -150,10 +173,10 @@ class KeyCodec:
     def _check(self, columns: Sequence[pa.Array]) -> None:
         if len(columns) != len(self.types):
             raise InvalidKey(f"the key is {self._columns_text()}, but {len(columns)} columns were given")
-        for name, type_, column in zip(self.names, self.types, columns, strict=True):
+        for name, type_, nullable, column in zip(self.names, self.types, self.nullable, columns, strict=True):
             if column.type != type_:
                 raise InvalidKey(f'key column "{name}" is {type_}, not {column.type}', column=name)
-            if column.null_count:
+            if column.null_count and not nullable:
                 row = pc.index(column.is_null(), True).as_py()
                 raise InvalidKey(f'key column "{name}", row {row}: null; a key has no nulls', column=name, row=row)
 
@@ -225,6 +248,16 @@ def _escaped(column: pa.Array) -> pa.BinaryArray:
         return pc.replace_substring(plain, b"\x00", _ESCAPED_ZERO)
     except pa.ArrowCapacityError as error:
         raise _over_array_limit() from error
+
+
+def _nullable_parts(column: pa.Array) -> list[pa.Array | pa.Scalar]:
+    """The encoding of a column that takes nulls, in parts to be joined."""
+    if _is_variable(column.type):
+        values = pc.binary_join_element_wise(pa.scalar(NOT_NULL_MARK), _escaped(column), pa.scalar(_END), b"")
+    else:
+        mark = np.full((len(column), 1), NOT_NULL_MARK[0], np.uint8)
+        values = _binary_array([mark, _fixed_bytes(column)])
+    return [pc.if_else(column.is_valid(), values, pa.scalar(NULL_MARK)) if column.null_count else values]
 
 
 def _check_lengths(keys: pa.BinaryArray) -> None:

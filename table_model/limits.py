@@ -28,6 +28,12 @@ MAX_BUCKETS: Final = 1024
 MAX_COLUMNS: Final = 1000
 """Columns of one table, nested fields not counted."""
 
+MAX_INDEXES: Final = 16
+"""Indexes of one table."""
+
+MAX_INDEX_COLUMNS: Final = 8
+"""Columns of one index."""
+
 MAX_NAME_LENGTH: Final = 128
 """Characters of a column name, a database name or a table name."""
 
@@ -36,6 +42,9 @@ MAX_NESTING: Final = 32
 
 MAX_TOP_N: Final = 100_000
 """Rows that the first rows by a column may be asked for."""
+
+MAX_LAST_CHANGES: Final = 100_000
+"""Changes that a stream may be asked to start before the end with."""
 
 MIN_CHUNK_ROWS: Final = 1
 """Rows: the least that a scan may ask for as the bound of a chunk."""

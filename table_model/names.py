@@ -1,4 +1,4 @@
-"""How a table is named: `database.table`."""
+"""How a table is named, `database.table`, and who reads its changes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from table_model.errors import InvalidRequest
 from table_model.limits import MAX_NAME_LENGTH
 
 _PART = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{MAX_NAME_LENGTH - 1}}}")
+_CONSUMER_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,6 +51,15 @@ class TableName:
     def __str__(self) -> str:
         """The form that `parse` reads."""
         return f"{self.database}.{self.table}"
+
+
+def check_consumer_id(consumer_id: object) -> None:
+    """Raises InvalidRequest unless it may name a consumer, and so a file."""
+    if not isinstance(consumer_id, str) or consumer_id in (".", "..") or not _CONSUMER_ID.fullmatch(consumer_id):
+        raise InvalidRequest(
+            f"{_short(repr(consumer_id))} is not the id of a consumer: it must be 1 to {MAX_NAME_LENGTH} of "
+            'A-Z a-z 0-9 . _ - and neither "." nor ".."'
+        )
 
 
 def _short(text: str) -> str:

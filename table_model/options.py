@@ -12,10 +12,17 @@ if TYPE_CHECKING:
 
 _VALUES: Final[dict[str, tuple[str, ...]]] = {
     "merge_engine": ("last_row",),
-    "changelog": ("full",),
+    "changelog": ("full", "upsert", "none"),
     "row_deduplicate": ("true", "false"),
     "compression": ("none", "lz4", "zstd"),
 }
+
+
+_RANGES: Final[dict[str, tuple[int, int]]] = {
+    "log_retention_seconds": (1, 10 * 365 * 86_400),
+    "log_retention_bytes": (0, 2**60),
+}
+_NAMES: Final = (*_VALUES, *_RANGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +31,24 @@ class TableOptions:
 
     Attributes:
         merge_engine: What an upsert of an existing key does. `last_row`: the new row replaces the old one.
-        changelog: What the changelog keeps of a change. `full`: the row before and the row after it.
-        row_deduplicate: Whether an upsert that leaves a row as it is takes no place in the changelog.
+        changelog: What the changelog keeps of a change. `full`: the row before and the row after it. `upsert`: the row
+            after it, or the key of a deleted row. `none`: nothing, so that nobody can follow the table. Only with
+            `full`, or where the table has an index, a write reads the rows that it replaces. Where it does not, each
+            key that is written is a change: also a row that stays as it is, and the deletion of a key that is not
+            there. And the number of rows is not known then: counting them reads them.
+        row_deduplicate: Whether an upsert that leaves a row as it is takes no place in the changelog. Needs the row
+            before it to be read, see `changelog`.
         compression: How the rows are compressed on disk: `none`, `lz4` or `zstd`.
+        log_retention_seconds: How old the changes get that the changelog keeps, 1 second to 10 years.
+        log_retention_bytes: How many bytes of changes, as they were written, each bucket keeps at most. 0: any number.
     """
 
     merge_engine: str = "last_row"
     changelog: str = "full"
     row_deduplicate: bool = True
     compression: str = "lz4"
+    log_retention_seconds: int = 7 * 86_400
+    log_retention_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Raises InvalidOption for a value that the option does not have."""
@@ -40,6 +56,11 @@ class TableOptions:
             raise InvalidOption("row_deduplicate is True or False", option="row_deduplicate")
         for name, text in _texts(self).items():
             _check(name, text)
+
+    @property
+    def before_images(self) -> bool:
+        """Whether the changelog tells the row before a change."""
+        return self.changelog == "full"
 
     @classmethod
     def from_strings(cls, options: Mapping[str, str]) -> TableOptions:
@@ -50,7 +71,7 @@ class TableOptions:
         """
         for name, text in options.items():
             _check(name, text)
-        values = {name: text == "true" if name == "row_deduplicate" else text for name, text in options.items()}
+        values = {name: _value(name, text) for name, text in options.items()}
         return cls(**values)  # type: ignore[arg-type]  # each value was checked by its name
 
     def to_strings(self) -> dict[str, str]:
@@ -59,14 +80,26 @@ class TableOptions:
         return {name: text for name, text in _texts(self).items() if text != defaults[name]}
 
 
+def _value(name: str, text: str) -> str | bool | int:
+    if name == "row_deduplicate":
+        return text == "true"
+    return int(text) if name in _RANGES else text
+
+
 def _texts(options: TableOptions) -> dict[str, str]:
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
 
 
 def _check(name: str, text: str) -> None:
-    if name not in _VALUES:
-        raise InvalidOption(f'there is no table option "{name}"{did_you_mean(name, _VALUES)}', option=name)
-    if text not in _VALUES[name]:
+    if name not in _NAMES:
+        raise InvalidOption(f'there is no table option "{name}"{did_you_mean(name, _NAMES)}', option=name)
+    if name in _RANGES:
+        low, high = _RANGES[name]
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):
+            raise InvalidOption(
+                f'table option "{name}" cannot be "{text}"; it is a whole number from {low:,} to {high:,}', option=name
+            )
+    elif text not in _VALUES[name]:
         allowed = " or ".join(f'"{value}"' for value in _VALUES[name])
         raise InvalidOption(f'table option "{name}" cannot be "{text}"; it is {allowed}', option=name)

@@ -16,10 +16,12 @@ from table_model.limits import (
     MIN_CHUNK_BYTES,
     MIN_CHUNK_ROWS,
 )
+from table_model.log_positions import LogSpec
 from table_model.names import TableName
 from table_model.types import first_repeated
 
 _MAX_LIMIT = 2**63 - 1
+_MAX_VERSION_BYTES = 1024
 
 
 class Resume(enum.StrEnum):
@@ -45,7 +47,7 @@ class ScanSpec:
         columns: The columns to return, in this order, each once. None: all. Empty: rows without columns, for counting.
         where: What is true of the rows to return. None: all rows.
         limit: The most rows, over all buckets together. None: no limit. 0 gives schema and log offsets only.
-        buckets: The buckets to read, each once. None: all.
+        buckets: The buckets to read, each once. None: all. Empty: none, as for a shard beyond the last bucket.
         chunk_rows: The most rows of a chunk, 1 to 65,536. None: the server's default.
         chunk_bytes: The most bytes of stored rows in a chunk, 1 KiB to 16 MiB. None: the server's default.
         snapshot_id: The pinned snapshot to read. None: the live table.
@@ -53,7 +55,10 @@ class ScanSpec:
         reverse: Whether the rows of each bucket come in descending key order.
         ordered: Whether the rows of all buckets together come in key order.
         resume: Whether the scan goes on by itself after a cut. None: over a pinned snapshot only.
+        log: The changes to read. None: the rows.
         resume_token: Where to go on, as an earlier scan of the same spec said; opaque. None: from the beginning.
+        if_changed_since: The version of an earlier answer about the same buckets, since which something must have
+            changed for rows to come. None: they come in any case.
     """
 
     table: str
@@ -69,8 +74,10 @@ class ScanSpec:
     reverse: bool = False
     ordered: bool = False
     resume: Resume | None = None
+    log: LogSpec | None = None
     # Tokens hold keys, which do not belong in logs.
     resume_token: bytes | None = field(default=None, repr=False)
+    if_changed_since: bytes | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError for a value that no scan can have, naming the field and its range."""
@@ -96,8 +103,36 @@ class ScanSpec:
                 raise UsageError(f"{name} is True or False, not {value!r}")
         if self.resume is not None and not isinstance(self.resume, Resume):
             raise UsageError(f"resume is Resume.NEVER, Resume.LATEST, or None for the default, not {self.resume!r}")
+        if self.log is not None:
+            self._check_log(self.log)
         if self.resume_token is not None:
             _check_token(self.resume_token)
+        if self.if_changed_since is not None:
+            check_version("if_changed_since", self.if_changed_since)
+            if self.resume_token is not None:
+                raise UsageError(
+                    "if_changed_since and a resume token are of different scans: one that goes on returns the rows "
+                    "that are missing, whatever has changed; lift the condition with if_changed_since(None)"
+                )
+
+    def _check_log(self, log: LogSpec) -> None:
+        if not isinstance(log, LogSpec):
+            raise UsageError(f"log is a LogSpec, or None for the rows, not a {type(log).__name__}")
+        for name, asked, why in (
+            ("at", self.snapshot_id is not None, "a snapshot has no changes; start with its log offsets"),
+            ("key_range", self.key_range is not None, "ask with where for the keys to follow"),
+            ("reverse", self.reverse, "changes come in the order in which they happened"),
+            ("ordered", self.ordered, "changes come in the order in which they happened, those of a bucket together"),
+        ):
+            if asked:
+                raise UsageError(f"{name} is not for a scan of the changelog: {why}")
+        if log.consumer_id is not None and self.limit is not None:
+            raise UsageError("limit is not for a consumer, whose position is behind whole batches: end with stop_at")
+        if log.consumer_id is not None and self.resume_token is not None:
+            raise UsageError(
+                "a consumer goes on where it committed: take resume_from or with_consumer_id, not both; reset_consumer "
+                "moves a consumer"
+            )
 
 
 def _check_columns(columns: tuple[str, ...]) -> None:
@@ -109,8 +144,8 @@ def _check_columns(columns: tuple[str, ...]) -> None:
 
 
 def _check_buckets(buckets: tuple[int, ...]) -> None:
-    if not isinstance(buckets, tuple) or not buckets:
-        raise UsageError(f"buckets must be a tuple of at least one bucket number, or None for all, not {buckets!r}")
+    if not isinstance(buckets, tuple):
+        raise UsageError(f"buckets must be a tuple of bucket numbers, or None for all, not {buckets!r}")
     for bucket in buckets:
         _check_range("a bucket number", bucket, 0, MAX_BUCKETS - 1)
     if len(set(buckets)) < len(buckets):
@@ -122,6 +157,12 @@ def _check_token(token: bytes) -> None:
         raise UsageError(f"a resume token is bytes, as a stream or an error gave it, not a {type(token).__name__}")
     if not 0 < len(token) <= MAX_RESUME_TOKEN_BYTES:
         raise UsageError(f"a resume token has 1 to {MAX_RESUME_TOKEN_BYTES:,} bytes, not {len(token):,}")
+
+
+def check_version(what: str, version: bytes) -> None:
+    """Refuses, with UsageError, what is no version: those of answers are short bytes."""
+    if not isinstance(version, bytes) or not 0 < len(version) <= _MAX_VERSION_BYTES:
+        raise UsageError(f"{what} is the version of an earlier answer, which is bytes, not {version!r:.80}")
 
 
 def _check_range(what: str, value: int | None, low: int, high: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from table_model.errors import InvalidRequest, SchemaMismatch, did_you_mean
-from table_model.limits import DEFAULT_BUCKETS, MAX_BUCKETS, MAX_COLUMNS
+from table_model.limits import DEFAULT_BUCKETS, MAX_BUCKETS, MAX_COLUMNS, MAX_INDEX_COLUMNS, MAX_INDEXES
 from table_model.names import TableName
 from table_model.options import TableOptions
 from table_model.types import (
@@ -124,6 +124,20 @@ class Schema:
         return Schema(self.id + 1, columns)
 
 
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Entries in the order of some columns, kept with the rows. Immutable.
+
+    Attributes:
+        id: Never used again for another index of its table. The first is 1.
+        columns: The columns it is ordered by, the first one first. Nulls come last in each; rows that are equal in all
+            of them are in key order.
+    """
+
+    id: int
+    columns: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableDefinition:
     """Everything that is fixed about a table, and all versions of its schema. Immutable.
@@ -137,6 +151,8 @@ class TableDefinition:
         buckets: How many buckets the table has.
         options: What was chosen at creation.
         created_millis: When the table was created, milliseconds since 1970 UTC.
+        indexes: Its indexes, in the order in which they were made.
+        last_index_id: The id of the index that was made last, also when it is gone; 0 when there was none.
     """
 
     name: str
@@ -147,6 +163,8 @@ class TableDefinition:
     buckets: int
     options: TableOptions
     created_millis: int
+    indexes: tuple[Index, ...] = ()
+    last_index_id: int = 0
 
     @classmethod
     @names_must_be_text()
@@ -159,6 +177,7 @@ class TableDefinition:
         buckets: int = DEFAULT_BUCKETS,
         options: Mapping[str, str] | None = None,
         *,
+        indexes: Sequence[Sequence[str]] = (),
         incarnation: str,
         created_millis: int,
     ) -> TableDefinition:
@@ -172,12 +191,13 @@ class TableDefinition:
             bucket_key: Columns of the primary key, kept in key order. None given: the whole primary key.
             buckets: 1 to 1024.
             options: Table options by name; those not given have their defaults.
+            indexes: The columns of each index.
             incarnation: A text that no other table ever had.
             created_millis: Milliseconds since 1970 UTC.
 
         Raises:
-            InvalidRequest: The name, the key, the bucket key or the number of buckets is refused.
-            SchemaMismatch: A column has a bad name or a type that cannot be stored, or that cannot be in a key.
+            InvalidRequest: The name, the key, the bucket key, the number of buckets or an index is refused.
+            SchemaMismatch: A column has a bad name, or a type that cannot be stored, or not in a key or index.
             InvalidOption: An option does not exist, or its value is not allowed.
         """
         table = str(TableName.parse(name))
@@ -188,7 +208,7 @@ class TableDefinition:
         schema = Schema(1, tuple(replace(c, nullable=c.nullable and c.name not in key) for c in columns))
         if not 1 <= buckets <= MAX_BUCKETS:
             raise InvalidRequest(f"a table has 1 to {MAX_BUCKETS} buckets, not {buckets}", table=table)
-        return cls(
+        definition = cls(
             name=table,
             incarnation=incarnation,
             schemas=(schema,),
@@ -198,6 +218,7 @@ class TableDefinition:
             options=TableOptions.from_strings(options or {}),
             created_millis=created_millis,
         )
+        return definition.add_indexes(indexes)
 
     @property
     def schema(self) -> Schema:
@@ -217,6 +238,25 @@ class TableDefinition:
             f"table {self.name} has no schema version {schema_id}; the current one is {self.schema.id}", table=self.name
         )
 
+    def change_schema_at(self, schema_id: int) -> pa.Schema:
+        """The Arrow schema of changes of rows of a version of the schema.
+
+        Where the changelog has no rows before a change, a deleted row is its key, with null in all other columns.
+
+        Raises:
+            SchemaMismatch: As `schema_at`.
+        """
+        schema = self.schema_at(schema_id)
+        return schema.arrow if self.options.before_images else self._keys_alone[schema.id]
+
+    @cached_property
+    def _keys_alone(self) -> dict[int, pa.Schema]:
+        """For each version of the schema the same columns, with those beside the key nullable."""
+        return {
+            schema.id: pa.schema([field.with_nullable(field.name not in self.primary_key) for field in schema.arrow])
+            for schema in self.schemas
+        }
+
     @cached_property
     def key_schema(self) -> pa.Schema:
         """The key columns as an Arrow schema, in key order."""
@@ -230,6 +270,45 @@ class TableDefinition:
         """
         return replace(self, schemas=(*self.schemas, self.schema.add_columns(added)))
 
+    def add_indexes(self, added: Sequence[Sequence[str]]) -> TableDefinition:
+        """The table with further indexes.
+
+        Args:
+            added: The columns of each.
+
+        Raises:
+            InvalidRequest: There is such an index already, or there would be too many, or too many columns in one.
+            SchemaMismatch: A column does not exist, is named twice, or has no order.
+        """
+        indexes, last_id = list(self.indexes), self.last_index_id
+        for columns in added:
+            chosen = _checked_index(self.schema, columns)
+            if any(index.columns == chosen for index in indexes):
+                raise InvalidRequest(
+                    f"table {self.name} has an index on ({', '.join(chosen)}) already", table=self.name
+                )
+            last_id += 1
+            indexes.append(Index(last_id, chosen))
+        if len(indexes) > MAX_INDEXES:
+            raise InvalidRequest(
+                f"a table has at most {MAX_INDEXES} indexes; this would be {len(indexes)}", table=self.name
+            )
+        return replace(self, indexes=tuple(indexes), last_index_id=last_id)
+
+    def drop_indexes(self, dropped: Sequence[Sequence[str]]) -> TableDefinition:
+        """The table without some indexes, named by their columns. Raises InvalidRequest when there is no such index."""
+        indexes = list(self.indexes)
+        for columns in map(tuple, dropped):
+            found = [index for index in indexes if index.columns == columns]
+            if not found:
+                existing = ", ".join(f"({', '.join(index.columns)})" for index in indexes) or "none"
+                raise InvalidRequest(
+                    f"table {self.name} has no index on ({', '.join(columns)}); its indexes: {existing}",
+                    table=self.name,
+                )
+            indexes.remove(found[0])
+        return replace(self, indexes=tuple(indexes))
+
     def to_json(self) -> dict[str, Any]:
         """The definition as JSON values, for the catalog: types in Arrow's own form, and readable beside it."""
         return {
@@ -241,6 +320,8 @@ class TableDefinition:
             "buckets": self.buckets,
             "options": self.options.to_strings(),
             "created_millis": self.created_millis,
+            "indexes": [{"id": index.id, "columns": list(index.columns)} for index in self.indexes],
+            "last_index_id": self.last_index_id,
         }
 
     @classmethod
@@ -261,6 +342,9 @@ class TableDefinition:
             buckets=values["buckets"],
             options=TableOptions.from_strings(values["options"]),
             created_millis=values["created_millis"],
+            # Tables made before there were indexes have neither.
+            indexes=tuple(Index(index["id"], tuple(index["columns"])) for index in values.get("indexes", ())),
+            last_index_id=values.get("last_index_id", 0),
         )
 
 
@@ -320,6 +404,20 @@ def _checked_key(schema: Schema, primary_key: Sequence[str]) -> tuple[str, ...]:
                 column=name,
             )
     return tuple(primary_key)
+
+
+def _checked_index(schema: Schema, columns: Sequence[str]) -> tuple[str, ...]:
+    if not 1 <= len(columns) <= MAX_INDEX_COLUMNS:
+        raise InvalidRequest(f"an index has 1 to {MAX_INDEX_COLUMNS} columns, not {len(columns)}")
+    check_unique(columns, "is in an index twice", InvalidRequest)
+    for column in map(schema.column, columns):
+        if not is_key_type(column.type):
+            raise SchemaMismatch(
+                f'column "{column.name}": {column.type} has no order and cannot be in an index; indexes have numbers, '
+                "bool, string, binary, dates and times",
+                column=column.name,
+            )
+    return tuple(columns)
 
 
 def _checked_bucket_key(primary_key: tuple[str, ...], bucket_key: Sequence[str]) -> tuple[str, ...]:

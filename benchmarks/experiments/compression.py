@@ -70,7 +70,7 @@ class CompressedBucket:
                 bucket.apply(merge_upsert([None] * len(part.keys), part, row_deduplicate=True))
         bucket.sync(bucket.state.log_offset)
         bucket.flush()
-        return Timing(bucket.state.rows, time.perf_counter() - started)
+        return Timing(bucket.state.rows or 0, time.perf_counter() - started)
 
     def scan(self) -> Timing:
         """Reads the bucket as a scan does, up to the Arrow message of each chunk."""

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from aio_client import connect
 from benchmarks import t4
 from benchmarks.measure import Timing
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aio_client import Scan
+
 
 class ScanKvReader:
-    """Scans through the client, which opens and validates every batch and compares totals and checksum at the end."""
+    """Scans through the client, which opens and validates every batch and compares totals and checksum at the end.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        url: Of the server.
+        table: The table that is read.
+    """
+
+    def __init__(self, url: str, table: str = t4.TABLE) -> None:
         self._url = url
+        self._name = table
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
@@ -24,7 +35,7 @@ class ScanKvReader:
 
     async def _connect(self) -> None:
         self._client = await connect(self._url)
-        self._table = await self._client.table(t4.TABLE)
+        self._table = await self._client.table(self._name)
 
     def __exit__(self, *_: object) -> None:
         self._runner.run(self._client.aclose())
@@ -32,10 +43,14 @@ class ScanKvReader:
 
     def read(self, chunk_rows: int | None = None, chunk_bytes: int | None = None) -> Timing:
         """Reads everything once, in chunks of the server's default size unless another is given."""
-        return self._runner.run(self._read(chunk_rows, chunk_bytes))
+        return self._runner.run(self._timed(self._table.scan().with_chunk(rows=chunk_rows, bytes=chunk_bytes)))
 
-    async def _read(self, chunk_rows: int | None, chunk_bytes: int | None) -> Timing:
+    def read_some(self, columns: Sequence[str] | None, where: str | None) -> Timing:
+        """Reads some columns of the rows for which something is true."""
+        return self._runner.run(self._timed(self._table.scan(columns, where=where)))
+
+    async def _timed(self, scan: Scan) -> Timing:
         started, rows = time.perf_counter(), 0
-        async for batch in self._table.scan().with_chunk(rows=chunk_rows, bytes=chunk_bytes).stream():
+        async for batch in scan.stream():
             rows += batch.num_rows
         return Timing(rows, time.perf_counter() - started)

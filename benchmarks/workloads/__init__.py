@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.workloads import latency, load, memory, pin, scan, shares, upsert
+from benchmarks.workloads import (
+    changes,
+    consumers,
+    dashboards,
+    latency,
+    load,
+    memory,
+    net,
+    one_row_commits,
+    pin,
+    predicate,
+    projection,
+    scan,
+    shares,
+    tail,
+    ticker,
+    top_n,
+    upsert,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,4 +37,17 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "upsert": upsert.run,
     "load": load.run,
     "pin": pin.run,
+    "top-n": top_n.run,
+    "predicate": predicate.run,
+    "projection": projection.run,
+    "changes": changes.run,
+    "tail": tail.run,
+    "ticker": ticker.run,
+    "dashboards": dashboards.run,
+    "consumers": consumers.run,
+    "one-row-commits": one_row_commits.run,
+    "net": net.run,
 }
+
+ON_REQUEST: Final = frozenset({"dashboards", "consumers", "one-row-commits", "net"})
+"""Those that take long, and are run only where they are named."""

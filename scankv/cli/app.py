@@ -7,7 +7,22 @@ import sys
 
 import typer
 
-from scankv.cli import demo, inspect, load, rows, scan, scans, serve, snapshots, tables, top
+from scankv.cli import (
+    check,
+    consumers,
+    demo,
+    indexes,
+    inspect,
+    load,
+    rows,
+    scan,
+    scans,
+    serve,
+    snapshots,
+    tables,
+    tail,
+    top,
+)
 from scankv.cli.outcome import TERMINATED, Commands
 
 app = typer.Typer(
@@ -30,15 +45,19 @@ for command in (
     rows.delete,
     rows.count,
     top.top,
+    tail.tail,
     tables.drop,
     inspect.tables,
     inspect.describe,
     inspect.stats,
+    check.check,
     scans.ps,
     scans.cancel,
     demo.demo,
 ):
     app.command()(command)
+app.add_typer(consumers.app, name="consumers")
+app.add_typer(indexes.app, name="index")
 app.add_typer(snapshots.app, name="snapshot")
 
 

@@ -1,11 +1,12 @@
 """`tables`, `describe` and `stats`: what there is, and how the server is."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import typer
 from rich.filesize import decimal
 
-from aio_client import sync
+from aio_client import BucketStatistics, IndexStatus, sync
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.show import show_json, show_pairs, show_table
 from table_model.types import format_type
@@ -27,12 +28,16 @@ def tables(json: Json = False, url: Url = None) -> None:
 
 
 def describe(table: TableName, json: Json = False, url: Url = None) -> None:
-    """Show the columns, the key and the buckets of a table."""
+    """Show the columns, the key, the indexes and the buckets of a table."""
     with sync.connect(url) as client:
         found = client.table(table)
-        buckets = found.statistics()
+        buckets, indexes = found.statistics(), found.index_status()
     if json:
-        show_json(_summary(found) | {"bucket_statistics": [asdict(bucket) for bucket in buckets]})
+        show_json(
+            _summary(found)
+            | {"index_status": [asdict(index) for index in indexes]}
+            | {"bucket_statistics": [asdict(bucket) for bucket in buckets]}
+        )
         return
     show_pairs(
         {
@@ -40,7 +45,7 @@ def describe(table: TableName, json: Json = False, url: Url = None) -> None:
             "key": ", ".join(found.primary_key),
             "bucket key": ", ".join(found.bucket_key),
             "options": ", ".join(f"{name}={value}" for name, value in found.options.items()) or "all as default",
-            "rows": f"{sum(bucket.rows for bucket in buckets):,}",
+            "rows": _rows(buckets),
             "on disk": decimal(sum(bucket.disk_bytes for bucket in buckets)),
         }
     )
@@ -48,9 +53,14 @@ def describe(table: TableName, json: Json = False, url: Url = None) -> None:
         ["column", "type", "null"],
         [[field.name, format_type(field.type), "" if field.nullable else "not null"] for field in found.schema],
     )
+    if indexes:
+        show_table(["index", "state"], [[", ".join(index.columns), _state(index)] for index in indexes])
     show_table(
         ["bucket", "rows", "log offset", "on disk", "damage"],
-        [[b.bucket, b.rows, b.log_offset, decimal(b.disk_bytes), b.damage or ""] for b in buckets],
+        [
+            [b.bucket, "" if b.rows is None else b.rows, b.log_offset, decimal(b.disk_bytes), b.damage or ""]
+            for b in buckets
+        ],
     )
 
 
@@ -74,7 +84,23 @@ def _summary(table: sync.Table) -> dict[str, object]:
             {"name": field.name, "type": format_type(field.type), "nullable": field.nullable} for field in table.schema
         ],
         "options": dict(table.options),
+        "indexes": [list(columns) for columns in table.indexes],
     }
+
+
+def _state(index: IndexStatus) -> str:
+    if index.failure is not None:
+        return f"not used, to be dropped: {index.failure}"
+    if index.ready:
+        return "ready"
+    if index.rows is None:
+        return f"building, {index.rows_done:,} rows so far"
+    return f"building {100 * index.rows_done // max(index.rows, 1)} %"
+
+
+def _rows(buckets: Sequence[BucketStatistics]) -> str:
+    counts = [bucket.rows for bucket in buckets]
+    return "not counted; see `scankv count`" if None in counts else f"{sum(filter(None, counts)):,}"
 
 
 def _figure(name: str, value: object) -> str:

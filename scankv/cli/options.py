@@ -22,6 +22,10 @@ KeyColumns = Annotated[
     str | None, typer.Option("--key", metavar="A,B", help="The columns of the primary key.", show_default=False)
 ]
 Buckets = Annotated[int | None, typer.Option(min=1, help="How many buckets the table gets. Default: 4.")]
+Indexes = Annotated[
+    list[str] | None,
+    typer.Option("--index", metavar="A,B", help="An index on these columns, the first one first; may be repeated."),
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Any other option; may be repeated.")
 ]

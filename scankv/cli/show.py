@@ -21,6 +21,8 @@ from scankv.formats.text import to_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rich.console import RenderableType
+
 _LONGEST_CELL: Final = 60
 _GAP: Final = 3
 _NULL: Final = "null"
@@ -38,7 +40,7 @@ def show_pairs(pairs: Mapping[str, str]) -> None:
     grid = Table.grid(padding=(0, 2))
     for name, value in pairs.items():
         grid.add_row(Text(name, style="dim"), Text(value))
-    _print(grid)
+    show(grid)
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -47,21 +49,45 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     table = _empty_table(headers, numeric)
     for row in rows:
         table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
-    _print(table, width=_UNBOUNDED)
+    show(table, width=_UNBOUNDED)
 
 
 def show_rows(rows: pa.Table) -> None:
     """Prints rows of a scan. A terminal gets as many columns as fit, and is told about the others."""
-    cells = {name: _cells(rows.column(name).combine_chunks()) for name in rows.column_names}
-    hidden = _hidden(cells)
+    table, hidden = rows_table(rows, Console().width if is_terminal() else None)
+    show(table)
+    if hidden:
+        typer.echo(no_width_for(hidden), err=True)
+
+
+def rows_table(
+    rows: pa.Table, width: int | None, leading: Mapping[str, Sequence[Text]] | None = None
+) -> tuple[Table, list[str]]:
+    """Rows as a table, and the names of the columns that have no room in it: the last ones.
+
+    Args:
+        rows: The rows; the first column is always shown.
+        width: The characters there are. None: as many as it takes.
+        leading: Columns to be shown before those of the rows, by their headers; they stand to the right.
+    """
+    leading = leading or {}
+    cells = {name: text_cells(rows.column(name).combine_chunks()) for name in rows.column_names}
+    room = _UNBOUNDED if width is None else width
+    for header, texts in leading.items():
+        room -= max(map(len, (header, *map(str, texts)))) + _GAP
+    hidden = _hidden(cells, room)
     shown = rows.schema.names[: len(rows.schema) - len(hidden)]
     types = [rows.schema.field(name).type for name in shown]
-    table = _empty_table(shown, [pat.is_integer(t) or pat.is_floating(t) or pat.is_decimal(t) for t in types])
-    for row in zip(*(cells[name] for name in shown), strict=True):
-        table.add_row(*(Text(_NULL, style="dim") if cell is None else Text(cell) for cell in row))
-    _print(table)
-    if hidden:
-        typer.echo(f"not enough width for: {', '.join(hidden)}; choose with --columns", err=True)
+    numeric = [pat.is_integer(t) or pat.is_floating(t) or pat.is_decimal(t) for t in types]
+    table = _empty_table([*leading, *shown], [True] * len(leading) + numeric)
+    for row in zip(*leading.values(), *(cells[name] for name in shown), strict=True):
+        table.add_row(*(_cell(value) for value in row))
+    return table, hidden
+
+
+def no_width_for(hidden: Sequence[str]) -> str:
+    """What is said of columns that have no room."""
+    return f"not enough width for: {', '.join(hidden)}; choose with --columns"
 
 
 def duration(seconds: float) -> str:
@@ -86,7 +112,8 @@ def stderr_console() -> Console:
     return Console(stderr=True)
 
 
-def _cells(column: pa.Array) -> list[str | None]:
+def text_cells(column: pa.Array) -> list[str | None]:
+    """The values as short texts that are safe to print, None where there is none."""
     # Control characters in data must not steer the terminal.
     texts = pc.replace_substring_regex(to_text(column), r"[[:cntrl:]]", "·")
     long = pc.greater(pc.utf8_length(texts), _LONGEST_CELL)
@@ -95,11 +122,15 @@ def _cells(column: pa.Array) -> list[str | None]:
     return cells
 
 
-def _hidden(cells: Mapping[str, Sequence[str | None]]) -> list[str]:
-    """The last columns, as many as a terminal has no room for; the first one is always shown."""
-    if not is_terminal():
-        return []
-    room = Console().width + _GAP
+def _cell(value: Text | str | None) -> Text:
+    if isinstance(value, Text):
+        return value
+    return Text(_NULL, style="dim") if value is None else Text(value)
+
+
+def _hidden(cells: Mapping[str, Sequence[str | None]], room: int) -> list[str]:
+    """The last columns, as many as there is no room for; the first one is always shown."""
+    room += _GAP
     names = list(cells)
     for index, name in enumerate(names):
         room -= max(len(cell or _NULL) for cell in [name, *cells[name]]) + _GAP
@@ -115,11 +146,11 @@ def _empty_table(headers: Sequence[str], numeric: Sequence[bool]) -> Table:
     return table
 
 
-def _print(table: Table, width: int | None = None) -> None:
-    """Prints a table; a terminal cuts it at the width given, or its own."""
+def show(shown: RenderableType, width: int | None = None) -> None:
+    """Prints what rich can show; a terminal cuts it at the width given, or its own."""
     if is_terminal():
-        Console(width=width).print(table)
+        Console(width=width).print(shown)
         return
     text = io.StringIO()
-    Console(file=text, width=_UNBOUNDED).print(table)
+    Console(file=text, width=_UNBOUNDED).print(shown)
     typer.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines()))

@@ -54,7 +54,7 @@ def list_(
                 [
                     snapshot.id,
                     snapshot.table,
-                    snapshot.rows,
+                    "" if snapshot.rows is None else snapshot.rows,
                     f"{snapshot.taken_at:%Y-%m-%d %H:%M:%S}",
                     duration(snapshot.ttl),
                     duration(snapshot.remaining),

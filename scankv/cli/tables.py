@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from aio_client import sync
-from scankv.cli.options import Buckets, Settings, TableName, Url, names_of, settings_of
+from scankv.cli.options import Buckets, Indexes, Settings, TableName, Url, names_of, settings_of
 from table_model.errors import UsageError
 from table_model.types import parse_schema
 
@@ -23,6 +23,7 @@ def create(
         typer.Option(metavar="A", help="The key columns that choose the bucket. Default: the whole key."),
     ] = None,
     buckets: Buckets = None,
+    index: Indexes = None,
     set_: Settings = None,
     url: Url = None,
 ) -> None:
@@ -34,6 +35,7 @@ def create(
             primary_key=names_of(key),
             bucket_key=names_of(bucket_key),
             buckets=buckets,
+            indexes=[names_of(columns) for columns in index or ()],
             **settings_of(set_),
         )
     typer.echo(f"created {table}")

@@ -1,13 +1,17 @@
-"""`top`: the first rows of a table by a column."""
+"""`top`: the first rows of a table by a column, once or as they change."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from aio_client import sync
 from scankv.cli.options import Columns, Json, TableName, Url, Where, names_of
 from scankv.cli.show import show_rows
+from scankv.cli.top_watch import watch_top
 from scankv.formats.json_text import json_lines
+from table_model.errors import UsageError
+
+_EVERY_SECONDS: Final = 2.0
 
 
 def top(
@@ -17,16 +21,35 @@ def top(
     ascending: Annotated[bool, typer.Option("--ascending", help="The least first.")] = False,
     where: Where = None,
     columns: Columns = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show them anew whenever they change, until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="SECONDS", help=f"How often to look, with --watch. Default: {_EVERY_SECONDS:g}."),
+    ] = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
     """Show the first rows in the order of a column, the greatest first; with --json each is one line.
 
     Rows that are null in the column come last, and rows that are equal in it by their keys.
+
+    With --watch, a terminal shows how each row has moved (▲2, ▼1, new) and which ones left; a pipe gets a block for
+    every change, with --json one line: its time, the rows, and which of them entered, left and moved. As long as
+    nothing is written, the server reads nothing. Ctrl-C ends it with exit code 0.
     """
+    if every is not None and not watch:
+        raise UsageError("--every is how often --watch looks; add --watch")
+    chosen = names_of(columns) or None
     with sync.connect(url) as client:
-        chosen = names_of(columns) or None
-        rows = client.table(table).top_n(n, by, where, columns=chosen, descending=not ascending)
+        found = client.table(table)
+        if watch:
+            seconds = every or _EVERY_SECONDS
+            watched = found.watch_top_n(n, by, where, columns=chosen, descending=not ascending, every=seconds)
+            watch_top(watched, json=json)
+            return
+        rows = found.top_n(n, by, where, columns=chosen, descending=not ascending)
     if json:
         for batch in rows.to_batches():
             typer.echo(json_lines(batch).to_pybytes(), nl=False)

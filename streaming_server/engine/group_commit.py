@@ -32,12 +32,18 @@ class GroupCommit:
         self._durable = durable
         self._running: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
+        self._listeners: set[Callable[[], None]] = set()
         self.syncs = 0
 
     @property
     def durable(self) -> int:
         """Everything below this offset survives a power failure."""
         return self._durable
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Has a listener called whenever more has become durable, until the function returned is called."""
+        self._listeners.add(listener)
+        return lambda: self._listeners.discard(listener)
 
     async def wait(self, offset: int) -> None:
         """Returns once everything below `offset`, which has been written, is durable.
@@ -59,6 +65,8 @@ class GroupCommit:
             await self._executor.run(self._sync, target)
             self._durable = target
             self.syncs += 1
+            for listener in list(self._listeners):
+                listener()
         except Exception as error:
             # Once a sync has failed, the system may report the next one as done without having written: never trust it.
             self._failure = self._failure or error

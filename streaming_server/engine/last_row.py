@@ -1,35 +1,62 @@
 """The `last_row` merge: the new row replaces the old one, and the changelog says what became of each key.
 
 Pure: old rows and new rows in, one `BucketChange` out. New key `+I`; changed row `-U old, +U new`; the same row again
-nothing (unless `row_deduplicate` is off); deleted row `-D old`; deleting what is not there nothing.
+nothing (unless `row_deduplicate` is off); deleted row `-D old`; deleting what is not there nothing. Without
+before-images, `+U new` and `-D key` for the same keys; and for all keys where the old rows were not read.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streaming_server.engine.entry_changes import entries_of_deletes, entries_of_upserts
+from streaming_server.engine.prepare import widen
 from streaming_server.storage.bucket import BucketChange
 from streaming_server.storage.changelog import Changes, RowKind
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from streaming_server.engine.prepare import PreparedRows
-    from streaming_server.storage.row_codec import RowCodec
+    from streaming_server.storage.index_codec import IndexCodec
+    from table_model.schema import TableDefinition
 
 _NOTHING = pa.array([], pa.binary())
 
 
-def merge_upsert(old: list[bytes | None], new: PreparedRows, *, row_deduplicate: bool) -> BucketChange:
-    """What upserting `new` does to the rows `old`, which stand at the same keys (None: no row).
+def reads_old_rows(definition: TableDefinition, indexes: Collection[IndexCodec]) -> bool:
+    """Whether a write has to know the rows that it replaces: for the changelog, or for indexes that the table has."""
+    return definition.options.before_images or bool(indexes)
+
+
+def merge_upsert(
+    old: list[bytes | None] | None, new: PreparedRows, *, row_deduplicate: bool, indexes: Collection[IndexCodec] = ()
+) -> BucketChange:
+    """What upserting `new` does to the rows `old`, which stand at the same keys (None: no row), and to some indexes.
+
+    `old` is None where they were not read, see `reads_old_rows`.
 
     Raises:
         DataLoss: An old row cannot be decoded.
+        RequestTooLarge: A new row cannot have an entry in an index.
     """
     codec, batch, keys, values = new.codec, new.batch, new.keys, new.values
     assert values is not None
+    if old is None:
+        assert not reads_old_rows(codec.definition, indexes)
+        return BucketChange(
+            put_keys=keys,
+            put_values=values,
+            delete_keys=_NOTHING,
+            changes=_without_before(codec.definition, RowKind.UPDATE_AFTER, batch),
+            rows_added=None,
+            schema_id=codec.definition.schema.id,
+        )
     stored = pa.array(old, pa.binary())
     exists: np.ndarray[tuple[int], np.dtype[np.bool_]] = stored.is_valid().to_numpy(zero_copy_only=False)
     old_rows = codec.decoder().decode(stored.drop_null())
@@ -46,24 +73,58 @@ def merge_upsert(old: list[bytes | None], new: PreparedRows, *, row_deduplicate:
         put_keys=keys,
         put_values=values,
         delete_keys=_NOTHING,
-        changes=_upsert_changes(old_rows, batch, exists),
+        changes=_upsert_changes(old_rows, batch, exists)
+        if codec.definition.options.before_images
+        else _without_before(codec.definition, RowKind.UPDATE_AFTER, batch),
         rows_added=int((~exists).sum()),
         schema_id=codec.definition.schema.id,
+        entries=tuple(entries_of_upserts(index, old_rows, batch, keys, exists) for index in indexes),
     )
 
 
-def merge_delete(old: list[bytes | None], keys: pa.Array, codec: RowCodec) -> BucketChange:
-    """What deleting `keys` does, at which the rows `old` stand (None: no row). Raises DataLoss as `merge_upsert`."""
+def merge_delete(
+    old: list[bytes | None] | None, keys: PreparedRows, indexes: Collection[IndexCodec] = ()
+) -> BucketChange:
+    """What deleting `keys` does, at which the rows `old` stand (None: no row); as `merge_upsert`.
+
+    Raises:
+        DataLoss: An old row cannot be decoded.
+    """
+    codec, definition = keys.codec, keys.codec.definition
+    if old is None:
+        assert not reads_old_rows(definition, indexes)
+        return _deleted(definition, keys.keys, _without_before(definition, RowKind.DELETE, keys.batch), None)
     stored = pa.array(old, pa.binary())
-    old_rows = codec.decoder().decode(stored.drop_null())
+    exists = stored.is_valid()
+    old_rows, gone = codec.decoder().decode(stored.drop_null()), keys.keys.filter(exists)
+    changes = (
+        Changes(np.full(old_rows.num_rows, RowKind.DELETE, np.uint8), old_rows)
+        if definition.options.before_images
+        else _without_before(definition, RowKind.DELETE, keys.batch.filter(exists))
+    )
+    change = _deleted(definition, gone, changes, -old_rows.num_rows)
+    return replace(change, entries=tuple(entries_of_deletes(index, old_rows, gone) for index in indexes))
+
+
+def _deleted(
+    definition: TableDefinition, keys: pa.Array, changes: Changes | None, rows_added: int | None
+) -> BucketChange:
     return BucketChange(
         put_keys=_NOTHING,
         put_values=_NOTHING,
-        delete_keys=keys.filter(stored.is_valid()),
-        changes=Changes(np.full(old_rows.num_rows, RowKind.DELETE, np.uint8), old_rows),
-        rows_added=-old_rows.num_rows,
-        schema_id=codec.definition.schema.id,
+        delete_keys=keys,
+        changes=changes,
+        rows_added=rows_added,
+        schema_id=definition.schema.id,
     )
+
+
+def _without_before(definition: TableDefinition, kind: RowKind, rows: pa.RecordBatch) -> Changes | None:
+    """Changes of one kind for a changelog without before-images; `rows` may be keys alone. None for no changelog."""
+    if definition.options.changelog == "none":
+        return None
+    schema = definition.change_schema_at(definition.schema.id)
+    return Changes(np.full(rows.num_rows, kind, np.uint8), widen(rows, schema))
 
 
 def _upsert_changes(

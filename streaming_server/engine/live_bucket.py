@@ -6,20 +6,24 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.storage.bucket import Bucket
+from streaming_server.storage.offsets import count_of
 from table_model.errors import DataLoss, ScanKvError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.storage.bucket import BucketState
+    from streaming_server.storage.changelog import LogRecord
     from streaming_server.storage.rocks import RocksResources
+    from table_model.schema import TableDefinition
 
 T = TypeVar("T")
 
@@ -35,10 +39,23 @@ class LiveBucket:
 
     Attributes:
         number: The bucket's number in its table.
-        mutex: Held for every use of the bucket but `wait_durable`.
+        mutex: Held for every use of the bucket but `wait_durable`, and reading what no longer changes.
+        upkeep: Held for such reading where it takes long: the bucket is not closed meanwhile. Whoever holds it does not
+            wait for `mutex`.
         table: The name of its table.
         damage: The first damage found, or None. A bucket that could not be opened stays so; of one that is open, what
             is not damaged can still be read.
+
+    Args:
+        number: As above.
+        path: Where it lies.
+        table: As above.
+        compression: That of its table.
+        resources: Shared by all buckets of the process.
+        executor: Runs what blocks.
+        indexes: Gives the ids of the table's indexes as of now.
+        on_unbuilt: Is told when the bucket was opened and an index of it is not ready.
+        log_holds: Gives from where on the changelog is kept, and for whom, when the bucket is opened.
     """
 
     def __init__(
@@ -50,9 +67,13 @@ class LiveBucket:
         compression: str,
         resources: RocksResources,
         executor: StorageExecutor,
+        indexes: Callable[[], Collection[int]],
+        on_unbuilt: Callable[[LiveBucket], None],
+        log_holds: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self.number = number
         self.mutex = asyncio.Lock()
+        self.upkeep = asyncio.Lock()
         self.damage: str | None = None
         self._path = path
         self.table = table
@@ -60,7 +81,11 @@ class LiveBucket:
         self._compression = compression
         self._resources = resources
         self._executor = executor
+        self._indexes = indexes
+        self._on_unbuilt = on_unbuilt
+        self._log_holds = log_holds
         self._bucket: Bucket | None = None
+        self._looked_at = False
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
 
@@ -68,6 +93,19 @@ class LiveBucket:
     def is_open(self) -> bool:
         """Whether the bucket's files are open."""
         return self._bucket is not None
+
+    @property
+    def open_bucket(self) -> Bucket | None:
+        """The bucket, as long as it is open."""
+        return self._bucket if self._closed is None else None
+
+    @property
+    def state(self) -> BucketState | None:
+        """The state as of now, durable or not, without the mutex; None unless the bucket is open.
+
+        A write has replaced it by the time that it is acknowledged.
+        """
+        return self._bucket.state if self._bucket is not None and self._closed is None else None
 
     @property
     def syncs(self) -> int:
@@ -88,11 +126,25 @@ class LiveBucket:
                 raise DataLoss(self.damage, table=self.table, bucket=self.number)
             await self.run(self._open)
             assert self._bucket is not None
+        if not self._looked_at:
+            # Not with the opening: who asked for that may have given up meanwhile.
+            self._looked_at = True
+            if self._bucket.builds:
+                self._on_unbuilt(self)
         return self._bucket
 
     def _open(self) -> None:
         # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
         bucket = Bucket(self._path, self._place, compression=self._compression, resources=self._resources)
+        try:
+            bucket.settle_indexes(self._indexes())
+        except BaseException:
+            bucket.close()
+            raise
+        for owner, offset in self._log_holds().items():
+            # Of one that lost its hold nothing is kept, and its owner will be told.
+            if count_of(offset) >= bucket.state.log_first:
+                bucket.log.hold(owner, offset)
         self._commit = GroupCommit(
             written=lambda: bucket.state.log_offset,
             sync=bucket.sync,
@@ -130,6 +182,53 @@ class LiveBucket:
         except ScanKvError as error:
             raise self.noted(error) from error.__cause__
 
+    @property
+    def durable_offset(self) -> int:
+        """Behind the last change that survives a power failure. The bucket is open."""
+        assert self._commit is not None
+        return self._commit.durable
+
+    def on_durable(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Has a listener called whenever more is durable, until the function returned is called."""
+        assert self._commit is not None
+        return self._commit.listen(listener)
+
+    def is_quiet_at(self, offset: int) -> bool:
+        """Whether there is no change from this offset on, durable or about to be. The bucket is open."""
+        assert self._bucket is not None
+        # A write that is under way holds the mutex until the state has it.
+        return not self.mutex.locked() and self._bucket.state.log_offset == offset
+
+    def read_log(
+        self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int
+    ) -> list[LogRecord]:
+        """Changes below the durable offset, as `ChangeLog.read`; needs no mutex. The bucket is open.
+
+        Raises:
+            PositionExpired: They are no longer all there.
+            DataLoss: They are damaged.
+            ScanKvError: The bucket was closed; what the one who closed it said.
+        """
+        if self._closed is not None:
+            raise copy(self._closed)
+        assert self._bucket is not None
+        log = self._bucket.log
+        try:
+            log.span.checked(start, place=self._place)
+            return log.read(start, end, definition, max_changes=max_changes, max_bytes=max_bytes)
+        except ScanKvError as error:
+            raise self.noted(error) from error.__cause__
+
+    def hold_log(self, owner: str, offset: int) -> None:
+        """Keeps changes from an offset on, until `release_log`."""
+        if self._bucket is not None:
+            self._bucket.log.hold(owner, offset)
+
+    def release_log(self, owner: str) -> None:
+        """Ends that."""
+        if self._bucket is not None:
+            self._bucket.log.release(owner)
+
     def refuse(self, reason: ScanKvError) -> None:
         """Lets nobody use the bucket any more: who asks for it gets `reason`. Whoever holds the mutex may finish."""
         self._closed = reason
@@ -137,7 +236,8 @@ class LiveBucket:
     async def close(self) -> None:
         """Closes the bucket, after `refuse`, with the mutex held and every cursor on it closed."""
         assert self._closed is not None
-        bucket, self._bucket = self._bucket, None
+        async with self.upkeep:
+            bucket, self._bucket = self._bucket, None
         if self._commit is not None:
             await self._commit.close(self._closed)
         if bucket is not None:
@@ -145,6 +245,34 @@ class LiveBucket:
                 await self.run(bucket.close)
             except ScanKvError as error:
                 _log.error("closing %s: %s [%s]", self._place, error.message, error.__cause__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketFigures:
+    """What is known of a bucket at one moment.
+
+    Attributes:
+        live: The bucket.
+        state: Its state; None when it is damaged.
+        disk_bytes: Bytes of its table files.
+        built_rows: For each index that is not ready, how many rows its building has passed.
+    """
+
+    live: LiveBucket
+    state: BucketState | None = None
+    disk_bytes: int = 0
+    built_rows: Mapping[int, int] = field(default_factory=dict)
+
+
+async def figures_of(live: LiveBucket) -> BucketFigures:
+    """What is known of a bucket now; opens it."""
+    async with live.mutex:
+        try:
+            bucket = await live.opened()
+        except DataLoss:
+            return BucketFigures(live=live)
+        built = {index: build.rows for index, build in bucket.builds.items()}
+        return BucketFigures(live=live, state=bucket.state, disk_bytes=bucket.disk_bytes(), built_rows=built)
 
 
 @asynccontextmanager

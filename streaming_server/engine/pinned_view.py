@@ -9,16 +9,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-from streaming_server.scan.chunk_source import View
+from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.explaining import explain
+from streaming_server.scan.held_view import HeldView, whole_indexes
+from streaming_server.scan.index_lookup import chosen_index, read_through_index
 from streaming_server.scan.opening import open_scan
 from streaming_server.storage.checkpoint import Checkpoint
+from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
 from table_model.errors import DataLoss, InvalidRequest, ScanKvError
 from table_model.key_codec import KeyCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from protos.scankv.v1.scan_pb2 import ExplainScanResponse
     from streaming_server.engine.executor import StorageExecutor
@@ -175,6 +178,12 @@ class PinnedView:
         definition = self.manifest.definition
         return RowCodec(definition), KeyCodec(definition.key_schema.types, definition.primary_key)
 
+    @cached_property
+    def index_codecs(self) -> list[IndexCodec]:
+        """What the entries of its indexes are decoded with."""
+        definition = self.manifest.definition
+        return [IndexCodec(definition, index) for index in definition.indexes]
+
     async def close(self) -> None:
         """Closes its files unless somebody uses them."""
         async with self._opening:
@@ -206,7 +215,7 @@ class SnapshotReader:
         view_id: The view.
         view_micros: When it was taken, in microseconds since 1970.
         log_offsets: For each of these buckets, the offset of the first change that is not in the view.
-        rows: For each of these buckets its rows, exact.
+        rows: For each of these buckets its rows, exact; None where they are not counted.
     """
 
     def __init__(self, view: PinnedView, numbers: Sequence[int]) -> None:
@@ -223,7 +232,7 @@ class SnapshotReader:
         """A cursor over a key range of a bucket; opens nothing. Raises DataLoss, or why the view has ended."""
         return self._view.checkpoint(bucket).cursor(self.codec, decoder, self.keys, key_range, reverse=reverse)
 
-    def open_scan(self, plan: ReadPlan) -> OpenedScan:
+    async def open_scan(self, plan: ReadPlan) -> OpenedScan:
         """A scan of these buckets, which ends when the view does; the caller closes its source.
 
         Raises:
@@ -232,11 +241,13 @@ class SnapshotReader:
             DataLoss: A bucket is damaged.
         """
         reader = plan.reader(self.codec, self.keys)
+        if plan.limit != 0:
+            reader = await read_through_index(reader, self.held_view())
         opened = open_scan(
             plan,
             self.definition,
             reader,
-            View(self.log_offsets, self.view_micros, sum(self.rows.values())),
+            self._shown,
             self.view_id,
             self._view.checkpoint,
             self.noted,
@@ -246,7 +257,37 @@ class SnapshotReader:
 
     def explain(self, plan: ReadPlan) -> ExplainScanResponse:
         """What `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
-        return explain(plan, self.definition, plan.reader(self.codec, self.keys), self.log_offsets)
+        reader = plan.reader(self.codec, self.keys)
+        choice = chosen_index(reader, self.held_view().indexes)
+        return explain(plan, self.definition, reader, self.log_offsets, choice)
+
+    @property
+    def _shown(self) -> View:
+        return View(self.log_offsets, self.view_micros, total_rows(self.rows.values()))
+
+    def held_view(self, check: Callable[[], None] = lambda: None) -> HeldView:
+        """These buckets, to be read by an index.
+
+        Args:
+            check: Raises why nothing more may be read; that the view has ended is checked in any case.
+        """
+
+        def both() -> None:
+            self.check()
+            check()
+
+        filled = {number: self._view.checkpoint(number) for number, rows in self.rows.items() if rows != 0}
+        ready = [checkpoint.ready_indexes for checkpoint in filled.values()]
+        indexes = whole_indexes(self._view.index_codecs, ready)
+        return HeldView(
+            codec=self.codec,
+            keys=self.keys,
+            view=self._shown,
+            buckets=filled,
+            indexes=indexes,
+            on_error=self.noted,
+            check=both,
+        )
 
     def noted(self, bucket: int, error: ScanKvError) -> ScanKvError:
         """The error to raise for one that a cursor raised: it says where, and damage is logged."""

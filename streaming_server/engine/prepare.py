@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +13,12 @@ from table_model.buckets import bucket_of
 from table_model.conform import check_batch
 from table_model.errors import InvalidRequest, RequestTooLarge
 from table_model.key_codec import KeyCodec
-from table_model.limits import MAX_REQUEST_BYTES, MAX_REQUEST_ROWS, MAX_ROW_BYTES
+from table_model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_REQUEST_ROWS, MAX_ROW_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
     from table_model.schema import TableDefinition
 
@@ -43,6 +46,10 @@ class KeyEncoder:
             if column is not batch.column(index):
                 batch = batch.set_column(index, batch.schema.field(index), column)
         return batch
+
+    def encoded(self, batch: pa.RecordBatch) -> pa.Array:
+        """The encoded primary keys of stored rows."""
+        return self.codec.encode([batch.column(name) for name in self.names])
 
     def encode(self, batch: pa.RecordBatch) -> tuple[pa.Array, np.ndarray[tuple[int], np.dtype[np.int32]]]:
         """The encoded primary keys of a batch, and the bucket of each. Raises InvalidKey."""
@@ -74,8 +81,10 @@ class PreparedRows:
 
     def for_codec(self, codec: RowCodec) -> PreparedRows:
         """The same rows for the codec of a newer schema: columns added since are null."""
-        if codec is self.codec or self.values is None:
+        if codec is self.codec:
             return self
+        if self.values is None:
+            return replace(self, codec=codec)
         batch = widen(self.batch, codec.schema)
         return PreparedRows(self.bucket, codec, batch, self.keys, codec.encode(batch))
 
@@ -162,7 +171,9 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
     return bool(header) and bool(field(header + u32(header), 3))
 
 
-def prepare(batch: pa.RecordBatch, keys: KeyEncoder, codec: RowCodec, *, keys_only: bool) -> list[PreparedRows]:
+def prepare(
+    batch: pa.RecordBatch, keys: KeyEncoder, codec: RowCodec, *, keys_only: bool, indexes: Iterable[IndexCodec] = ()
+) -> list[PreparedRows]:
     """Checks and encodes a batch, keeps the last row of each key, and splits it by bucket, ascending.
 
     Args:
@@ -170,16 +181,19 @@ def prepare(batch: pa.RecordBatch, keys: KeyEncoder, codec: RowCodec, *, keys_on
         keys: The table's key encoder.
         codec: The table's row codec.
         keys_only: Whether there are no rows to encode.
+        indexes: The table's indexes.
 
     Raises:
         InvalidKey: A key is null or too long.
-        RequestTooLarge: A row is over the limit of a row.
+        RequestTooLarge: A row is over the limit of a row, or its columns of an index over that of a key.
     """
     batch = keys.canonical(batch)
     encoded, buckets = keys.encode(batch)
     values = None if keys_only else codec.encode(batch)
     if values is not None:
         _check_row_sizes(values)
+        for index in indexes:
+            _check_index_sizes(index, batch, encoded)
     last = _last_of_each(encoded)
     parts = []
     for number, rows in rows_by_bucket(buckets[last]):
@@ -215,6 +229,16 @@ def _check_row_sizes(values: pa.Array) -> None:
             f"row {row} takes {longest} bytes; the limit of a row is {MAX_ROW_BYTES}: store large values elsewhere",
             row=row,
         )
+
+
+def _check_index_sizes(index: IndexCodec, rows: pa.RecordBatch, keys: pa.Array) -> None:
+    """Refuses rows whose columns of an index are too long for an entry; encodes them only when there may be such."""
+    columns = [rows.column(name) for name in index.index.columns]
+    texts = [column for column in columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
+    longest = sum(pc.max(pc.binary_length(column)).as_py() or 0 for column in texts)
+    # Every byte of a text may become two. All else of a column takes less than 32 bytes.
+    if 2 * longest + 32 * len(columns) > MAX_KEY_BYTES:
+        index.entries(rows, keys)
 
 
 def _last_of_each(keys: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

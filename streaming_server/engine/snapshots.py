@@ -23,6 +23,7 @@ from streaming_server.engine.leases import (
 from streaming_server.engine.pinned_view import PinnedView, SnapshotReader
 from streaming_server.engine.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.splits import split_view
+from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
 from table_model.errors import DataLoss, InvalidRequest, ServerDraining, TooManySnapshots
 from table_model.limits import MAX_SPLITS
@@ -211,6 +212,13 @@ class Snapshots:
     def definition(self, snapshot_id: str, table_name: str) -> TableDefinition:
         """The table as of a snapshot of it. Raises SnapshotLost, InvalidRequest or DataLoss, as `reading`."""
         return self._lease(snapshot_id, table_name).view.manifest.definition
+
+    def view(self, snapshot_id: str, table_name: str, buckets: Sequence[int] | None) -> View:
+        """What some buckets (None: all) of a snapshot hold, without opening them. Raises as `reading`."""
+        pinned = self._lease(snapshot_id, table_name).view
+        states = {number: pinned.manifest.buckets[number] for number in pinned.chosen(buckets)}
+        offsets = {number: state.log_offset for number, state in states.items()}
+        return View(offsets, pinned.manifest.view_micros, total_rows(state.rows for state in states.values()))
 
     async def split(
         self, snapshot_id: str, splits: int, key_range: KeyRange, buckets: Sequence[int] | None = None

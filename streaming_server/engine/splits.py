@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streaming_server.scan.chunk_source import total_rows
 from table_model.errors import DataLoss, ScanKvError
 from table_model.key_range import KeyRange
 
@@ -144,30 +145,34 @@ def _read(content: dict[str, Any], view: PinnedView) -> KeySample:
 async def _collect(reader: SnapshotReader) -> KeySample:
     """Reads all keys of a view, on the event loop in slices of about a millisecond: see `BucketCursor`."""
     wanted = min(max(_KEYS_A_BUCKET * len(reader.rows), _LEAST_KEYS), _MOST_KEYS)
-    collector = _Collector(min(max(sum(reader.rows.values()) // wanted, 1), _MAX_STEP_ROWS))
+    # Where the rows are not counted, every key is taken at first, and every second one left out as often as it takes.
+    collector = _Collector(min(max((total_rows(reader.rows.values()) or 0) // wanted, 1), _MAX_STEP_ROWS), 2 * wanted)
+    rows: dict[int, int] = {}
     decoder = reader.codec.decoder(())
-    for bucket in reader.rows:
+    for bucket, counted in reader.rows.items():
         reader.check()
         cursor = reader.cursor(bucket, decoder, KeyRange())
         try:
             await collector.read(bucket, cursor, reader.check)
-            if cursor.rows_scanned != reader.rows[bucket]:
-                raise DataLoss(f"there are {cursor.rows_scanned} rows, where the manifest says {reader.rows[bucket]}")
+            rows[bucket] = cursor.rows_scanned
+            if counted is not None and cursor.rows_scanned != counted:
+                raise DataLoss(f"there are {cursor.rows_scanned} rows, where the manifest says {counted}")
         except ScanKvError as error:
             raise reader.noted(bucket, error) from error.__cause__
         finally:
             cursor.close()
-    return KeySample(dict(reader.rows), collector.keys, collector.ranks)
+    return KeySample(rows, collector.keys, collector.ranks)
 
 
 class _Collector:
-    """Gathers a sample: the last of every `step` rows."""
+    """Gathers a sample: the last of every `step` rows; of fewer where that makes more than `most` keys."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, most: int) -> None:
         self.keys: dict[int, list[bytes]] = {}
         self.ranks: dict[int, list[int]] = {}
         self._step = step
-        self._bytes = 0
+        self._most = most
+        self._count = self._bytes = 0
 
     async def read(self, bucket: int, cursor: BucketCursor, check: Callable[[], None]) -> None:
         """Reads a bucket to its end; between two slices `check` may raise."""
@@ -180,7 +185,8 @@ class _Collector:
                 keys.append(key)
                 ranks.append(cursor.rows_scanned)
                 self._bytes += len(key)
-                if self._bytes > MAX_SAMPLE_BYTES:
+                self._count += 1
+                if self._bytes > MAX_SAMPLE_BYTES or self._count > self._most:
                     self._thin()
                 due = cursor.rows_scanned + self._step
             if time.perf_counter() - begun > _SLICE_SECONDS:
@@ -193,4 +199,5 @@ class _Collector:
         for bucket, keys in self.keys.items():
             del keys[::2], self.ranks[bucket][::2]
         self._bytes = sum(len(key) for keys in self.keys.values() for key in keys)
+        self._count = sum(map(len, self.keys.values()))
         self._step *= 2

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from streaming_server.engine.catching_up import CatchUpLimits
+from streaming_server.engine.consumers import Consumers
 from streaming_server.engine.executor import StorageExecutor
 from streaming_server.engine.live_table import LiveTable
+from streaming_server.engine.log_upkeep import LogUpkeep
 from streaming_server.engine.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots import Snapshots
 from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.data_directory import DataDirectory
 from streaming_server.storage.rocks import RocksResources
-from table_model.errors import ServerDraining, TableNotFound
+from table_model.errors import InvalidRequest, ServerDraining, TableNotFound
+from table_model.limits import DEFAULT_BUCKETS
 from table_model.schema import TableDefinition
 
 if TYPE_CHECKING:
@@ -39,6 +44,7 @@ class Tables:
 
     Attributes:
         snapshots: The pinned snapshots of these tables; `start` makes them expire.
+        consumers: The consumers of their changes; the same.
     """
 
     def __init__(self, config: ServerConfig, *, max_hold_seconds: float = MAX_HOLD_SECONDS) -> None:
@@ -56,12 +62,18 @@ class Tables:
         self._ddl = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._live: dict[str, LiveTable] = {}
+        self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
+        self._upkeep = LogUpkeep(
+            self.live_tables, seconds=config.log_upkeep_seconds, max_held_bytes=config.log_hold_max_bytes
+        )
         self.snapshots = Snapshots(
             config, self._directory.trash, self._resources, self._executor, max_hold_seconds=max_hold_seconds
         )
+        self.consumers = Consumers(config, self._executor, self._live.get)
         try:
             for definition in self.definitions():
                 self.snapshots.load(definition, self._catalog.path(definition.name))
+                self.consumers.load(definition, self._catalog.path(definition.name))
         except BaseException:
             self._directory.close()
             raise
@@ -69,6 +81,8 @@ class Tables:
     def start(self) -> None:
         """Starts what runs in the background, until `close`."""
         self.snapshots.start()
+        self.consumers.start()
+        self._upkeep.start()
 
     def __len__(self) -> int:
         return len(self._catalog)
@@ -86,7 +100,10 @@ class Tables:
         definition = self._catalog.get(name)
         live = self._live.get(name)
         if live is None:
-            live = LiveTable(definition, self._catalog.path(name), self._resources, self._executor)
+            holds = partial(self.consumers.log_holds, name)
+            live = LiveTable(
+                definition, self._catalog.path(name), self._resources, self._executor, holds, self._catch_up
+            )
             self._live[name] = live
         return live
 
@@ -99,6 +116,7 @@ class Tables:
         bucket_key: Sequence[str],
         buckets: int | None,
         options: Mapping[str, str],
+        indexes: Sequence[Sequence[str]] = (),
     ) -> TableDefinition:
         """Creates a table. Raises TableExists or an InvalidRequest that says what is wrong with the definition."""
         definition = TableDefinition.create(
@@ -109,7 +127,8 @@ class Tables:
             options=options,
             incarnation=uuid.uuid4().hex,
             created_millis=time.time_ns() // 1_000_000,
-            **({} if buckets is None else {"buckets": buckets}),
+            buckets=DEFAULT_BUCKETS if buckets is None else buckets,
+            indexes=indexes,
         )
         await self._to_its_end(self._create(definition))
         return definition
@@ -117,16 +136,43 @@ class Tables:
     async def _create(self, definition: TableDefinition) -> None:
         async with self._ddl:
             await self._executor.run(self._catalog.create, definition)
+            self.consumers.add(definition, self._catalog.path(definition.name))
 
-    async def add_columns(self, name: str, columns: pa.Schema) -> TableDefinition:
-        """Adds nullable columns at the end. Raises TableNotFound or SchemaMismatch."""
-        return await self._to_its_end(self._add_columns(name, columns))
+    async def alter(
+        self,
+        name: str,
+        *,
+        add_columns: pa.Schema | None = None,
+        add_indexes: Sequence[Sequence[str]] = (),
+        drop_indexes: Sequence[Sequence[str]] = (),
+    ) -> TableDefinition:
+        """Drops indexes, adds nullable columns at the end, and adds indexes, on these columns too: all or nothing.
 
-    async def _add_columns(self, name: str, columns: pa.Schema) -> TableDefinition:
+        An index that was dropped is not used from now on; one that was added is built in the background.
+
+        Raises:
+            TableNotFound: There is no such table.
+            SchemaMismatch, InvalidRequest: What is wrong with a column or an index, or that there is nothing to change.
+        """
+        return await self._to_its_end(self._alter(name, add_columns, add_indexes, drop_indexes))
+
+    async def _alter(
+        self,
+        name: str,
+        add_columns: pa.Schema | None,
+        add_indexes: Sequence[Sequence[str]],
+        drop_indexes: Sequence[Sequence[str]],
+    ) -> TableDefinition:
         async with self._ddl:
-            definition = self._catalog.get(name).add_columns(columns)
+            definition, live = self._catalog.get(name), self.table(name)
+            if add_columns is None and not add_indexes and not drop_indexes:
+                raise InvalidRequest("there is nothing to change: name columns or indexes to add, or indexes to drop")
+            definition = definition.drop_indexes(drop_indexes)
+            if add_columns is not None:
+                definition = definition.add_columns(add_columns)
+            definition = definition.add_indexes(add_indexes)
             await self._executor.run(self._catalog.replace, definition)
-            self.table(name).altered(definition)
+            live.altered(definition)
         return definition
 
     async def drop(self, name: str) -> None:
@@ -140,6 +186,7 @@ class Tables:
                 reason = TableNotFound(f'table "{name}" was dropped', table=name)
                 await live.close(reason)
                 await self.snapshots.drop(name, reason)
+                await self.consumers.drop(name)
                 dropped = await self._executor.run(self._catalog.drop, name)
             finally:
                 del self._live[name]
@@ -154,10 +201,12 @@ class Tables:
 
     async def close(self) -> None:
         """Ends what runs, closes every bucket in order and gives the directory back."""
+        await self._upkeep.close()
         while self._changes:
             await asyncio.wait(list(self._changes))
         for live in list(self._live.values()):
             await live.close(ServerDraining("the server is shutting down"))
         await self.snapshots.close()
+        await self.consumers.close()
         self._executor.close()
         self._directory.close()

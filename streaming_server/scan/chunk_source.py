@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import pyarrow as pa
 
@@ -26,6 +27,15 @@ class Chunk:
     batch: pa.RecordBatch
 
 
+class Waiting(enum.Enum):
+    """What a source gives that has nothing to give yet."""
+
+    WAITING = enum.auto()
+
+
+WAITING: Final = Waiting.WAITING
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """Which state of a table is read.
@@ -33,12 +43,18 @@ class View:
     Attributes:
         log_offsets: For each bucket, the offset of the first change that is not in it.
         micros: When it was taken, in microseconds since 1970.
-        rows: About how many rows it has.
+        rows: About how many rows it has. None: not known.
     """
 
     log_offsets: Mapping[int, int]
     micros: int
-    rows: int
+    rows: int | None
+
+
+def total_rows(counts: Iterable[int | None]) -> int | None:
+    """How many rows some buckets have together; None where that is not known of one of them."""
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from table_model.buckets import KeyPlaces
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from streaming_server.scan.chunk_source import Position
     from streaming_server.scan.row_reader import RowReader
@@ -40,14 +40,15 @@ def keys_to_read(
     """
     places = KeyPlaces(definition.key_schema, definition.bucket_key, definition.buckets)
     ranges = _left_to_read(sorted(buckets), reader.key_range, position, reverse=reverse, ordered=ordered)
-    if reader.points is None:
+    by_bucket: Mapping[int, tuple[bytes, ...]]
+    if reader.indexed is not None:
+        by_bucket = reader.indexed.keys
+    elif reader.points is not None:
+        by_bucket = places.of_points(reader.points)
+    else:
         only = places.of_range(reader.key_range)
         return {bucket: keys for bucket, keys in ranges.items() if only in (None, bucket)}
-    points = {
-        bucket: _within(keys, ranges[bucket])
-        for bucket, keys in places.of_points(reader.points).items()
-        if bucket in ranges
-    }
+    points = {bucket: _within(keys, ranges[bucket]) for bucket, keys in by_bucket.items() if bucket in ranges}
     return {bucket: points[bucket] for bucket in ranges if points.get(bucket)}
 
 

@@ -13,12 +13,17 @@ import google_crc32c
 
 from protos.scankv.v1 import scan_pb2
 from streaming_server.scan.framing import frame_chunk
+from streaming_server.scan.versions import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pyarrow as pa
+
+    from streaming_server.scan.chunk_source import View
     from streaming_server.scan.opening import OpenedScan
     from streaming_server.scan.registry import LiveScan
+    from table_model.schema import TableDefinition
 
 FIRST_CHUNK_ROWS = 256
 FIRST_CHUNK_BYTES = 64 * 1024
@@ -115,23 +120,67 @@ def stream_messages(
     yield scan_pb2.ScanKvResponse(trailer=trailer).SerializeToString()
 
 
+def unchanged_messages(
+    definition: TableDefinition,
+    schema: pa.Schema,
+    view: View,
+    limit: int | None,
+    server_incarnation: str,
+    scan_id: str,
+    started: float,
+) -> Iterator[bytes]:
+    """The messages of a stream that says that nothing has changed, serialised: a header and a trailer.
+
+    Args:
+        definition: The table as of the view.
+        schema: The columns that rows would have.
+        view: What has not changed.
+        limit: The limit of the request.
+        server_incarnation: This start of the server.
+        scan_id: Names the scan.
+        started: When the request came, by the monotonic clock.
+    """
+    header = _header_of(definition, schema, definition.schema.id, view, limit, server_incarnation, scan_id)
+    header.unchanged = True
+    yield scan_pb2.ScanKvResponse(header=header).SerializeToString()
+    trailer = scan_pb2.ScanTrailer(
+        buckets=sorted(view.log_offsets), elapsed_micros=int((time.monotonic() - started) * 1_000_000)
+    )
+    yield scan_pb2.ScanKvResponse(trailer=trailer).SerializeToString()
+
+
 def _header(opened: OpenedScan, server_incarnation: str, scan: LiveScan) -> bytes:
     source = opened.source
-    header = scan_pb2.ScanHeader(
-        scan_id=scan.scan_id,
-        server_incarnation=server_incarnation,
-        arrow_schema=source.schema.serialize().to_pybytes(),
-        schema_id=source.schema_id,
-        log_offsets=source.view.log_offsets,
-        table_incarnation=opened.definition.incarnation,
-        row_estimate=source.view.rows,
-        view_micros=source.view.micros,
-        limit_left=opened.limit,
+    header = _header_of(
+        opened.definition, source.schema, source.schema_id, source.view, opened.limit, server_incarnation, scan.scan_id
     )
     if opened.resumed_from is not None:
         before = opened.resumed_from.view
         header.resumed_from.CopyFrom(scan_pb2.ResumedView(log_offsets=before.log_offsets, view_micros=before.micros))
     return scan_pb2.ScanKvResponse(header=header).SerializeToString()
+
+
+def _header_of(
+    definition: TableDefinition,
+    schema: pa.Schema,
+    schema_id: int,
+    view: View,
+    limit: int | None,
+    server_incarnation: str,
+    scan_id: str,
+) -> scan_pb2.ScanHeader:
+    return scan_pb2.ScanHeader(
+        scan_id=scan_id,
+        server_incarnation=server_incarnation,
+        arrow_schema=schema.serialize().to_pybytes(),
+        schema_id=schema_id,
+        log_offsets=view.log_offsets,
+        table_incarnation=definition.incarnation,
+        row_estimate=view.rows,
+        view_micros=view.micros,
+        limit_left=limit,
+        version=version_of(definition, view.log_offsets),
+    )
 
 
 def _heartbeat(token: bytes, rows_scanned: int) -> bytes:

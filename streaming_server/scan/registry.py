@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class LiveScan:
         buckets: The buckets it reads, ascending.
         snapshot_id: The snapshot it reads; empty for the live table.
         peer: The client's address, which is that of one connection.
+        follows: Whether it follows the changelog: it may last for ever, and is admitted among its kind.
         scan_id: Names it in logs and listings.
         admitted_at: When it was admitted, on the event loop's clock. None before.
         progress_at: When its reader last took a message, or when it was admitted.
@@ -54,6 +56,7 @@ class LiveScan:
     buckets: tuple[int, ...]
     snapshot_id: str
     peer: str
+    follows: bool = False
     scan_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     admitted_at: float | None = None
     progress_at: float = 0.0
@@ -79,12 +82,14 @@ class ScanRegistry:
 
     Args:
         admission: Lets scans in.
+        following: Lets those in that follow a changelog.
         stall_timeout: Seconds that a reader may take nothing.
         max_scan: Seconds that a scan may last.
     """
 
-    def __init__(self, admission: Admission, *, stall_timeout: float, max_scan: float) -> None:
+    def __init__(self, admission: Admission, *, following: Admission, stall_timeout: float, max_scan: float) -> None:
         self._admission = admission
+        self._following = following
         self._stall_timeout = stall_timeout
         self._max_scan = max_scan
         self._calls: dict[str, LiveScan] = {}
@@ -101,7 +106,7 @@ class ScanRegistry:
     @property
     def waiting(self) -> int:
         """Scans that wait to be admitted."""
-        return self._admission.waiting
+        return self._admission.waiting + self._following.waiting
 
     @property
     def unread_endings(self) -> int:
@@ -145,7 +150,8 @@ class ScanRegistry:
         Raises:
             TooManyScans, ServerDraining: It was not let in.
         """
-        async with self._admission.admitted(scan.table, scan.buckets) as scan.leave:
+        admission = self._following if scan.follows else self._admission
+        async with admission.admitted(scan.table, scan.buckets) as scan.leave:
             loop = asyncio.get_running_loop()
             scan.admitted_at = scan.progress_at = loop.time()
             self._live[scan.scan_id] = scan
@@ -156,6 +162,10 @@ class ScanRegistry:
             finally:
                 watch.stop()
                 self._retire(scan)
+
+    def note_rows(self, rows: int) -> None:
+        """Counts rows and index entries that a call has read without being a scan."""
+        self._rows_scanned += rows
 
     def cancel(self, scan_id: str) -> None:
         """Ends a scan on an operator's behalf. Raises ScanNotFound."""
@@ -182,9 +192,16 @@ class ScanRegistry:
         for scan in self.live:
             self.end(scan, error)
 
+    def end_followers(self, error: ScanKvError) -> None:
+        """Ends every live scan that follows a changelog: none of them would end by itself."""
+        for scan in self.live:
+            if scan.follows:
+                self.end(scan, error)
+
     def close(self) -> None:
         """Takes no new scans from now on."""
         self._admission.close()
+        self._following.close()
 
     def _is_over(self, scan: LiveScan) -> bool:
         return scan.admitted_at is not None and scan.scan_id not in self._live
@@ -197,7 +214,7 @@ class ScanRegistry:
     def _overdue(self, scan: LiveScan, now: float) -> float | None:
         """Ends a scan that is overdue; else the seconds until it may be."""
         assert scan.admitted_at is not None
-        left = self._max_scan - (now - scan.admitted_at)
+        left = math.inf if scan.follows else self._max_scan - (now - scan.admitted_at)
         waiting = 0.0 if scan.sending_since is None else now - scan.sending_since
         patience = self._stall_timeout - waiting
         if left <= 0:

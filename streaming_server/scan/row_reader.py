@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
 
+from streaming_server.scan.known_rows import KnownRows
 from table_model.expressions import bind, evaluate, plan_keys
 from table_model.key_range import NO_KEYS, KeyRange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.scan.keys_to_read import Keys
+    from streaming_server.storage.entry_cursor import EntryCursor
+    from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from table_model.expressions import BoundPredicate, Predicate
     from table_model.key_codec import KeyCodec
@@ -31,8 +34,37 @@ class Readable(Protocol):
     ) -> Cursor:
         """A cursor over the rows of a key range."""
 
-    def points_cursor(self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False) -> Cursor:
-        """A cursor over the rows with some keys, which ascend."""
+    def points_cursor(
+        self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False, strict: bool = False
+    ) -> Cursor:
+        """A cursor over the rows with some keys, which ascend; with `strict`, a key without a row is DataLoss."""
+
+    def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
+        """A cursor over the index entries in a range."""
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The stored rows of some keys, None where there is none."""
+
+    @property
+    def place(self) -> str:
+        """What errors call it."""
+
+    @property
+    def longest_row(self) -> int:
+        """Bytes of the longest row that it has held."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedKeys:
+    """What an index told. Immutable.
+
+    Attributes:
+        keys: By bucket, the encoded keys of all rows that can be asked for, ascending. Each has a row.
+        rows: By key, the rows as the entries have them, when nothing else is needed of them; None: look them up.
+    """
+
+    keys: Mapping[int, tuple[bytes, ...]]
+    rows: Mapping[bytes, bytes] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +76,22 @@ class RowReader:
         keys: Encodes their keys.
         decoder: Makes the batches to return.
         key_range: The keys that can hold such rows.
+        columns: What is returned, None for all columns.
+        stored_rows: Whether the rows as they are stored are one more column.
         points: These keys alone, ascending, all of them in the range. None: every key of the range.
         residual: What is asked of the rows with these keys; the others are left out by `decoder`. None: nothing.
+        indexed: The keys that an index told: these alone. None: none was asked.
     """
 
     codec: RowCodec
     keys: KeyCodec
     decoder: Decoder
     key_range: KeyRange
+    columns: tuple[str, ...] | None = None
+    stored_rows: bool = False
     points: tuple[bytes, ...] | None = None
     residual: BoundPredicate | None = None
+    indexed: IndexedKeys | None = None
 
     @property
     def selective(self) -> bool:
@@ -64,7 +102,33 @@ class RowReader:
         """A cursor over some keys of a bucket, as of now. Raises DataLoss."""
         if isinstance(keys, KeyRange):
             return bucket.cursor(self.codec, self.decoder, self.keys, keys, reverse=reverse)
-        return bucket.points_cursor(self.decoder, keys, reverse=reverse)
+        if self.indexed is None:
+            return bucket.points_cursor(self.decoder, keys, reverse=reverse)
+        rows = self.indexed.rows
+        if rows is None:
+            return bucket.points_cursor(self.decoder, keys, reverse=reverse, strict=True)
+        ordered = keys[::-1] if reverse else keys
+        return KnownRows(self.decoder, ordered, [rows[key] for key in ordered])
+
+    def is_covered_by(self, index: IndexCodec) -> bool:
+        """Whether an index has all columns that are returned or looked at."""
+        returned = self.codec.definition.schema.names if self.columns is None else self.columns
+        looked_at = () if self.residual is None else self.residual.columns
+        return not self.stored_rows and set(index.covered) >= {*returned, *looked_at}
+
+    def through(self, index: IndexCodec, indexed: IndexedKeys, residual: BoundPredicate | None) -> RowReader:
+        """The same rows, read by the keys that an index told.
+
+        Args:
+            index: The index.
+            indexed: What it told.
+            residual: What is to be asked of the rows with these keys.
+        """
+        codec, columns = self.codec, self.columns
+        if indexed.rows is not None:
+            codec, columns = index.rows, self.codec.definition.schema.names if columns is None else columns
+        decoder = _decoder(codec, columns, residual, stored_rows=self.stored_rows)
+        return replace(self, codec=codec, decoder=decoder, residual=residual, indexed=indexed)
 
     @classmethod
     def of(
@@ -84,11 +148,10 @@ class RowReader:
         Raises:
             SchemaMismatch: A column does not exist, or a value is not of its column's type.
         """
-        decoder: Decoder = codec.decoder(columns)
-        if stored_rows:
-            decoder = _StoredRowsDecoder(decoder)
+        names = None if columns is None else tuple(columns)
         if where is None:
-            return cls(codec, keys, decoder, key_range)
+            decoder = _decoder(codec, names, None, stored_rows=stored_rows)
+            return cls(codec, keys, decoder, key_range, names, stored_rows)
         bound = bind(where, codec.schema)
         plan = plan_keys(bound, keys)
         points, residual = plan.points, plan.residual
@@ -100,9 +163,17 @@ class RowReader:
             if len(points) > MAX_POINTS:
                 # Between them there are other keys: what chose the points chooses among these, too.
                 points, residual = None, bound
-        if residual is not None:
-            decoder = _FilteringDecoder(codec, decoder, residual)
-        return cls(codec, keys, decoder, key_range, points, residual)
+        decoder = _decoder(codec, names, residual, stored_rows=stored_rows)
+        return cls(codec, keys, decoder, key_range, names, stored_rows, points, residual)
+
+
+def _decoder(
+    codec: RowCodec, columns: tuple[str, ...] | None, residual: BoundPredicate | None, *, stored_rows: bool
+) -> Decoder:
+    decoder: Decoder = codec.decoder(columns)
+    if stored_rows:
+        decoder = _StoredRowsDecoder(decoder)
+    return decoder if residual is None else _FilteringDecoder(codec, decoder, residual)
 
 
 class _StoredRowsDecoder:

@@ -16,6 +16,7 @@ from table_model.key_codec import KeyCodec
 from table_model.limits import MAX_TOP_N
 
 if TYPE_CHECKING:
+    from table_model.errors import ScanKvError
     from table_model.schema import Schema, TableDefinition
 
 MAX_KEPT_BYTES: Final = 128 * 1024 * 1024
@@ -36,12 +37,14 @@ class TopNSpec:
         n: How many rows, at most.
         ascending: Whether the least is first.
         columns: What is returned of them, None for all.
+        with_ties: Whether also the rows behind the last one that are equal to it in `by`.
     """
 
     by: str
     n: int
     ascending: bool
     columns: tuple[str, ...] | None
+    with_ties: bool = False
 
     def check(self, schema: Schema) -> None:
         """Checks it against the columns of the table. Raises InvalidRequest or SchemaMismatch."""
@@ -55,7 +58,8 @@ class TopN:
     """The best of the rows added so far. Used by one thread at a time.
 
     Keeps up to about 2n rows and a batch, each with its stored form, its key and its value in `by`; a batch in which no
-    row is better than the worst of n is only looked at.
+    row is better than the worst of n is only looked at. With ties, up to twice 100,000 rows and a batch: where more are
+    equal to the worst, they are let go, and it is an error only if that is still the worst at the end.
 
     Args:
         spec: Which rows are the best.
@@ -69,6 +73,7 @@ class TopN:
     def __init__(self, spec: TopNSpec, definition: TableDefinition, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         codec = RowCodec(definition)
         self._max_kept_bytes = max_kept_bytes
+        self._spec = spec
         self._n = spec.n
         self._rows = codec.decoder(spec.columns)
         self._row_keys = codec.decoder(definition.primary_key)
@@ -79,14 +84,16 @@ class TopN:
         self._better = pc.less if spec.ascending else pc.greater
         self._not_worse = pc.less_equal if spec.ascending else pc.greater_equal
         self._kept: list[pa.RecordBatch] = []
-        self.kept_rows = self._kept_bytes = self._settled_bytes = 0
+        self.kept_rows = self._kept_bytes = self._settled_bytes = self._settled_rows = 0
         # Value and key of the last of n rows, once there are so many: what comes after it does not matter.
         self._worst: tuple[pa.Scalar, pa.Scalar] | None = None
+        # The value of the worst when rows equal to it were let go, and the error that this is.
+        self._let_go: tuple[pa.Scalar, ScanKvError] | None = None
 
     @property
     def is_due(self) -> bool:
         """Whether `settle` is to be called, which may take long, in a thread: memory grows until then."""
-        enough = self._n if self._worst is None else 2 * self._n
+        enough = self._n if self._worst is None else 2 * self._settled_rows
         return self.kept_rows >= enough or self._kept_bytes >= max(_SETTLE_BYTES, 2 * self._settled_bytes)
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -99,7 +106,8 @@ class TopN:
             values, stored = values.take(places), stored.take(places)
         if len(values) > self._n:
             # Stable, so that of equal values those with the least keys stay.
-            places = pc.sort_indices(values, sort_keys=self._by_value)[: self._n]
+            places = pc.sort_indices(values, sort_keys=self._by_value)
+            places = places[: self._n + (self._ties(values.take(places)) if self._spec.with_ties else 0)]
             values, stored = values.take(places), stored.take(places)
         found = self._with_keys(values, stored)
         if found.num_rows:
@@ -112,22 +120,31 @@ class TopN:
     def settle(self) -> None:
         """Drops what is not among the best n. Raises RequestTooLarge when those take too much memory."""
         rows = pa.concat_batches(self._kept)
-        rows = rows.take(pc.sort_indices(rows, sort_keys=self._by_value_and_key)[: self._n])
-        self._kept = [rows]
-        self.kept_rows, self._kept_bytes = rows.num_rows, rows.nbytes
-        self._settled_bytes = rows.nbytes
-        if rows.num_rows == self._n:
-            self._worst = rows["value"][-1], rows["key"][-1]
+        places = pc.sort_indices(rows, sort_keys=self._by_value_and_key)
+        best = rows.take(places[: self._n])
+        if best.num_rows == self._n:
+            self._worst = best["value"][-1], best["key"][-1]
+            if self._spec.with_ties:
+                best = self._with_ties(best, rows, places)
+        self._kept = [best]
+        self.kept_rows = self._settled_rows = best.num_rows
+        self._kept_bytes = self._settled_bytes = best.nbytes
         if self._kept_bytes > self._max_kept_bytes:
-            raise RequestTooLarge(
-                f"the first {self._n:,} rows take over {self._max_kept_bytes:,} bytes as they are stored: ask for fewer"
-            )
+            raise too_large(self._n, self._max_kept_bytes)
 
     def result(self) -> pa.RecordBatch:
-        """The best rows, the first one first. May take long. Raises RequestTooLarge, or DataLoss for a damaged row."""
+        """The best rows, the first one first. May take long.
+
+        Raises:
+            InvalidRequest: With ties, they are over 100,000.
+            RequestTooLarge: They take too much memory.
+            DataLoss: A row is damaged.
+        """
         if not self._kept:
             return self._rows.decode(pa.array([], pa.binary()))
         self.settle()
+        if self._let_go is not None and self._worst is not None and self._let_go[0].equals(self._worst[0]):
+            raise self._let_go[1]
         return self._rows.decode(self._kept[0]["stored"])
 
     def _with_keys(self, values: pa.Array, stored: pa.Array) -> pa.RecordBatch:
@@ -139,6 +156,40 @@ class TopN:
         rows = pa.RecordBatch.from_arrays([values, keys, stored], ["value", "key", "stored"])
         if self._worst is None:
             return rows
+        if self._spec.with_ties:
+            return rows
         value, key = self._worst
         better = self._better(values, value) if value.is_valid else values.is_valid()
         return rows.filter(pc.or_(better, pc.less(keys, key)))
+
+    def _with_ties(self, best: pa.RecordBatch, rows: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
+        """The best rows and those behind them that are equal to the last one, or without them where they are many."""
+        count = self._n + self._ties(rows["value"].take(places))
+        error: ScanKvError | None = too_many_ties(self._spec) if count > MAX_TOP_N else None
+        together = best if error is not None else rows.take(places[:count])
+        if error is None and together.nbytes > self._max_kept_bytes:
+            error = too_large(self._n, self._max_kept_bytes)
+        if error is None:
+            return together
+        self._let_go = best["value"][-1], error
+        return best
+
+    def _ties(self, ordered: pa.Array) -> int:
+        """Of values in their order, how many behind the n-th are equal to it."""
+        last, behind = ordered[self._n - 1], ordered[self._n :]
+        if not last.is_valid:
+            return len(behind)
+        return int(pc.sum(pc.equal(behind, last)).as_py() or 0)
+
+
+def too_large(n: int, max_bytes: int) -> RequestTooLarge:
+    """The error for first rows that take too much memory."""
+    return RequestTooLarge(f"the first {n:,} rows take over {max_bytes:,} bytes as they are stored: ask for fewer")
+
+
+def too_many_ties(spec: TopNSpec) -> InvalidRequest:
+    """The error for too many rows that are equal to the last one."""
+    return InvalidRequest(
+        f"the first {spec.n:,} rows and those that are equal to the last of them in {spec.by} are over {MAX_TOP_N:,}: "
+        "ask without ties, or for fewer rows by `where`"
+    )

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import hashlib
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
+import grpc
 import pyarrow as pa
 
-from protos.scankv.v1 import lookup_pb2, lookup_pb2_grpc, scan_pb2
+from protos.scankv.v1 import lookup_pb2, scan_pb2
 from streaming_server.scan.aggregation import Aggregation, RowCounter
+from streaming_server.scan.answers import Answer
+from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.top_n import TopN, TopNSpec
+from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import mapped_errors
-from streaming_server.services.reading import definition_of, whole_view
+from streaming_server.services.indexed_top_n import indexed_top_n
+from streaming_server.services.reading import current_of, definition_of, whole_view
 from streaming_server.services.scan_request import bucket_numbers, column_names
 from table_model.aggregates import Aggregate, AggregateFunction
 from table_model.errors import InvalidRequest, RequestTooLarge
+from table_model.expressions import bind
+from table_model.expressions.wire import from_proto
 from table_model.limits import MAX_COLUMNS, MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    import grpc
+    from google.protobuf.message import Message
 
     from streaming_server.engine.tables import Tables
+    from streaming_server.scan.answers import Answers, Computation
     from streaming_server.scan.registry import ScanRegistry
+    from streaming_server.services.indexed_top_n import IndexedAnswer
+    from table_model.schema import Schema
+
+_Question = TypeVar("_Question", lookup_pb2.CountRequest, lookup_pb2.AggregateRequest, lookup_pb2.TopNRequest)
+_Response = TypeVar("_Response", lookup_pb2.CountResponse, lookup_pb2.AggregateResponse, lookup_pb2.TopNResponse)
 
 _FUNCTIONS = {
     lookup_pb2.AggregateFunction.Value(f"AGGREGATE_FUNCTION_{function.name}"): function
@@ -31,23 +46,39 @@ _FUNCTIONS = {
 }
 
 
-class LookupService(lookup_pb2_grpc.LookupServiceServicer):
+class LookupService:
     """Serves lookups, counts, aggregates and top-N. See `protos/scankv/v1/lookup.proto` for what they promise.
+
+    Answers leave it serialised, so it is registered by handlers of its own and not by the generated ones.
 
     Args:
         tables: What is read.
         registry: Admits, lists and ends what reads whole views, as it does with scans.
+        answers: Has each answer computed once for all who ask for it.
     """
 
-    def __init__(self, tables: Tables, registry: ScanRegistry) -> None:
+    def __init__(self, tables: Tables, registry: ScanRegistry, answers: Answers) -> None:
         self._tables = tables
         self._registry = registry
+        self._answers = answers
+
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Registers the service, once, before the server starts."""
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(method, request.FromString, None)
+            for name, method, request in (
+                ("Lookup", self.Lookup, lookup_pb2.LookupRequest),
+                ("Count", self.Count, lookup_pb2.CountRequest),
+                ("Aggregate", self.Aggregate, lookup_pb2.AggregateRequest),
+                ("TopN", self.TopN, lookup_pb2.TopNRequest),
+            )
+        }
+        name = lookup_pb2.DESCRIPTOR.services_by_name["LookupService"].full_name
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
     async def Lookup(
-        self,
-        request: lookup_pb2.LookupRequest,
-        context: grpc.aio.ServicerContext[lookup_pb2.LookupRequest, lookup_pb2.LookupResponse],
-    ) -> lookup_pb2.LookupResponse:
+        self, request: lookup_pb2.LookupRequest, context: grpc.aio.ServicerContext[lookup_pb2.LookupRequest, bytes]
+    ) -> bytes:
         """Reads the rows of some keys."""
         async with mapped_errors(request, context):
             columns = column_names(request.columns) if request.HasField("columns") else None
@@ -55,76 +86,186 @@ class LookupService(lookup_pb2_grpc.LookupServiceServicer):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)
-        return lookup_pb2.LookupResponse(rows=sink.getvalue().to_pybytes(), found=found)
+        return lookup_pb2.LookupResponse(rows=sink.getvalue().to_pybytes(), found=found).SerializeToString()
 
     async def Count(
-        self,
-        request: lookup_pb2.CountRequest,
-        context: grpc.aio.ServicerContext[lookup_pb2.CountRequest, lookup_pb2.CountResponse],
-    ) -> lookup_pb2.CountResponse:
+        self, request: lookup_pb2.CountRequest, context: grpc.aio.ServicerContext[lookup_pb2.CountRequest, bytes]
+    ) -> bytes:
         """Counts the rows of a table; reads them only where it has to look at them."""
         async with mapped_errors(request, context):
-            if request.HasField("where"):
-                scan = _scan_of(request, ())
-                scan.buckets.extend(request.buckets)
-                counter = RowCounter()
-                async with whole_view(self._tables, self._registry, scan, context) as view:
-                    await view.read(counter)
-                rows, offsets = counter.rows, view.log_offsets
-            else:
-                rows, offsets = await self._count_all(request)
-        return lookup_pb2.CountResponse(rows=rows, log_offsets=offsets)
-
-    async def _count_all(self, request: lookup_pb2.CountRequest) -> tuple[int, Mapping[int, int]]:
-        buckets, table = bucket_numbers(request.buckets), self._tables.table(request.table)
-        if not request.HasField("snapshot"):
-            return await table.count(buckets)
-        async with self._tables.snapshots.reading(request.snapshot.snapshot_id, request.table, buckets) as reader:
-            return sum(reader.rows.values()), reader.log_offsets
+            if not request.HasField("where") and (counted := await self._count_all(request)) is not None:
+                return counted
+            return await self._answer(request, context, lookup_pb2.CountResponse, _check_where, self._count)
+        raise AssertionError("mapped_errors ends the call")
 
     async def Aggregate(
         self,
         request: lookup_pb2.AggregateRequest,
-        context: grpc.aio.ServicerContext[lookup_pb2.AggregateRequest, lookup_pb2.AggregateResponse],
-    ) -> lookup_pb2.AggregateResponse:
+        context: grpc.aio.ServicerContext[lookup_pb2.AggregateRequest, bytes],
+    ) -> bytes:
         """Computes functions of columns over all rows, or for groups of rows."""
         async with mapped_errors(request, context):
-            schema = definition_of(self._tables, _scan_of(request)).schema
-            aggregation = Aggregation(_aggregates_of(request), request.group_by, schema)
-            scan = _scan_of(request, aggregation.columns)
-            async with whole_view(self._tables, self._registry, scan, context) as view:
-                await view.read(aggregation)
-            rows = await asyncio.to_thread(lambda: _to_ipc(aggregation.result()))
-        return lookup_pb2.AggregateResponse(rows=rows, log_offsets=view.log_offsets)
+            return await self._answer(
+                request, context, lookup_pb2.AggregateResponse, _check_aggregates, self._aggregate
+            )
+        raise AssertionError("mapped_errors ends the call")
 
     async def TopN(
-        self,
-        request: lookup_pb2.TopNRequest,
-        context: grpc.aio.ServicerContext[lookup_pb2.TopNRequest, lookup_pb2.TopNResponse],
-    ) -> lookup_pb2.TopNResponse:
+        self, request: lookup_pb2.TopNRequest, context: grpc.aio.ServicerContext[lookup_pb2.TopNRequest, bytes]
+    ) -> bytes:
         """Finds the first rows in the order of a column."""
         async with mapped_errors(request, context):
-            columns = column_names(request.columns) if request.HasField("columns") else None
-            spec = TopNSpec(by=request.by, n=request.n, ascending=request.ascending, columns=columns)
-            spec.check(definition_of(self._tables, _scan_of(request)).schema)
-            scan = _scan_of(request, (request.by,))
-            async with whole_view(self._tables, self._registry, scan, context, stored_rows=True) as view:
-                top = TopN(spec, view.definition)
-                await view.read(top)
-            rows = await asyncio.to_thread(lambda: _to_ipc(top.result()))
-        return lookup_pb2.TopNResponse(rows=rows, log_offsets=view.log_offsets)
+            return await self._answer(request, context, lookup_pb2.TopNResponse, _check_top_n, self._top_n)
+        raise AssertionError("mapped_errors ends the call")
+
+    async def _answer(
+        self,
+        request: _Question,
+        context: grpc.aio.ServicerContext[_Question, bytes],
+        response: type[_Response],
+        check: Callable[[_Question, Schema], None],
+        compute: Callable[[_Question, str, Computation], Awaitable[Answer]],
+    ) -> bytes:
+        """The answer to a question: that nothing has changed, one that is there or under way, or one that is computed.
+
+        Args:
+            request: The question.
+            context: Of its call.
+            response: What answers it.
+            check: Refuses a question that cannot be answered for a table with such columns.
+            compute: Computes the answer for a client.
+        """
+        since = request.if_changed_since if request.HasField("if_changed_since") else None
+        request.ClearField("if_changed_since")
+        query = _query_digest(request)
+        definition = definition_of(self._tables, request)
+        if not self._answers.is_valid(query, definition.incarnation, definition.schema.id):
+            check(request, definition.schema)
+            self._answers.note_valid(query, definition.incarnation, definition.schema.id)
+        buckets = bucket_numbers(request.buckets) if isinstance(request, lookup_pb2.CountRequest) else None
+        current = await current_of(self._tables, request, buckets)
+        if since is not None and since == current.version:
+            self._answers.unchanged += 1
+            return response(version=since, unchanged=True).SerializeToString()
+        return await self._answers.answer(query, current.again, partial(compute, request, context.peer()))
+
+    async def _count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
+        """How many rows there are, reading none of them; None where that is not known."""
+        buckets, table = bucket_numbers(request.buckets), self._tables.table(request.table)
+        if request.HasField("if_changed_since"):
+            current = await current_of(self._tables, request, buckets)
+            if request.if_changed_since == current.version:
+                self._answers.unchanged += 1
+                return lookup_pb2.CountResponse(version=current.version, unchanged=True).SerializeToString()
+        if request.HasField("snapshot"):
+            snapshot_id = request.snapshot.snapshot_id
+            async with self._tables.snapshots.reading(snapshot_id, request.table, buckets) as reader:
+                definition, offsets = reader.definition, reader.log_offsets
+                rows = total_rows(reader.rows.values())
+        else:
+            rows, offsets = await table.count(buckets)
+            definition = table.definition
+        if rows is None:
+            return None
+        self._answers.computed += 1
+        version = version_of(definition, offsets)
+        return lookup_pb2.CountResponse(rows=rows, log_offsets=offsets, version=version).SerializeToString()
+
+    async def _count(self, request: lookup_pb2.CountRequest, peer: str, computation: Computation) -> Answer:
+        scan = _scan_of(request, ())
+        scan.buckets.extend(request.buckets)
+        counter = RowCounter()
+        async with whole_view(self._tables, self._registry, scan, peer, computation) as view:
+            await view.read(counter)
+        response = lookup_pb2.CountResponse(rows=counter.rows, log_offsets=view.log_offsets, version=view.version)
+        return Answer(view.version, response.SerializeToString())
+
+    async def _aggregate(self, request: lookup_pb2.AggregateRequest, peer: str, computation: Computation) -> Answer:
+        aggregation = _aggregation_of(request, definition_of(self._tables, request).schema)
+        scan = _scan_of(request, aggregation.columns)
+        async with whole_view(self._tables, self._registry, scan, peer, computation) as view:
+            await view.read(aggregation)
+
+        def respond() -> bytes:
+            response = lookup_pb2.AggregateResponse(log_offsets=view.log_offsets, version=view.version)
+            response.rows = _to_ipc(aggregation.result())
+            return response.SerializeToString()
+
+        return Answer(view.version, await asyncio.to_thread(respond))
+
+    async def _top_n(self, request: lookup_pb2.TopNRequest, peer: str, computation: Computation) -> Answer:
+        spec = _top_n_spec(request)
+        by_index = await indexed_top_n(self._tables, self._registry, request, spec, peer, computation)
+        if by_index is not None:
+            return await _indexed_answer(by_index)
+        scan = _scan_of(request, (request.by,))
+        async with whole_view(self._tables, self._registry, scan, peer, computation, stored_rows=True) as view:
+            top = TopN(spec, view.definition)
+            await view.read(top)
+            rows_scanned = view.rows_scanned
+
+        def respond() -> bytes:
+            response = lookup_pb2.TopNResponse(log_offsets=view.log_offsets, version=view.version)
+            response.rows = _to_ipc(top.result())
+            return response.SerializeToString()
+
+        cost = lookup_pb2.TopNResponse(rows_scanned=rows_scanned)
+        return Answer(view.version, await asyncio.to_thread(respond), cost.SerializeToString())
+
+
+async def _indexed_answer(answer: IndexedAnswer) -> Answer:
+    found = answer.found
+
+    def respond() -> bytes:
+        response = lookup_pb2.TopNResponse(log_offsets=answer.log_offsets, version=answer.version, index=found.index)
+        response.rows = _to_ipc(found.result())
+        return response.SerializeToString()
+
+    cost = lookup_pb2.TopNResponse(rows_scanned=found.scanned).SerializeToString()
+    return Answer(answer.version, respond() if found.is_small else await asyncio.to_thread(respond), cost)
+
+
+def _query_digest(request: Message) -> bytes:
+    """Names a question, with everything that its answer depends on but the state of the table."""
+    name = request.DESCRIPTOR.name.encode()
+    return hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16, key=name).digest()
+
+
+def _check_where(request: _Question, schema: Schema) -> None:
+    if request.HasField("where"):
+        bind(from_proto(request.where), schema.arrow)
+
+
+def _check_aggregates(request: lookup_pb2.AggregateRequest, schema: Schema) -> None:
+    _aggregation_of(request, schema)
+    _check_where(request, schema)
+
+
+def _check_top_n(request: lookup_pb2.TopNRequest, schema: Schema) -> None:
+    _top_n_spec(request).check(schema)
+    _check_where(request, schema)
+
+
+def _aggregation_of(request: lookup_pb2.AggregateRequest, schema: Schema) -> Aggregation:
+    return Aggregation(_aggregates_of(request), request.group_by, schema)
+
+
+def _top_n_spec(request: lookup_pb2.TopNRequest) -> TopNSpec:
+    columns = column_names(request.columns) if request.HasField("columns") else None
+    return TopNSpec(
+        by=request.by, n=request.n, ascending=request.ascending, columns=columns, with_ties=request.with_ties
+    )
 
 
 def _scan_of(
-    request: lookup_pb2.CountRequest | lookup_pb2.AggregateRequest | lookup_pb2.TopNRequest,
-    columns: Sequence[str] | None = None,
+    request: lookup_pb2.CountRequest | lookup_pb2.AggregateRequest | lookup_pb2.TopNRequest, columns: Sequence[str]
 ) -> scan_pb2.ScanKvRequest:
     """The scan of the rows that a request is about."""
     return scan_pb2.ScanKvRequest(
         table=request.table,
         snapshot=request.snapshot if request.HasField("snapshot") else None,
         where=request.where if request.HasField("where") else None,
-        columns=None if columns is None else scan_pb2.ColumnNames(names=columns),
+        columns=scan_pb2.ColumnNames(names=columns),
     )
 
 

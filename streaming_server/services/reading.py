@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from streaming_server.scan.registry import LiveScan
+from streaming_server.scan.versions import version_of
 from streaming_server.services.scan_request import read_plan
-from table_model.expressions import bind
 from table_model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    import grpc
     import pyarrow as pa
 
-    from protos.scankv.v1 import scan_pb2
+    from protos.scankv.v1 import lookup_pb2, scan_pb2
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.tables import Tables
+    from streaming_server.scan.answers import Computation
+    from streaming_server.scan.chunk_source import View
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.scan.registry import ScanRegistry
     from table_model.schema import TableDefinition
 
 # Turns of the event loop between chunks. A call takes several, so with one it would wait for as many chunks.
 _TURNS = 4
+
+
+Request: TypeAlias = (
+    "scan_pb2.ScanKvRequest | lookup_pb2.CountRequest | lookup_pb2.AggregateRequest | lookup_pb2.TopNRequest"
+)
+"""Names a table, and perhaps a snapshot of it."""
 
 
 class Consumer(Protocol):
@@ -51,14 +58,14 @@ async def opened_view(
     async with AsyncExitStack() as stack:
         if request.HasField("snapshot"):
             reading = tables.snapshots.reading(request.snapshot.snapshot_id, request.table, plan.buckets)
-            opened = (await stack.enter_async_context(reading)).open_scan(plan)
+            opened = await (await stack.enter_async_context(reading)).open_scan(plan)
         else:
             opened = await table.open_view(plan)
         stack.callback(opened.source.close)
         yield opened
 
 
-def definition_of(tables: Tables, request: scan_pb2.ScanKvRequest) -> TableDefinition:
+def definition_of(tables: Tables, request: Request) -> TableDefinition:
     """The table that a request reads, as of its snapshot where it names one; nothing is opened.
 
     Raises:
@@ -70,19 +77,67 @@ def definition_of(tables: Tables, request: scan_pb2.ScanKvRequest) -> TableDefin
     return definition
 
 
+@dataclass(frozen=True, slots=True)
+class Current:
+    """What a request would read now, as far as memory tells. Immutable.
+
+    Attributes:
+        definition: The table.
+        view: Its buckets.
+        again: The version that they have when it is called; None when that is not known without awaiting.
+    """
+
+    definition: TableDefinition
+    view: View
+    again: Callable[[], bytes | None]
+
+    @property
+    def version(self) -> bytes:
+        """The version of the view."""
+        return version_of(self.definition, self.view.log_offsets)
+
+
+async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | None) -> Current:
+    """What a request for some buckets (None: all) would read now. Awaits only where a bucket is not open.
+
+    Raises:
+        TableNotFound, SnapshotLost, InvalidRequest, DataLoss: As when it is read.
+    """
+    table = tables.table(request.table)
+    if request.HasField("snapshot"):
+        definition = definition_of(tables, request)
+        view = tables.snapshots.view(request.snapshot.snapshot_id, request.table, buckets)
+        pinned = version_of(definition, view.log_offsets)
+        return Current(definition, view, lambda: pinned)
+
+    def again() -> bytes | None:
+        view = table.view_in_memory(buckets)
+        return None if view is None else version_of(table.definition, view.log_offsets)
+
+    view = await table.view_now(buckets)
+    return Current(table.definition, view, again)
+
+
 class WholeView:
     """A view that is read from its beginning to its end.
 
     Attributes:
         definition: The table as of the view.
         log_offsets: For every bucket, the offset of the first change that is not in it.
+        version: Names what it shows.
     """
 
     def __init__(self, opened: OpenedScan, scan: LiveScan) -> None:
         self.definition = opened.definition
         self.log_offsets = opened.source.view.log_offsets
+        self.version = version_of(self.definition, self.log_offsets)
         self._source = opened.source
         self._scan = scan
+
+    @property
+    def rows_scanned(self) -> int:
+        """Rows read from storage so far."""
+        return self._source.rows_scanned
 
     async def read(self, consumer: Consumer) -> None:
         """Hands all rows to a consumer, chunk by chunk on the event loop, others having their turn in between.
@@ -107,7 +162,8 @@ async def whole_view(
     tables: Tables,
     registry: ScanRegistry,
     request: scan_pb2.ScanKvRequest,
-    context: grpc.aio.ServicerContext[Any, Any],
+    peer: str,
+    computation: Computation,
     *,
     stored_rows: bool = False,
 ) -> AsyncIterator[WholeView]:
@@ -116,23 +172,26 @@ async def whole_view(
     Args:
         tables: What is read.
         registry: Admits, lists and ends it.
-        request: What would be scanned.
-        context: Of the call that reads it.
+        request: What would be scanned, checked against the table's columns.
+        peer: The client that reads it.
+        computation: Is told when the view is taken, and its version.
         stored_rows: Whether the rows as they are stored are one more column.
 
     Raises:
         ScanKvError: As `ScanKv`.
     """
     plan, table = replace(read_plan(request), stored_rows=stored_rows), tables.table(request.table)
-    if plan.where is not None:  # refused before it is a scan
-        bind(plan.where, definition_of(tables, request).schema.arrow)
     scan = LiveScan(
         table=request.table,
         buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
         snapshot_id=request.snapshot.snapshot_id,
-        peer=context.peer(),
+        peer=peer,
     )
     with registry.call(scan):
-        async with registry.admitted(scan), opened_view(tables, table, request, plan) as opened:
-            scan.hold(opened.source)
-            yield WholeView(opened, scan)
+        async with registry.admitted(scan):
+            computation.opening()
+            async with opened_view(tables, table, request, plan) as opened:
+                scan.hold(opened.source)
+                view = WholeView(opened, scan)
+                computation.opened(view.version)
+                yield view

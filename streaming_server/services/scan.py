@@ -7,25 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
 from protos.scankv.v1 import scan_pb2
-from streaming_server.scan.producer import stream_messages
+from streaming_server.scan.change_stream import ChangeStream
+from streaming_server.scan.producer import stream_messages, unchanged_messages
 from streaming_server.scan.registry import LiveScan
 from streaming_server.services.errors import mapped_errors
-from streaming_server.services.reading import opened_view
+from streaming_server.services.log_request import log_plan
+from streaming_server.services.reading import current_of, definition_of, opened_view
 from streaming_server.services.scan_request import chunk_spec, read_plan
+from table_model.expressions import bind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
+    from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.tables import Tables
-    from streaming_server.scan.opening import OpenedScan
+    from streaming_server.scan.answers import Answers
+    from streaming_server.scan.log_plan import LogPlan, OpenedLog
+    from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.scan.producer import ChunkSpec
     from streaming_server.scan.registry import ScanRegistry
 
@@ -38,19 +46,31 @@ class ScanService:
     Args:
         tables: What is scanned.
         registry: Admits, lists and ends the scans.
+        answers: Counts the scans that are answered with `unchanged`.
         incarnation: This start of the server.
         chunk_bytes: Most stored bytes of a chunk for requests that do not say.
         heartbeat_seconds: A scan that finds nothing is heard from that often.
+        follow_heartbeat_seconds: The same of a stream of changes that waits for some.
     """
 
     def __init__(
-        self, tables: Tables, registry: ScanRegistry, incarnation: str, *, chunk_bytes: int, heartbeat_seconds: float
+        self,
+        tables: Tables,
+        registry: ScanRegistry,
+        answers: Answers,
+        incarnation: str,
+        *,
+        chunk_bytes: int,
+        heartbeat_seconds: float,
+        follow_heartbeat_seconds: float,
     ) -> None:
         self._tables = tables
         self._registry = registry
+        self._answers = answers
         self._incarnation = incarnation
         self._chunk_bytes = chunk_bytes
         self._heartbeat_seconds = heartbeat_seconds
+        self._follow_heartbeat_seconds = follow_heartbeat_seconds
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """Registers the service, once, before the server starts."""
@@ -72,8 +92,15 @@ class ScanService:
         """Opens the view, then sends its messages; frees it however the call ends."""
         started = time.monotonic()
         async with mapped_errors(request, context):
+            if request.HasField("log"):
+                await self._follow(request, context, started)
+                return
             plan, chunk = read_plan(request), chunk_spec(request, self._chunk_bytes)
             table = self._tables.table(request.table)
+            if request.HasField("if_changed_since") and (messages := await self._unchanged(request, plan, started)):
+                for message in messages:
+                    await context.write(message)
+                return
             scan = LiveScan(
                 table=request.table,
                 buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
@@ -96,13 +123,76 @@ class ScanService:
             plan = read_plan(request)
             table = self._tables.table(request.table)
             if not request.HasField("snapshot"):
-                return table.explain(plan)
+                return await table.explain(plan)
             snapshot_id = request.snapshot.snapshot_id
             async with self._tables.snapshots.reading(snapshot_id, request.table, plan.buckets) as reader:
                 answer = reader.explain(plan)
             answer.snapshot_id = snapshot_id
             return answer
         raise AssertionError("mapped_errors ends the call")
+
+    async def _unchanged(
+        self, request: scan_pb2.ScanKvRequest, plan: ReadPlan, started: float
+    ) -> Iterator[bytes] | None:
+        """The messages that say that nothing has changed; None where something has. Reads nothing.
+
+        Raises:
+            SchemaMismatch: As when it is read: a wrong question is one also when nothing has changed.
+        """
+        schema = definition_of(self._tables, request).schema
+        if plan.where is not None:
+            bind(plan.where, schema.arrow)
+        schema.select(plan.columns)
+        current = await current_of(self._tables, request, plan.buckets)
+        if request.if_changed_since != current.version:
+            return None
+        self._answers.unchanged += 1
+        columns = current.definition.schema.select(plan.columns)
+        scan_id = uuid.uuid4().hex
+        return unchanged_messages(
+            current.definition, columns, current.view, plan.limit, self._incarnation, scan_id, started
+        )
+
+    async def _follow(
+        self,
+        request: scan_pb2.ScanKvRequest,
+        context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes],
+        started: float,
+    ) -> None:
+        """Streams changes, as they happen."""
+        plan, chunk = log_plan(request), chunk_spec(request, self._chunk_bytes)
+        table = self._tables.table(request.table)
+        scan = LiveScan(
+            table=request.table,
+            buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
+            snapshot_id="",
+            peer=context.peer(),
+            follows=True,
+        )
+        with self._registry.call(scan):
+            async with _one_in_flight(context, scan) as send, self._registry.admitted(scan):
+                async with self._opened_log(table, plan, scan) as opened:
+                    scan.hold(opened.source)
+                    stream = ChangeStream(
+                        opened, chunk, self._incarnation, scan, started, self._follow_heartbeat_seconds
+                    )
+                    for message in stream.messages():
+                        if isinstance(message, bytes):
+                            await send(message)
+                        else:
+                            await opened.source.wait(message)
+
+    @asynccontextmanager
+    async def _opened_log(self, table: LiveTable, plan: LogPlan, scan: LiveScan) -> AsyncIterator[OpenedLog]:
+        """A stream of changes, which is a consumer's when the plan names one."""
+        if plan.consumer_id:
+            end = partial(self._registry.end, scan)
+            async with self._tables.consumers.stream(table, plan, scan.scan_id, end) as opened:
+                yield opened
+            return
+        opened = await table.open_log(plan, scan.scan_id)
+        with closing(opened.source):
+            yield opened
 
     async def _stream(self, opened: OpenedScan, chunk: ChunkSpec, scan: LiveScan, started: float, send: Send) -> None:
         for message in stream_messages(opened, chunk, self._incarnation, scan, started, self._heartbeat_seconds):

@@ -31,6 +31,11 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
     """Which rows a request asks for. Raises InvalidRequest."""
     if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
         raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
+    if request.resume_token and request.HasField("if_changed_since"):
+        raise InvalidRequest(
+            "if_changed_since and resume_token are of different scans: one that goes on returns the rows that are "
+            "missing, whatever has changed; leave one of them out"
+        )
     if request.HasField("snapshot") and not request.snapshot.snapshot_id:
         raise InvalidRequest("snapshot.snapshot_id is empty: it must be the id of a pinned snapshot")
     return ReadPlan(

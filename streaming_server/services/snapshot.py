@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protos.scankv.v1 import scan_pb2, snapshot_pb2, snapshot_pb2_grpc
+from streaming_server.scan.chunk_source import total_rows
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.scan_request import bucket_numbers, key_range
 
@@ -98,7 +99,7 @@ def _snapshot(info: SnapshotInfo) -> snapshot_pb2.Snapshot:
         schema_id=manifest.definition.schema.id,
         log_offsets={number: bucket.log_offset for number, bucket in manifest.buckets.items()},
         view_micros=manifest.view_micros,
-        rows=sum(bucket.rows for bucket in manifest.buckets.values()),
+        rows=total_rows(bucket.rows for bucket in manifest.buckets.values()),
         ttl_millis=round(info.ttl * 1000),
         remaining_millis=round(info.remaining * 1000),
     )

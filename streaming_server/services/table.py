@@ -11,8 +11,12 @@ from streaming_server.services.errors import mapped_errors
 from table_model.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import grpc
 
+    from streaming_server.engine.index_builds import IndexStatus
+    from streaming_server.engine.live_bucket import BucketFigures
     from streaming_server.engine.tables import Tables
     from table_model.schema import TableDefinition
 
@@ -37,6 +41,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
                 bucket_key=tuple(request.bucket_key),
                 buckets=request.buckets or None,
                 options=dict(request.options),
+                indexes=_indexes(request.indexes),
             )
         return table_pb2.CreateTableResponse(table=_table(definition))
 
@@ -55,9 +60,14 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         request: table_pb2.AlterTableRequest,
         context: grpc.aio.ServicerContext[table_pb2.AlterTableRequest, table_pb2.AlterTableResponse],
     ) -> table_pb2.AlterTableResponse:
-        """Adds columns."""
+        """Adds columns, and adds and drops indexes."""
         async with mapped_errors(request, context):
-            definition = await self._tables.add_columns(request.name, _schema(request.add_columns))
+            definition = await self._tables.alter(
+                request.name,
+                add_columns=_schema(request.add_columns) if request.add_columns else None,
+                add_indexes=_indexes(request.add_indexes),
+                drop_indexes=_indexes(request.drop_indexes),
+            )
         return table_pb2.AlterTableResponse(table=_table(definition))
 
     async def GetTable(
@@ -68,19 +78,12 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         """Describes a table."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.name)
-            found = await table.statistics() if request.statistics else []
-        buckets = [
-            table_pb2.BucketStatistics(
-                bucket=live.number,
-                rows=state.rows if state else 0,
-                log_offset=state.log_offset if state else 0,
-                epoch=state.epoch if state else 0,
-                disk_bytes=disk_bytes,
-                damage=live.damage or "",
-            )
-            for live, state, disk_bytes in found
-        ]
-        return table_pb2.GetTableResponse(table=_table(table.definition), buckets=buckets)
+            buckets, indexes = await table.statistics() if request.statistics else ([], [])
+        return table_pb2.GetTableResponse(
+            table=_table(table.definition),
+            buckets=[_statistics(figures) for figures in buckets],
+            indexes=[_status(status) for status in indexes],
+        )
 
     async def ListTables(
         self,
@@ -103,6 +106,32 @@ def _schema(data: bytes) -> pa.Schema:
         raise InvalidRequest(f"the schema is not an Arrow IPC schema message: {error}") from error
 
 
+def _indexes(messages: Iterable[table_pb2.IndexColumns]) -> list[tuple[str, ...]]:
+    return [tuple(message.columns) for message in messages]
+
+
+def _statistics(figures: BucketFigures) -> table_pb2.BucketStatistics:
+    state = figures.state
+    return table_pb2.BucketStatistics(
+        bucket=figures.live.number,
+        rows=state.rows if state else 0,
+        log_offset=state.log_offset if state else 0,
+        epoch=state.epoch if state else 0,
+        disk_bytes=figures.disk_bytes,
+        damage=figures.live.damage or "",
+    )
+
+
+def _status(status: IndexStatus) -> table_pb2.IndexStatus:
+    return table_pb2.IndexStatus(
+        id=status.index.id,
+        ready=status.ready,
+        rows_done=status.rows_done,
+        rows=status.rows,
+        failure=status.failure,
+    )
+
+
 def _table(definition: TableDefinition) -> table_pb2.Table:
     return table_pb2.Table(
         name=definition.name,
@@ -115,4 +144,5 @@ def _table(definition: TableDefinition) -> table_pb2.Table:
         buckets=definition.buckets,
         options=definition.options.to_strings(),
         created_millis=definition.created_millis,
+        indexes=[table_pb2.Index(id=index.id, columns=index.columns) for index in definition.indexes],
     )

@@ -6,13 +6,16 @@ import json
 import time
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streaming_server.storage.changelog import LogRecord, decode_record, encode_records
+from streaming_server.storage.bucket_log import MARK_BYTES, BucketLog, LogSpan, put_mark
+from streaming_server.storage.changelog import LogRecord, decode_record
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.durable_mark import DurableMark
+from streaming_server.storage.entry_cursor import EntryCursor
+from streaming_server.storage.index_build import IndexBuild, build_key, entry_range, stored_build
 from streaming_server.storage.offsets import count_of, make_offset
 from streaming_server.storage.points_cursor import PointsCursor
 from streaming_server.storage.rocks import RocksResources, RocksStore
@@ -20,12 +23,14 @@ from table_model.errors import DataLoss
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
+    from streaming_server.storage.bucket_log import Segment
     from streaming_server.storage.changelog import Changes
+    from streaming_server.storage.rocks import StoreBatch
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from table_model.key_codec import KeyCodec
     from table_model.schema import TableDefinition
@@ -42,24 +47,41 @@ class BucketState:
         epoch: Grows by one with each unclean start.
         count: How many changes the bucket has had, over all epochs.
         epoch_starts: The count at which each epoch began, from epoch 0 on.
-        rows: Live rows, exact.
+        rows: Live rows, exact. None: not known, because rows were written without reading those that were there.
         longest_row: Bytes of the longest row there ever was.
         commit_micros: Time of the last commit; the next one is never before it.
         clean: False from the first write after a start until an orderly close.
+        log_first: The count of changes before the oldest one that the changelog has.
+        log_rewritten: The count of changes before the first one that has yet to be made part of a segment.
+        log_bytes: Bytes of all changelog records ever, as they were written.
+        log_marked: The same when the last mark was made, see `BucketLog`.
+        indexes: The ids of the indexes that may have entries here, ascending.
+        ready_indexes: The ids of those that have the entries of all rows, ascending. No other one may be read.
     """
 
     epoch: int = 0
     count: int = 0
     epoch_starts: tuple[int, ...] = (0,)
-    rows: int = 0
+    rows: int | None = 0
     longest_row: int = 0
     commit_micros: int = 0
     clean: bool = True
+    indexes: tuple[int, ...] = ()
+    ready_indexes: tuple[int, ...] = ()
+    log_first: int = 0
+    log_rewritten: int = 0
+    log_bytes: int = 0
+    log_marked: int = 0
 
     @property
     def log_offset(self) -> int:
         """The offset that the next change gets."""
         return make_offset(self.epoch, self.count)
+
+    @property
+    def log_span(self) -> LogSpan:
+        """Which changes the changelog has."""
+        return LogSpan(self.log_first, self.count, self.epoch_starts)
 
     def to_bytes(self) -> bytes:
         """The stored form: JSON, so that fields can be added and a person can read it."""
@@ -68,8 +90,10 @@ class BucketState:
     @classmethod
     def from_bytes(cls, data: bytes) -> BucketState:
         """The state that `to_bytes` gave."""
-        fields = json.loads(data)
-        return cls(**{**fields, "epoch_starts": tuple(fields["epoch_starts"])})
+        fields: dict[str, Any] = json.loads(data)
+        # JSON has no tuples. Buckets written before there were indexes lack fields.
+        tuples: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return cls(**{**fields, **tuples})
 
     def after_unclean_stop(self) -> BucketState:
         """The state to go on with when the bucket was not closed in order: a new epoch."""
@@ -77,15 +101,35 @@ class BucketState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EntryChange:
+    """Writes to the entries of one index: those to put, and the keys of those to delete. No key is in both."""
+
+    index: int
+    put_keys: pa.Array
+    put_values: pa.Array
+    delete_keys: pa.Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BucketChange:
-    """Writes to one bucket, ready to be applied: stored rows to put, keys to delete, and the changes for the log."""
+    """Writes to one bucket, ready to be applied: stored rows to put, keys to delete, and the changes for the log.
+
+    With them what they do to the entries of every index of the table. Without `changes`, where the table has no
+    changelog, each key is one; without `rows_added` nobody knows which of the rows are new.
+    """
 
     put_keys: pa.Array
     put_values: pa.Array
     delete_keys: pa.Array
-    changes: Changes
-    rows_added: int
+    changes: Changes | None
+    rows_added: int | None
     schema_id: int
+    entries: tuple[EntryChange, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many changes it is."""
+        return len(self.put_keys) + len(self.delete_keys) if self.changes is None else len(self.changes)
 
     @property
     def longest_row(self) -> int:
@@ -114,7 +158,9 @@ class Bucket:
         """
         self.place = place
         self._store = RocksStore(path, place, compression=compression, resources=resources)
+        self.log = BucketLog(self._store, lambda: self._state.log_span)
         self._mark = DurableMark(path.with_suffix(".durable"))
+        self._builds: dict[int, IndexBuild] = {}
         try:
             self._state = self._recover()
         except BaseException:
@@ -138,37 +184,108 @@ class Bucket:
         """The state as of the last change applied, durable or not."""
         return self._state
 
+    @property
+    def longest_row(self) -> int:
+        """Bytes of the longest row there ever was."""
+        return self._state.longest_row
+
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """The stored rows of some encoded keys, None where there is none."""
         return self._store.get_rows(keys)
 
     def apply(self, change: BucketChange) -> None:
-        """Applies a change atomically: rows, changelog and state. A change without changes takes no offset.
+        """Applies a change atomically: rows, changelog, entries and state. One without changes takes no offset.
 
         It is visible to reads at once and durable after the next `sync`.
         """
-        if len(change.changes) == 0:
+        if change.count == 0:
             return
+        rows, added = self._state.rows, change.rows_added
         state = replace(
             self._state,
-            count=self._state.count + len(change.changes),
-            rows=self._state.rows + change.rows_added,
+            count=self._state.count + change.count,
+            rows=None if rows is None or added is None else rows + added,
             longest_row=max(self._state.longest_row, change.longest_row),
             commit_micros=max(self._state.commit_micros, time.time_ns() // 1000),
             clean=False,
+            indexes=_with(self._state.indexes, (entries.index for entries in change.entries)),
         )
         batch = self._store.batch()
         batch.put_rows(change.put_keys.to_pylist(), change.put_values.to_pylist())
         batch.delete_rows(change.delete_keys.to_pylist())
-        records = encode_records(
-            change.changes,
-            epoch=state.epoch,
-            count=self._state.count,
-            schema_id=change.schema_id,
-            commit_micros=state.commit_micros,
-        )
-        for key, record in records:
-            batch.put_log(key, record)
+        for entries in change.entries:
+            batch.put_entries(entries.put_keys.to_pylist(), entries.put_values.to_pylist())
+            batch.delete_entries(entries.delete_keys.to_pylist())
+        if change.changes is None:
+            # The changelog has none of them: it begins, and ends, behind them.
+            state = replace(state, log_first=state.count, log_rewritten=state.count)
+        else:
+            state = self._logged(batch, state, change.changes, change.schema_id)
+        self._write_state(batch, state)
+
+    def _logged(self, batch: StoreBatch, state: BucketState, changes: Changes, schema_id: int) -> BucketState:
+        """Writes changes to the log as part of a batch; the state with what they take."""
+        size = self.log.append(batch, changes, schema_id=schema_id, commit_micros=state.commit_micros)
+        state = replace(state, log_bytes=state.log_bytes + size)
+        if state.log_bytes - state.log_marked < MARK_BYTES:
+            return state
+        put_mark(batch, state.count, state.log_bytes)
+        return replace(state, log_marked=state.log_bytes)
+
+    def trim_log(self, offset: int) -> None:
+        """Removes changes before an offset, but none that is held."""
+        batch = self._store.batch()
+        first = self.log.trim(batch, offset)
+        if first > self._state.log_first:
+            rewritten = max(self._state.log_rewritten, first)
+            self._write_state(batch, replace(self._state, log_first=first, log_rewritten=rewritten))
+
+    def put_segment(self, segment: Segment) -> None:
+        """Replaces the records of a segment by it, and notes how far the changelog is rewritten: both or nothing."""
+        batch = self._store.batch()
+        self.log.put_segment(batch, segment)
+        self._write_state(batch, replace(self._state, log_rewritten=segment.behind))
+
+    @property
+    def builds(self) -> Mapping[int, IndexBuild]:
+        """How far each index is built that the bucket knows and that is not ready, by its id."""
+        return self._builds
+
+    def settle_indexes(self, indexes: Collection[int]) -> None:
+        """Takes notice of which indexes the table has: to be called after opening, and whenever they change.
+
+        The entries of others go, and what was noted of their building. A bucket without rows has all of them ready.
+        """
+        before = self._state
+        kept = [index for index in before.ready_indexes if index in indexes]
+        ready = tuple(sorted(indexes)) if before.rows == 0 else tuple(kept)
+        state = replace(before, indexes=tuple(sorted(indexes)), ready_indexes=ready)
+        if state != before:
+            batch = self._store.batch()
+            for index in sorted({*before.indexes, *indexes}):
+                if index not in indexes:
+                    batch.delete_entry_range(*entry_range(index))
+                if index not in indexes or index in ready:
+                    batch.delete_meta(build_key(index))
+            self._write_state(batch, state)
+        self._builds = {index: stored_build(self._store, index) for index in indexes if index not in ready}
+
+    def put_built(self, index: int, keys: pa.Array, values: pa.Array, build: IndexBuild) -> None:
+        """Puts entries of an index that is being built, and notes that it has come so far: both or nothing."""
+        batch = self._store.batch()
+        batch.put_entries(keys.to_pylist(), values.to_pylist())
+        batch.put_meta(build_key(index), build.to_bytes())
+        self._store.write(batch)
+        self._builds[index] = build
+
+    def finish_build(self, index: int) -> None:
+        """Makes an index ready, which has an entry for every row."""
+        batch = self._store.batch()
+        batch.delete_meta(build_key(index))
+        self._write_state(batch, replace(self._state, ready_indexes=_with(self._state.ready_indexes, [index])))
+        del self._builds[index]
+
+    def _write_state(self, batch: StoreBatch, state: BucketState) -> None:
         batch.put_meta(_STATE_KEY, state.to_bytes())
         self._store.write(batch)
         self._state = state
@@ -185,9 +302,18 @@ class Bucket:
         """A cursor over the rows of a key range as of now, against key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self._state.longest_row, key_range, reverse=reverse)
 
-    def points_cursor(self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False) -> PointsCursor:
-        """A cursor over the rows with some keys, which ascend, as of now; against key order with `reverse`."""
-        return PointsCursor(self._store, decoder, points, reverse=reverse)
+    def points_cursor(
+        self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False, strict: bool = False
+    ) -> PointsCursor:
+        """A cursor over the rows with some keys, which ascend, as of now; against key order with `reverse`.
+
+        With `strict`, a key without a row is DataLoss.
+        """
+        return PointsCursor(self._store, decoder, points, reverse=reverse, strict=strict)
+
+    def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
+        """A cursor over the index entries of a key range as of now, against their order with `reverse`."""
+        return EntryCursor(self._store, key_range, reverse=reverse)
 
     def sync(self, offset: int) -> None:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""
@@ -219,13 +345,16 @@ class Bucket:
         try:
             if not self._state.clean:
                 self._state = replace(self._state, clean=True)
-                batch = self._store.batch()
-                batch.put_meta(_STATE_KEY, self._state.to_bytes())
-                self._store.write(batch)
+                self._write_state(self._store.batch(), self._state)
                 self.sync(self._state.log_offset)
         finally:
             self._mark.close()
             self._store.close()
+
+
+def _with(indexes: tuple[int, ...], added: Iterable[int]) -> tuple[int, ...]:
+    """The indexes and some more, each once, ascending."""
+    return tuple(sorted({*indexes, *added}))
 
 
 def stored_state(store: RocksStore) -> BucketState:

@@ -1,7 +1,8 @@
 """How changes are recorded: a bucket's changelog is a sequence of records of up to 4,096 changes each.
 
 The key of a record is the offset of its first change, big-endian. Its value is a header and one Arrow IPC record batch
-of the row kind and all columns of the table. Records are written in the WriteBatch of the rows they describe.
+of the row kind and all columns of the table. Records are written in the WriteBatch of the rows they describe. One of
+format 2, a *segment*, was made of several smaller ones later, and has the commit time of each change as well.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import pyarrow as pa
 
-from streaming_server.storage.offsets import make_offset
+from streaming_server.storage.offsets import count_of, make_offset
 from table_model.errors import DataLoss, SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
+    from collections.abc import Iterator, Sequence
 
     from table_model.schema import TableDefinition
 
 MAX_CHANGES_PER_RECORD = 4096
 
 _RECORD_FORMAT = 1
+_SEGMENT_FORMAT = 2
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 _COMPRESSED_FROM = 64
 _NO_WRITER = bytes(16)
@@ -51,7 +52,10 @@ class RowKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of one bucket in their order: the kind of each (uint8), and its row (before-image for `-U` and `-D`)."""
+    """Changes of one bucket in their order: the kind of each (uint8), and its row.
+
+    Of `-U` and `-D` that is the row before; of `-D` without before-images its key, and null otherwise.
+    """
 
     kinds: np.ndarray[tuple[int], np.dtype[np.uint8]]
     rows: pa.RecordBatch
@@ -62,27 +66,92 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """One stored record: `changes`, the first of which has `offset`; `commit_micros` since 1970 UTC."""
+    """Some changes that follow each other and were made for one schema.
+
+    Attributes:
+        offset: That of the first change; the others count on from it.
+        epoch: Of all of them.
+        schema_id: The version of the table's schema that the rows have.
+        commit_micros: When each was committed, in microseconds since 1970 UTC; never decreasing.
+        changes: What they are.
+    """
 
     offset: int
     epoch: int
     schema_id: int
-    commit_micros: int
+    commit_micros: np.ndarray[tuple[int], np.dtype[np.int64]]
     changes: Changes
+
+    def between(self, start: int, end: int) -> LogRecord:
+        """The changes from offset `start` up to, but without, `end`."""
+        first = max(count_of(start) - count_of(self.offset), 0)
+        count = max(min(count_of(end) - count_of(self.offset), len(self.changes)) - first, 0)
+        if count == len(self.changes):
+            return self
+        changes = Changes(self.changes.kinds[first : first + count], self.changes.rows.slice(first, count))
+        times = self.commit_micros[first : first + count]
+        return LogRecord(self.offset + first, self.epoch, self.schema_id, times, changes)
 
 
 def encode_records(
     changes: Changes, *, epoch: int, count: int, schema_id: int, commit_micros: int
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of the records of one commit, whose first change is number `count` of its bucket."""
-    for start in range(0, len(changes), MAX_CHANGES_PER_RECORD):
-        rows = changes.rows.slice(start, MAX_CHANGES_PER_RECORD)
-        kinds = changes.kinds[start : start + MAX_CHANGES_PER_RECORD]
-        header = _HEADER.pack(
-            _RECORD_FORMAT, 0, epoch, schema_id, commit_micros, rows.num_rows, _NO_WRITER, 0, _NO_WRITER, 0
-        )
+    """Key and value of the records of one commit, whose first change is number `count` of its bucket.
+
+    A row before and the row after it are in one record.
+    """
+    start = 0
+    while start < len(changes):
+        end = min(start + MAX_CHANGES_PER_RECORD, len(changes))
+        if end < len(changes) and changes.kinds[end - 1] == RowKind.UPDATE_BEFORE:
+            end -= 1
+        rows, kinds = changes.rows.slice(start, end - start), changes.kinds[start:end]
         batch = pa.RecordBatch.from_arrays([pa.array(kinds), *rows.columns], schema=record_schema(rows.schema))
-        yield _KEY.pack(make_offset(epoch, count + start)), header + _to_ipc(batch)
+        header = _header(_RECORD_FORMAT, epoch, schema_id, commit_micros, rows.num_rows)
+        yield key_of(make_offset(epoch, count + start)), header + _to_ipc(batch)
+        start = end
+
+
+def encode_segment(records: Sequence[LogRecord]) -> tuple[bytes, bytes]:
+    """Key and value of one record that has the changes of several, which follow each other in epoch and schema."""
+    first = records[0]
+    kinds = np.concatenate([record.changes.kinds for record in records])
+    times = np.concatenate([record.commit_micros for record in records])
+    rows = pa.concat_batches([record.changes.rows for record in records])
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(kinds), pa.array(times), *rows.columns], schema=record_schema(rows.schema, segment=True)
+    )
+    header = _header(_SEGMENT_FORMAT, first.epoch, first.schema_id, int(times[0]), len(kinds))
+    return key_of(first.offset), header + _to_ipc(batch)
+
+
+def key_of(offset: int) -> bytes:
+    """The key of a record whose first change has this offset."""
+    return _KEY.pack(offset)
+
+
+def _header(format_: int, epoch: int, schema_id: int, commit_micros: int, count: int) -> bytes:
+    return _HEADER.pack(format_, 0, epoch, schema_id, commit_micros, count, _NO_WRITER, 0, _NO_WRITER, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHead:
+    """What is known of a stored record without decoding it: as in `LogRecord`, with the time of its first change."""
+
+    offset: int
+    epoch: int
+    schema_id: int
+    commit_micros: int
+    count: int
+
+
+def peek(key: bytes, value: bytes) -> RecordHead:
+    """The head of a stored record. Raises DataLoss when it has none."""
+    try:
+        _, _, epoch, schema_id, commit_micros, count, *_ = _HEADER.unpack_from(value)
+        return RecordHead(_KEY.unpack(key)[0], epoch, schema_id, commit_micros, count)
+    except struct.error as error:
+        raise DataLoss("a changelog record is damaged") from error
 
 
 def _to_ipc(batch: pa.RecordBatch) -> bytes:
@@ -98,31 +167,36 @@ def _to_ipc(batch: pa.RecordBatch) -> bytes:
     return cast("bytes", messages.read_next_message().serialize().to_pybytes())
 
 
-def record_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of a record's batch: the row kind, then the table's columns."""
-    return pa.schema([pa.field("_change_type", pa.uint8(), nullable=False), *schema])
+def record_schema(schema: pa.Schema, *, segment: bool = False) -> pa.Schema:
+    """The schema of a record's batch: the row kind, of a segment the commit time, then the table's columns."""
+    fields = [pa.field("_change_type", pa.uint8(), nullable=False)]
+    if segment:
+        fields.append(pa.field("_commit_micros", pa.int64(), nullable=False))
+    return pa.schema([*fields, *schema])
 
 
 def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogRecord:
     """The record of a stored key and value.
 
     Raises:
-        DataLoss: It is not what `encode_records` writes.
+        DataLoss: It is not what is written here.
     """
     try:
         (offset,) = _KEY.unpack(key)
         format_, _, epoch, schema_id, commit_micros, count, _, _, _, targets = _HEADER.unpack_from(value)
-        if format_ != _RECORD_FORMAT:
+        if format_ not in (_RECORD_FORMAT, _SEGMENT_FORMAT):
             raise DataLoss(f"the changelog record at offset {offset} has the unknown format {format_}")
-        schema = record_schema(definition.schema_at(schema_id).arrow)
+        segment = format_ == _SEGMENT_FORMAT
+        schema = record_schema(definition.change_schema_at(schema_id), segment=segment)
         batch = pa.ipc.read_record_batch(pa.py_buffer(value)[_HEADER.size + 4 * targets :], schema)
         batch.validate(full=True)
         kinds = batch.column(0).to_numpy()
         if len(kinds) and kinds.max() > max(RowKind):
             raise DataLoss(f"the changelog record at offset {offset} has the unknown row kind {kinds.max()}")
+        times = batch.column(1).to_numpy() if segment else np.full(len(kinds), commit_micros, np.int64)
     except (struct.error, pa.ArrowException, OSError, EOFError, ValueError, SchemaMismatch) as error:
         raise DataLoss("a changelog record is damaged") from error
     if batch.num_rows != count:
         raise DataLoss(f"the changelog record at offset {offset} has {batch.num_rows} changes where {count} belong")
-    rows = batch.select(range(1, batch.num_columns))
-    return LogRecord(offset, epoch, schema_id, commit_micros, Changes(kinds, rows))
+    rows = batch.select(range(2 if segment else 1, batch.num_columns))
+    return LogRecord(offset, epoch, schema_id, times, Changes(kinds, rows))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from streaming_server.storage.bucket import stored_state
 from streaming_server.storage.cursor import BucketCursor
+from streaming_server.storage.entry_cursor import EntryCursor
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.points_cursor import PointsCursor
 from streaming_server.storage.rocks import RocksStore
@@ -34,12 +35,18 @@ class Checkpoint:
 
     Raises:
         DataLoss: It is damaged: RocksDB cannot open it, or it is not what the manifest says.
+
+    Attributes:
+        place: As above.
+        longest_row: Bytes of the longest row that the bucket had held.
+        ready_indexes: The ids of the indexes that have the entries of all its rows.
     """
 
     def __init__(
         self, path: Path, place: str, pinned: PinnedBucket, *, compression: str, resources: RocksResources
     ) -> None:
-        self._longest_row = pinned.longest_row
+        self.place = place
+        self.longest_row = pinned.longest_row
         self._store = RocksStore(path, place, compression=compression, resources=resources, read_only=True)
         try:
             state = stored_state(self._store)
@@ -49,6 +56,7 @@ class Checkpoint:
                     f"{place} is damaged: it has {state.count} changes and {state.rows} rows, where the manifest says "
                     f"{count_of(pinned.log_offset)} and {pinned.rows}"
                 )
+            self.ready_indexes = state.ready_indexes
         except BaseException:
             self._store.close()
             raise
@@ -57,11 +65,21 @@ class Checkpoint:
         self, codec: RowCodec, decoder: Decoder, keys: KeyCodec, key_range: KeyRange, *, reverse: bool = False
     ) -> BucketCursor:
         """A cursor over the rows of a key range, against key order with `reverse`."""
-        return BucketCursor(self._store, codec, decoder, keys, self._longest_row, key_range, reverse=reverse)
+        return BucketCursor(self._store, codec, decoder, keys, self.longest_row, key_range, reverse=reverse)
 
-    def points_cursor(self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False) -> PointsCursor:
-        """A cursor over the rows with some keys, which ascend; against key order with `reverse`."""
-        return PointsCursor(self._store, decoder, points, reverse=reverse)
+    def points_cursor(
+        self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False, strict: bool = False
+    ) -> PointsCursor:
+        """A cursor over the rows with some keys, which ascend; otherwise as that of a `Bucket`."""
+        return PointsCursor(self._store, decoder, points, reverse=reverse, strict=strict)
+
+    def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
+        """A cursor over the entries of a ready index in a key range, against their order with `reverse`."""
+        return EntryCursor(self._store, key_range, reverse=reverse)
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The stored rows of some encoded keys, None where there is none."""
+        return self._store.get_rows(keys)
 
     def close(self) -> None:
         """Closes the files. All cursors must be closed before."""

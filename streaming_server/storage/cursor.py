@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import pyarrow as pa
 
 from streaming_server.storage.rocks import scan_options
-from table_model.errors import DataLoss, ScanKvError
+from streaming_server.storage.sentinel import Sentinel
+from table_model.errors import DataLoss
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from rocksdict import RdictIter
 
     from streaming_server.storage.rocks import RocksStore
     from streaming_server.storage.row_codec import Decoder, RowCodec
@@ -29,8 +28,7 @@ class BucketCursor:
     """The rows of one bucket in key order, as of the moment the cursor was made; or of a range, or against key order.
 
     RocksDB's fast value iterator ends at a damaged block as if it were the end of the data. So the cursor holds a
-    second, slower iterator of the same moment, the *sentinel*: at the end it seeks to the last row seen, steps once,
-    and must find nothing in the range and report no error.
+    `Sentinel` of the same moment, which must agree at the end that there are no more rows.
 
     The upper end of the range is RocksDB's, in both directions. A lower end would be too, but rocksdict cannot set it,
     so in reverse the cursor looks at the keys itself: each step reads at most as many rows as came before it (64 at
@@ -69,14 +67,14 @@ class BucketCursor:
         self._proven = key_range.is_empty
         self._open = False
         self._values: Iterator[bytes] = iter(())
-        self._sentinel: RdictIter | None = None
+        self._sentinel: Sentinel | None = None
         # Iterators only borrow their options: these are freed after them, as the last attribute, and never changed.
         self._options = scan_options(key_range.end)
         if key_range.is_empty:
             return
         try:
             self._values = store.row_values(self._options, None if reverse else key_range.start, reverse=reverse)
-            self._sentinel = store.rows.iter(self._options)
+            self._sentinel = Sentinel(store, store.rows, self._options, key_range, reverse=reverse)
         except Exception as error:
             raise store.failure(error) from error
         self._open = True
@@ -150,47 +148,8 @@ class BucketCursor:
 
     def _prove_end(self) -> None:
         """Proves that the value iterator stopped because there is nothing more in the range."""
-        last = self.last_key
-        try:
-            if last is None:
-                self._seek_begin()
-            else:
-                self._seek_behind(last)
-            self._end.status()
-            if self._end.valid() and self._end.key() in self._range:
-                self._short()
-        except ScanKvError:
-            raise
-        except Exception as error:
-            raise self._store.failure(error) from error
-
-    @property
-    def _end(self) -> RdictIter:
-        """The sentinel. Keep it in no variable: an error's traceback would hold it, and its files, after `close`."""
         assert self._sentinel is not None
-        return self._sentinel
-
-    def _seek_begin(self) -> None:
-        """To where the range begins in the cursor's direction."""
-        if self._reverse:
-            self._end.seek_to_last()
-        elif self._range.start is None:
-            self._end.seek_to_first()
-        else:
-            self._end.seek(self._range.start)
-
-    def _seek_behind(self, last: bytes) -> None:
-        """To the row behind `last`, which must be there."""
-        (self._end.seek_for_prev if self._reverse else self._end.seek)(last)
-        if not self._end.valid() or self._end.key() != last:
-            self._end.status()
-            self._short()
-        (self._end.prev if self._reverse else self._end.next)()
-
-    def _short(self) -> NoReturn:
-        raise DataLoss(
-            f"{self._store.place} is damaged: reading stopped after {self.rows_scanned} rows, before the end"
-        )
+        self._sentinel.prove_end(self.last_key, self.rows_scanned)
 
     def _key_of(self, value: bytes) -> bytes:
         try:
@@ -204,6 +163,7 @@ class BucketCursor:
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
         self._values = iter(())
-        self._sentinel = None
+        if self._sentinel is not None:
+            self._sentinel.close()
         BucketCursor.open_cursors -= self._open
         self._open = False

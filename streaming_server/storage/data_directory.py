@@ -5,6 +5,7 @@ LOCK                                     held by the server that uses it, with i
 tables/<database>/<table>/table.json     the table's definition
 tables/<database>/<table>/buckets/0003   RocksDB directory of bucket 3, its durable mark beside it
 tables/.../<table>/snapshots/<view>      a pinned view: its manifest, checkpoints of the buckets, leases
+tables/.../<table>/consumers/<id>.json   how far a consumer of the table's changes has come
 trash/                                   tables being made or dropped; emptied at start
 """
 

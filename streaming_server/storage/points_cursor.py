@@ -35,7 +35,15 @@ class PointsCursor:
         rows_scanned: Rows found so far.
     """
 
-    def __init__(self, store: RocksStore, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False) -> None:
+    def __init__(
+        self,
+        store: RocksStore,
+        decoder: Decoder,
+        points: Sequence[bytes],
+        *,
+        reverse: bool = False,
+        strict: bool = False,
+    ) -> None:
         """Begins before the first key.
 
         Args:
@@ -43,10 +51,12 @@ class PointsCursor:
             decoder: Decodes the rows.
             points: The encoded keys, ascending, each once.
             reverse: Whether the last key is read first.
+            strict: Whether there is a row with every key, as an index says: one that is missing is damage.
         """
         self.rows_scanned = 0
         self._store = store
         self._decoder = decoder
+        self._strict = strict
         self._points = points[::-1] if reverse else points
         self._looked_up = 0
         # As in `BucketCursor`: freed after the iterator, never changed.
@@ -66,7 +76,8 @@ class PointsCursor:
         """The rows of the next keys, at most `max_rows`; None when all were looked up.
 
         A batch has no rows where none of the keys has one. Rows are within `max_bytes` stored bytes but for the last.
-        Raises DataLoss for a key that cannot be read, and for a row that cannot be decoded.
+        Raises DataLoss for a key that cannot be read, for a row that cannot be decoded, and where it is strict for a
+        key without a row.
         """
         values = self.next_rows(max_rows, max_bytes)
         if values is None:
@@ -88,6 +99,8 @@ class PointsCursor:
             if value is not None:
                 values.append(value)
                 room -= len(value)
+            elif self._strict:
+                raise rows_missing(self._store.place)
             if room <= 0:
                 break
         self.rows_scanned += len(values)
@@ -109,3 +122,8 @@ class PointsCursor:
         """Frees the iterator, and with it the files it pins. Closing twice is allowed."""
         BucketCursor.open_cursors -= self._iterator is not None
         self._iterator = None
+
+
+def rows_missing(place: str) -> DataLoss:
+    """The error for index entries without their rows in a bucket."""
+    return DataLoss(f"an index and the rows of {place} disagree; run `scankv check`")

@@ -20,7 +20,7 @@ _COMPRESSION = {
     "zstd": rocksdict.DBCompressionType.zstd,
 }
 _BLOCK_BYTES = 16 * 1024
-_COLUMN_FAMILIES = ("rows", "log", "meta")
+_COLUMN_FAMILIES = ("rows", "log", "index", "meta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class RocksResources:
 
 
 class RocksStore:
-    """One open RocksDB directory with its column families `rows`, `log` and `meta`.
+    """One open RocksDB directory with its column families `rows`, `log`, `index` and `meta`.
 
     Not thread-safe: callers serialise writes and the making of iterators; `sync`, `flush` and `checkpoint` may run
     beside them. With `read_only` it is a checkpoint, which is never changed and has no lock. Every failure is a
@@ -53,15 +53,28 @@ class RocksStore:
         self.place = place
         options = _options(compression, resources)
         access = rocksdict.AccessType.read_only() if read_only else rocksdict.AccessType.read_write()
-        families = dict.fromkeys(_COLUMN_FAMILIES, options)
         try:
+            # Checkpoints made before there were indexes lack a family, and cannot be given one.
+            names = rocksdict.Rdict.list_cf(str(path), options) if read_only else ()
+            families = {name: options for name in _COLUMN_FAMILIES if not read_only or name in names}
             self._db = rocksdict.Rdict(str(path), options, column_families=families, access_type=access)
         except Exception as error:
             raise self.failure(error) from error
         self.rows = self._db.get_column_family("rows")
         self.log = self._db.get_column_family("log")
         self.meta = self._db.get_column_family("meta")
-        self._handles = {name: self._db.get_column_family_handle(name) for name in _COLUMN_FAMILIES}
+        self._index = self._db.get_column_family("index") if "index" in families else None
+        self._handles = {name: self._db.get_column_family_handle(name) for name in families}
+
+    @property
+    def index(self) -> rocksdict.Rdict:
+        """The entries of indexes. Not for a checkpoint in whose state no index is ready: it may have none."""
+        assert self._index is not None
+        return self._index
+
+    @property
+    def _families(self) -> list[rocksdict.Rdict]:
+        return [family for family in (self.rows, self.log, self._index, self.meta) if family is not None]
 
     def failure(self, error: Exception) -> ScanKvError:
         """The error to raise for one of RocksDB's: damage is told from trouble by the status that begins its text."""
@@ -125,15 +138,13 @@ class RocksStore:
 
     def disk_bytes(self) -> int:
         """Bytes of all live files, without the write-ahead log."""
-        files = (
-            family.property_int_value("rocksdb.total-sst-files-size") for family in (self.rows, self.log, self.meta)
-        )
+        files = (family.property_int_value("rocksdb.total-sst-files-size") for family in self._families)
         return sum(size or 0 for size in files)
 
     def flush(self) -> None:
         """Moves unflushed writes into table files."""
         try:
-            for family in (self.rows, self.log, self.meta):
+            for family in self._families:
                 family.flush()
         except Exception as error:
             raise self.failure(error) from error
@@ -155,7 +166,7 @@ class RocksStore:
         except Exception as error:
             raise self.failure(error) from error
         finally:
-            del self._db, self.rows, self.log, self.meta, self._handles
+            del self._db, self.rows, self.log, self.meta, self._index, self._handles
 
 
 class StoreBatch:
@@ -175,13 +186,39 @@ class StoreBatch:
         self.writes.set_default_column_family(self._handles["rows"])
         deque(map(self.writes.delete, keys), maxlen=0)
 
+    def put_entries(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
+        """Puts index entries; the two run side by side."""
+        self.writes.set_default_column_family(self._handles["index"])
+        deque(map(self.writes.put, keys, values), maxlen=0)
+
+    def delete_entries(self, keys: Iterable[bytes]) -> None:
+        """Deletes index entries."""
+        self.writes.set_default_column_family(self._handles["index"])
+        deque(map(self.writes.delete, keys), maxlen=0)
+
+    def delete_entry_range(self, start: bytes, end: bytes) -> None:
+        """Deletes the index entries from `start` up to, but without, `end`: in no time, however many there are."""
+        self.writes.delete_range(start, end, self._handles["index"])
+
     def put_log(self, key: bytes, record: bytes) -> None:
         """Puts one changelog record."""
         self.writes.put(key, record, self._handles["log"])
 
+    def delete_log(self, start: bytes, end: bytes) -> None:
+        """Deletes the changelog records from one key up to, but without, another."""
+        self.writes.delete_range(start, end, self._handles["log"])
+
+    def delete_meta_range(self, start: bytes, end: bytes) -> None:
+        """Deletes what is noted about the bucket from one key up to, but without, another."""
+        self.writes.delete_range(start, end, self._handles["meta"])
+
     def put_meta(self, key: bytes, value: bytes) -> None:
         """Puts one entry about the bucket itself."""
         self.writes.put(key, value, self._handles["meta"])
+
+    def delete_meta(self, key: bytes) -> None:
+        """Deletes one entry about the bucket itself."""
+        self.writes.delete(key, self._handles["meta"])
 
 
 def scan_options(end: bytes | None = None) -> rocksdict.ReadOptions:

@@ -37,12 +37,12 @@ class PinnedBucket:
 
     Attributes:
         log_offset: The offset of the first change that is not in the view.
-        rows: Rows in the view, exact.
+        rows: Rows in the view, exact. None: not known, see `BucketState`.
         longest_row: Bytes of the longest row that the bucket ever had.
     """
 
     log_offset: int
-    rows: int
+    rows: int | None
     longest_row: int
 
     @classmethod

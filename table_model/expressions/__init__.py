@@ -6,6 +6,7 @@ from table_model.expressions.arrow_expressions import from_pyarrow
 from table_model.expressions.binding import BoundPredicate, bind
 from table_model.expressions.columns import Column, col
 from table_model.expressions.evaluation import evaluate
+from table_model.expressions.index_planning import IndexPlan, OrderPlan, plan_index, plan_order
 from table_model.expressions.key_planning import KeyPlan, plan_keys
 from table_model.expressions.nodes import Predicate, all_of, any_of, conjuncts
 from table_model.expressions.sql_text import parse_where
@@ -14,7 +15,9 @@ from table_model.expressions.where import Where, predicate_of
 __all__ = [
     "BoundPredicate",
     "Column",
+    "IndexPlan",
     "KeyPlan",
+    "OrderPlan",
     "Predicate",
     "Where",
     "all_of",
@@ -25,6 +28,8 @@ __all__ = [
     "evaluate",
     "from_pyarrow",
     "parse_where",
+    "plan_index",
     "plan_keys",
+    "plan_order",
     "predicate_of",
 ]

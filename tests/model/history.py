@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from streaming_server.storage.offsets import count_of
 from tests.model.model_table import ModelTable
 from tests.model.random_rows import ADDED, SCHEMA, Layout, random_key, random_row
 from tests.support.tables import exact_rows
@@ -41,7 +42,7 @@ class History:
         self._written: list[dict[str, Any]] = []
 
     @classmethod
-    async def begin(cls, server: ServerProcess, client: Client, random: Random) -> History:
+    async def begin(cls, server: ServerProcess, client: Client, random: Random, changelog: str = "full") -> History:
         """Creates a random table without rows."""
         layout = Layout.random(random)
         table = await client.create_table(
@@ -50,6 +51,8 @@ class History:
             primary_key=layout.primary_key,
             bucket_key=layout.bucket_key,
             buckets=layout.buckets,
+            indexes=(),
+            changelog=changelog,
             **layout.options,
         )
         return cls(server, client, table, random)
@@ -117,9 +120,10 @@ class History:
         """Counts, all together and by bucket."""
         assert await self.table.count() == len(self.model.rows)
         statistics = await self.table.statistics()
-        assert [bucket.rows for bucket in statistics] == [
-            len(self.model.rows_in(number)) for number in range(self.model.buckets)
-        ]
+        for bucket in statistics:
+            # Where old rows are not read, they are counted only as long as there are none.
+            known = self.model.changelog == "full" or not count_of(bucket.log_offset)
+            assert bucket.rows == (len(self.model.rows_in(bucket.bucket)) if known else None)
 
     async def scan(self) -> None:
         """Reads all rows or some buckets, all columns or some, to the end or up to a limit."""

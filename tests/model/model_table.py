@@ -27,6 +27,7 @@ class ModelTable:
         schema: The columns as of now.
         rows: The rows by key.
         changes: All changes of each key in their order, as the symbol of their kind and their row.
+        changelog: The option of the table. Without "full" it is one that has no index.
     """
 
     def __init__(self, table: Table) -> None:
@@ -35,6 +36,7 @@ class ModelTable:
         self.buckets = table.buckets
         self.rows: dict[Row, Row] = {}
         self.changes: defaultdict[Row, list[tuple[str, Row]]] = defaultdict(list)
+        self.changelog = table.options.get("changelog", "full")
         self._deduplicate = table.options.get("row_deduplicate") != "false"
         self._bucket_places = [self.key.index(name) for name in table.bucket_key]
         self._bucket_codec = KeyCodec([table.schema.field(name).type for name in table.bucket_key])
@@ -50,7 +52,9 @@ class ModelTable:
         whole = pa.RecordBatch.from_pylist([], self.schema) if rows.num_rows == 0 else self.widened(rows)
         for key, row in {self.key_of(row, self.schema.names): row for row in exact_rows(whole)}.items():
             old = self.rows.get(key)
-            if old is None:
+            if self.changelog != "full":
+                self.changes[key].append(("+U", row))
+            elif old is None:
                 self.changes[key].append(("+I", row))
             elif old != row or not self._deduplicate:
                 self.changes[key] += [("-U", old), ("+U", row)]
@@ -58,9 +62,12 @@ class ModelTable:
 
     def delete(self, keys: Sequence[Row]) -> None:
         """Deletes the rows that are there."""
-        for key in keys:
+        for key in dict.fromkeys(keys):
             old = self.rows.pop(key, None)
-            if old is not None:
+            if self.changelog != "full":
+                alone = dict(zip(self.key, key, strict=True))
+                self.changes[key].append(("-D", tuple(alone.get(name) for name in self.schema.names)))
+            elif old is not None:
                 self.changes[key].append(("-D", old))
 
     def add_columns(self, columns: pa.Schema) -> None:

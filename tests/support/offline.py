@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from streaming_server.engine.last_row import merge_delete, merge_upsert
+from streaming_server.engine.last_row import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.storage.bucket import Bucket
 from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.data_directory import DataDirectory
+from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.offsets import count_of, epoch_of
 from streaming_server.storage.rocks import RocksResources
 from streaming_server.storage.row_codec import RowCodec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from streaming_server.engine.prepare import PreparedRows
     from streaming_server.storage.changelog import LogRecord
     from table_model.schema import TableDefinition
 
@@ -40,6 +42,7 @@ class OfflineBucket:
     Attributes:
         bucket: The open bucket.
         codec: The codec of its table.
+        indexes: The codecs of its table's indexes.
     """
 
     def __init__(self, path: Path, definition: TableDefinition) -> None:
@@ -50,20 +53,29 @@ class OfflineBucket:
         self.bucket = Bucket(
             path, f"bucket {path.name}", compression=definition.options.compression, resources=resources()
         )
+        self.indexes = [IndexCodec(definition, index) for index in definition.indexes]
+        self.bucket.settle_indexes([index.id for index in definition.indexes])
 
     def upsert(self, *rows: dict[str, Any]) -> None:
         """Applies one batch of rows; not durable before `sync`."""
-        batch = pa.RecordBatch.from_pylist(list(rows), schema=self.codec.schema)
+        self.upsert_batch(pa.RecordBatch.from_pylist(list(rows), schema=self.codec.schema))
+
+    def upsert_batch(self, batch: pa.RecordBatch) -> None:
+        """Applies a batch of rows; not durable before `sync`."""
         for part in prepare(batch, self.keys, self.codec, keys_only=False):
-            old = self.bucket.get(part.keys.to_pylist())
+            old = self._old(part)
             deduplicate = self.definition.options.row_deduplicate
-            self.bucket.apply(merge_upsert(old, part, row_deduplicate=deduplicate))
+            self.bucket.apply(merge_upsert(old, part, row_deduplicate=deduplicate, indexes=self.indexes))
 
     def delete(self, *keys: dict[str, Any]) -> None:
         """Deletes rows in one batch; not durable before `sync`."""
         batch = pa.RecordBatch.from_pylist(list(keys), schema=self.definition.key_schema)
         for part in prepare(batch, self.keys, self.codec, keys_only=True):
-            self.bucket.apply(merge_delete(self.bucket.get(part.keys.to_pylist()), part.keys, self.codec))
+            old = self._old(part)
+            self.bucket.apply(merge_delete(old, part, self.indexes))
+
+    def _old(self, part: PreparedRows) -> list[bytes | None] | None:
+        return self.bucket.get(part.keys.to_pylist()) if reads_old_rows(self.definition, self.indexes) else None
 
     def sync(self) -> None:
         """Makes all that was written durable."""
@@ -78,6 +90,20 @@ class OfflineBucket:
         finally:
             cursor.close()
         return pa.Table.from_batches(batches, schema=decoder.schema)
+
+    def entries(self) -> dict[bytes, bytes]:
+        """All index entries, read from the column family itself."""
+        return dict(self.bucket._store.index.items())  # type: ignore[arg-type]  # its keys are bytes
+
+    def expected_entries(self) -> dict[bytes, bytes]:
+        """The index entries that the rows should have."""
+        entries: dict[bytes, bytes] = {}
+        for batch in self.rows().to_batches():
+            keys, _ = self.keys.encode(batch)
+            for index in self.indexes:
+                entry_keys, values = index.entries(batch, keys)
+                entries.update(zip(entry_keys.to_pylist(), values.to_pylist(), strict=True))
+        return entries
 
     def log(self) -> list[LogRecord]:
         """All records of the changelog."""
@@ -137,7 +163,9 @@ def replayed_to(offline: OfflineBucket, offset: int) -> list[tuple[Any, ...]]:
     """The rows that the changes below an offset amount to, by encoded key; checks each change against those before.
 
     `+I` needs an absent key; `-U` and `-D` the row as it is, to the bit; `+U` comes right after the `-U` of its key.
+    Without before-images there are `+U` of a row and `-D` of a key, whatever was there.
     """
+    before_images = offline.definition.options.before_images
     state: dict[bytes, tuple[Any, ...]] = {}
     updating: bytes | None = None
     for record in offline.log():
@@ -147,6 +175,11 @@ def replayed_to(offline: OfflineBucket, offset: int) -> list[tuple[Any, ...]]:
         rows = widened(record.changes.rows, offline.codec.schema)
         encoded, _ = offline.keys.encode(rows)
         for kind, key, row in zip(record.changes.kinds, encoded.to_pylist(), exact_rows(rows), strict=True):
+            if not before_images:
+                assert kind in (RowKind.UPDATE_AFTER, RowKind.DELETE)
+                state.pop(key, None)
+                state |= {key: row} if kind == RowKind.UPDATE_AFTER else {}
+                continue
             assert (updating is not None) == (kind == RowKind.UPDATE_AFTER), "+U without its -U"
             if kind == RowKind.INSERT:
                 assert key not in state, "+I of a row that is there"
@@ -176,18 +209,39 @@ def check_log(records: Iterable[LogRecord]) -> None:
     for record in records:
         assert count_of(record.offset) == count, f"offset {record.offset} where change {count} belongs"
         assert epoch_of(record.offset) == record.epoch >= epoch
-        assert record.commit_micros >= micros
+        times = record.commit_micros.tolist()
+        assert times == sorted(times)
+        assert times[0] >= micros
         assert len(record.changes) > 0
-        count, epoch, micros = count + len(record.changes), record.epoch, record.commit_micros
+        count, epoch, micros = count + len(record.changes), record.epoch, times[-1]
+
+
+def check_entries(offline: OfflineBucket) -> None:
+    """Every ready index has exactly the entries of the rows, one that is not has no others, and there are no more."""
+    found, expected = offline.entries(), offline.expected_entries() if offline.indexes else {}
+    for index in offline.indexes:
+        there = {key: value for key, value in found.items() if key in index.all_entries}
+        wanted = {key: value for key, value in expected.items() if key in index.all_entries}
+        if index.index.id in offline.bucket.state.ready_indexes:
+            assert there == wanted, f"index {index.index} is not what the rows say"
+        else:
+            assert there.items() <= wanted.items(), f"index {index.index} has entries of rows that are not there"
+    assert found.keys() == {key for key in found if any(key in index.all_entries for index in offline.indexes)}
 
 
 def check_bucket(offline: OfflineBucket) -> pa.Table:
-    """The rows of a bucket, after checking that its changelog is in order and amounts to exactly these rows."""
+    """The rows of a bucket, after checking that changelog and indexes are in order and amount to exactly these rows."""
     records = offline.log()
     check_log(records)
     rows = offline.rows()
     found = exact_rows(rows)
-    assert replayed(offline) == found, "the rows are not what the changelog says"
-    assert offline.bucket.state.rows == len(found)
-    assert offline.bucket.state.count == sum(len(record.changes) for record in records)
+    state = offline.bucket.state
+    assert state.rows in ({len(found)} if offline.definition.options.before_images else {len(found), None})
+    if offline.definition.options.changelog != "none":
+        assert replayed(offline) == found, "the rows are not what the changelog says"
+        assert state.count == sum(len(record.changes) for record in records)
+    else:
+        assert records == []
+        assert state.log_first == state.log_rewritten == state.count
+    check_entries(offline)
     return rows

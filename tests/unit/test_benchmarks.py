@@ -5,43 +5,79 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchmarks import t4
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
+from benchmarks.workloads import ON_REQUEST, WORKLOADS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_every_figure_is_measured_over_all_rows(tmp_path: Path) -> None:
-    report, markdown = tmp_path / "report.json", tmp_path / "report.md"
-    command = [sys.executable, "-m", "benchmarks", "--rows", "20000", "--runs", "1"]
-    subprocess.run([*command, "--json", str(report), "--markdown", str(markdown)], check=True, capture_output=True)
-    found = json.loads(report.read_text())
-    figures = {figure["name"]: figure for result in found["results"].values() for figure in result["figures"]}
-    assert set(figures) == {
+    found = _report(tmp_path)
+    assert set(_checked_figures(found)) == {
         "scan_vs_loop",
         "scan_vs_flight",
         "server_peak_memory",
         "upsert_vs_write_batch",
+        "upsert_mode_vs_write_batch",
         "upsert",
         "load_flights",
         "first_row_vs_call",
         "pin",
         "pin_hold",
         "tokens",
+        "top_n_vs_call",
+        "poll_vs_call",
+        "top_n_vs_scan",
+        "predicate_vs_scan",
+        "projection_vs_scan",
+        "log_vs_scan",
+        "full_start_vs_scan",
+        "commit_to_consumer_vs_call",
+        "ticks",
     }
+    assert set(found["results"]) == set(WORKLOADS) - ON_REQUEST
+    assert found["machine"]["cores"]
+    markdown = (tmp_path / "report.md").read_text()
+    assert "## What this does not measure" in markdown
+    for figure in _checked_figures(found).values():
+        assert figure["work"] in markdown
+
+
+@pytest.mark.soak
+def test_what_takes_long_is_measured_where_it_is_named(tmp_path: Path) -> None:
+    found = _report(tmp_path, *(f"--only={name}" for name in sorted(ON_REQUEST)))
+    assert set(found["results"]) == ON_REQUEST
+    assert set(_checked_figures(found)) == {
+        "consumers_cpu",
+        "consumers_memory",
+        "dashboards",
+        "net_memory",
+        "segments_vs_scan",
+    }
+
+
+def _report(directory: Path, *arguments: str) -> dict[str, Any]:
+    """What a run with a small table reports as JSON; as Markdown it lies beside it."""
+    report, markdown = directory / "report.json", directory / "report.md"
+    command = [sys.executable, "-m", "benchmarks", "--rows", "20000", "--runs", "1", *arguments]
+    subprocess.run([*command, "--json", str(report), "--markdown", str(markdown)], check=True, capture_output=True)
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found
+
+
+def _checked_figures(found: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a report by name, each of which is a spread of something."""
+    figures = {figure["name"]: figure for result in found["results"].values() for figure in result["figures"]}
     for figure in figures.values():
         spread = figure["spread"]
         assert 0 < spread["least"] <= spread["median"] <= spread["greatest"]
-    assert set(found["results"]) == {"scan", "latency", "memory", "shares", "upsert", "load", "pin"}
-    assert found["machine"]["cores"]
-    assert "## What this does not measure" in markdown.read_text()
-    for figure in figures.values():
-        assert figure["work"] in markdown.read_text()
+    return figures
 
 
 def test_a_run_with_too_few_rows_is_no_result() -> None:

@@ -24,27 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/scankv/v1/admin.proto\x12\tscankv.v1\"\x12\n\x10ListScansRequest\"7\n\x11ListScansResponse\x12\"\n\x05scans\x18\x01 \x03(\x0b\x32\x13.scankv.v1.LiveScan\"\xb5\x01\n\x08LiveScan\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x03 \x03(\r\x12\x13\n\x0bsnapshot_id\x18\x04 \x01(\t\x12\x0c\n\x04peer\x18\x05 \x01(\t\x12\x12\n\nage_millis\x18\x06 \x01(\x04\x12\x13\n\x0bidle_millis\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\"$\n\x11\x43\x61ncelScanRequest\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\"\x14\n\x12\x43\x61ncelScanResponse\"\x0e\n\x0cStatsRequest\"\xf3\x03\n\rStatsResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\ruptime_millis\x18\x03 \x01(\x04\x12\x0e\n\x06tables\x18\x04 \x01(\x04\x12\x14\n\x0copen_buckets\x18\x05 \x01(\x04\x12\x12\n\nlive_scans\x18\x06 \x01(\x04\x12\x15\n\rscans_started\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\x12\x14\n\x0crows_written\x18\n \x01(\x04\x12\x11\n\tlog_syncs\x18\x0b \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13peak_resident_bytes\x18\r \x01(\x04\x12\x17\n\x0f\x64\x61maged_buckets\x18\x0e \x03(\t\x12\x14\n\x0copen_cursors\x18\x0f \x01(\x04\x12\x12\n\nopen_files\x18\x10 \x01(\x04\x12\r\n\x05tasks\x18\x11 \x01(\x04\x12\x15\n\rwaiting_scans\x18\x12 \x01(\x04\x12\x16\n\x0eunread_endings\x18\x13 \x01(\x04\x12\x16\n\x0esnapshot_views\x18\x14 \x01(\x04\x12\x17\n\x0fsnapshot_leases\x18\x15 \x01(\x04\x12\x16\n\x0esnapshot_bytes\x18\x16 \x01(\x04\x32\xdd\x01\n\x0c\x41\x64minService\x12:\n\x05Stats\x12\x17.scankv.v1.StatsRequest\x1a\x18.scankv.v1.StatsResponse\x12\x46\n\tListScans\x12\x1b.scankv.v1.ListScansRequest\x1a\x1c.scankv.v1.ListScansResponse\x12I\n\nCancelScan\x12\x1c.scankv.v1.CancelScanRequest\x1a\x1d.scankv.v1.CancelScanResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/scankv/v1/admin.proto\x12\tscankv.v1\"\"\n\x11\x43heckTableRequest\x12\r\n\x05table\x18\x01 \x01(\t\"d\n\x0b\x42ucketCheck\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12&\n\x07indexes\x18\x03 \x03(\x0b\x32\x15.scankv.v1.IndexCheck\x12\x0f\n\x07problem\x18\x04 \x01(\t\"N\n\nIndexCheck\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\t\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x04\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\"\x12\n\x10ListScansRequest\"7\n\x11ListScansResponse\x12\"\n\x05scans\x18\x01 \x03(\x0b\x32\x13.scankv.v1.LiveScan\"\xb5\x01\n\x08LiveScan\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x03 \x03(\r\x12\x13\n\x0bsnapshot_id\x18\x04 \x01(\t\x12\x0c\n\x04peer\x18\x05 \x01(\t\x12\x12\n\nage_millis\x18\x06 \x01(\x04\x12\x13\n\x0bidle_millis\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\"$\n\x11\x43\x61ncelScanRequest\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\"\x14\n\x12\x43\x61ncelScanResponse\"\x0e\n\x0cStatsRequest\"\xd6\x04\n\rStatsResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\ruptime_millis\x18\x03 \x01(\x04\x12\x0e\n\x06tables\x18\x04 \x01(\x04\x12\x14\n\x0copen_buckets\x18\x05 \x01(\x04\x12\x12\n\nlive_scans\x18\x06 \x01(\x04\x12\x15\n\rscans_started\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\x12\x14\n\x0crows_written\x18\n \x01(\x04\x12\x11\n\tlog_syncs\x18\x0b \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13peak_resident_bytes\x18\r \x01(\x04\x12\x17\n\x0f\x64\x61maged_buckets\x18\x0e \x03(\t\x12\x14\n\x0copen_cursors\x18\x0f \x01(\x04\x12\x12\n\nopen_files\x18\x10 \x01(\x04\x12\r\n\x05tasks\x18\x11 \x01(\x04\x12\x15\n\rwaiting_scans\x18\x12 \x01(\x04\x12\x16\n\x0eunread_endings\x18\x13 \x01(\x04\x12\x16\n\x0esnapshot_views\x18\x14 \x01(\x04\x12\x17\n\x0fsnapshot_leases\x18\x15 \x01(\x04\x12\x16\n\x0esnapshot_bytes\x18\x16 \x01(\x04\x12\x19\n\x11unchanged_answers\x18\x17 \x01(\x04\x12\x16\n\x0e\x63\x61\x63hed_answers\x18\x18 \x01(\x04\x12\x18\n\x10\x63omputed_answers\x18\x19 \x01(\x04\x12\x14\n\x0c\x63\x61\x63hed_bytes\x18\x1a \x01(\x04\x32\xa3\x02\n\x0c\x41\x64minService\x12:\n\x05Stats\x12\x17.scankv.v1.StatsRequest\x1a\x18.scankv.v1.StatsResponse\x12\x46\n\tListScans\x12\x1b.scankv.v1.ListScansRequest\x1a\x1c.scankv.v1.ListScansResponse\x12I\n\nCancelScan\x12\x1c.scankv.v1.CancelScanRequest\x1a\x1d.scankv.v1.CancelScanResponse\x12\x44\n\nCheckTable\x12\x1c.scankv.v1.CheckTableRequest\x1a\x16.scankv.v1.BucketCheck0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.scankv.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTSCANSREQUEST']._serialized_start=43
-  _globals['_LISTSCANSREQUEST']._serialized_end=61
-  _globals['_LISTSCANSRESPONSE']._serialized_start=63
-  _globals['_LISTSCANSRESPONSE']._serialized_end=118
-  _globals['_LIVESCAN']._serialized_start=121
-  _globals['_LIVESCAN']._serialized_end=302
-  _globals['_CANCELSCANREQUEST']._serialized_start=304
-  _globals['_CANCELSCANREQUEST']._serialized_end=340
-  _globals['_CANCELSCANRESPONSE']._serialized_start=342
-  _globals['_CANCELSCANRESPONSE']._serialized_end=362
-  _globals['_STATSREQUEST']._serialized_start=364
-  _globals['_STATSREQUEST']._serialized_end=378
-  _globals['_STATSRESPONSE']._serialized_start=381
-  _globals['_STATSRESPONSE']._serialized_end=880
-  _globals['_ADMINSERVICE']._serialized_start=883
-  _globals['_ADMINSERVICE']._serialized_end=1104
+  _globals['_CHECKTABLEREQUEST']._serialized_start=43
+  _globals['_CHECKTABLEREQUEST']._serialized_end=77
+  _globals['_BUCKETCHECK']._serialized_start=79
+  _globals['_BUCKETCHECK']._serialized_end=179
+  _globals['_INDEXCHECK']._serialized_start=181
+  _globals['_INDEXCHECK']._serialized_end=259
+  _globals['_LISTSCANSREQUEST']._serialized_start=261
+  _globals['_LISTSCANSREQUEST']._serialized_end=279
+  _globals['_LISTSCANSRESPONSE']._serialized_start=281
+  _globals['_LISTSCANSRESPONSE']._serialized_end=336
+  _globals['_LIVESCAN']._serialized_start=339
+  _globals['_LIVESCAN']._serialized_end=520
+  _globals['_CANCELSCANREQUEST']._serialized_start=522
+  _globals['_CANCELSCANREQUEST']._serialized_end=558
+  _globals['_CANCELSCANRESPONSE']._serialized_start=560
+  _globals['_CANCELSCANRESPONSE']._serialized_end=580
+  _globals['_STATSREQUEST']._serialized_start=582
+  _globals['_STATSREQUEST']._serialized_end=596
+  _globals['_STATSRESPONSE']._serialized_start=599
+  _globals['_STATSRESPONSE']._serialized_end=1197
+  _globals['_ADMINSERVICE']._serialized_start=1200
+  _globals['_ADMINSERVICE']._serialized_end=1491
 # @@protoc_insertion_point(module_scope)

@@ -19,6 +19,89 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class CheckTableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """`database.table`."""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckTableRequest: _TypeAlias = CheckTableRequest  # noqa: Y015
+
+@_typing.final
+class BucketCheck(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    INDEXES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.int
+    rows: _builtins.int
+    problem: _builtins.str
+    """What is wrong with the rows of the bucket, empty when nothing is."""
+    @_builtins.property
+    def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexCheck]:
+        """In the order of the table's indexes."""
+
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        indexes: _abc.Iterable[Global___IndexCheck] | None = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "indexes", b"indexes", "problem", b"problem", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BucketCheck: _TypeAlias = BucketCheck  # noqa: Y015
+
+@_typing.final
+class IndexCheck(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    entries: _builtins.int
+    ready: _builtins.bool
+    """Whether it is used. One that is still built is not compared with the rows."""
+    problem: _builtins.str
+    """What is wrong with it, empty when nothing is."""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        entries: _builtins.int = ...,
+        ready: _builtins.bool = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "entries", b"entries", "problem", b"problem", "ready", b"ready"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IndexCheck: _TypeAlias = IndexCheck  # noqa: Y015
+
+@_typing.final
 class ListScansRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -181,6 +264,10 @@ class StatsResponse(_message.Message):
     SNAPSHOT_VIEWS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_LEASES_FIELD_NUMBER: _builtins.int
     SNAPSHOT_BYTES_FIELD_NUMBER: _builtins.int
+    UNCHANGED_ANSWERS_FIELD_NUMBER: _builtins.int
+    CACHED_ANSWERS_FIELD_NUMBER: _builtins.int
+    COMPUTED_ANSWERS_FIELD_NUMBER: _builtins.int
+    CACHED_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server's software."""
     incarnation: _builtins.str
@@ -214,6 +301,14 @@ class StatsResponse(_message.Message):
     """Views kept for pinned snapshots, the leases on them, and the bytes on disk that only they keep."""
     snapshot_leases: _builtins.int
     snapshot_bytes: _builtins.int
+    unchanged_answers: _builtins.int
+    """Answers of Count, Aggregate, TopN and ScanKv that were `unchanged`; those of the first three that were computed
+    before, for another call; and those that were computed.
+    """
+    cached_answers: _builtins.int
+    computed_answers: _builtins.int
+    cached_bytes: _builtins.int
+    """What computed answers keep in memory."""
     @_builtins.property
     def damaged_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The buckets found damaged, as `database.table/bucket`."""
@@ -243,10 +338,14 @@ class StatsResponse(_message.Message):
         snapshot_views: _builtins.int = ...,
         snapshot_leases: _builtins.int = ...,
         snapshot_bytes: _builtins.int = ...,
+        unchanged_answers: _builtins.int = ...,
+        cached_answers: _builtins.int = ...,
+        computed_answers: _builtins.int = ...,
+        cached_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_returned", b"bytes_returned", "damaged_buckets", b"damaged_buckets", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "peak_resident_bytes", b"peak_resident_bytes", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_scans", b"waiting_scans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_returned", b"bytes_returned", "cached_answers", b"cached_answers", "cached_bytes", b"cached_bytes", "computed_answers", b"computed_answers", "damaged_buckets", b"damaged_buckets", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "peak_resident_bytes", b"peak_resident_bytes", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_answers", b"unchanged_answers", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_scans", b"waiting_scans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

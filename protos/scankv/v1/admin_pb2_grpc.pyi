@@ -40,6 +40,12 @@ class AdminServiceStub:
     and its reader gets SCAN_CANCELLED.
     Errors: NOT_FOUND SCAN_NOT_FOUND.
     """
+    CheckTable: _grpc.UnaryStreamMultiCallable[_admin_pb2.CheckTableRequest, _admin_pb2.BucketCheck]
+    """Reads a whole table and says whether all that is stored of it agrees: each row can be decoded and has its key, there
+    are as many rows as are counted, if they are, and every index has exactly the entries of the rows. One message a bucket,
+    ascending, each as of one instant. It is admitted, listed and ended as a scan is.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise. Damage is no error here, but told.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -52,6 +58,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Ends a scan: its iterators are freed when this is answered (those of one that is just being opened, once it is),
     and its reader gets SCAN_CANCELLED.
     Errors: NOT_FOUND SCAN_NOT_FOUND.
+    """
+    CheckTable: _aio.UnaryStreamMultiCallable[_admin_pb2.CheckTableRequest, _admin_pb2.BucketCheck]  # type: ignore[assignment]
+    """Reads a whole table and says whether all that is stored of it agrees: each row can be decoded and has its key, there
+    are as many rows as are counted, if they are, and every index has exactly the entries of the rows. One message a bucket,
+    ascending, each as of one instant. It is admitted, listed and ended as a scan is.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise. Damage is no error here, but told.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -80,6 +92,18 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Ends a scan: its iterators are freed when this is answered (those of one that is just being opened, once it is),
         and its reader gets SCAN_CANCELLED.
         Errors: NOT_FOUND SCAN_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def CheckTable(
+        self,
+        request: _admin_pb2.CheckTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.BucketCheck], _abc.AsyncIterator[_admin_pb2.BucketCheck]]:
+        """Reads a whole table and says whether all that is stored of it agrees: each row can be decoded and has its key, there
+        are as many rows as are counted, if they are, and every index has exactly the entries of the rows. One message a bucket,
+        ascending, each as of one instant. It is admitted, listed and ended as a scan is.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise. Damage is no error here, but told.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

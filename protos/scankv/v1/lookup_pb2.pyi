@@ -3,6 +3,11 @@
 isort:skip_file
 Reads by key, and answers about many rows that are computed at the server: counts, aggregates, the first by a column.
 The rules at the head of scan.proto hold here too.
+
+Versions: Count, Aggregate and TopN answer with the version of what they read. The same request with that version in
+`if_changed_since` is answered with `unchanged`, from memory, when no row and no column of the table has changed since;
+also after a restart of the server. A version is opaque and to be compared for equality alone: it is no clock, and
+writes that change nothing do not change it. An answer that many ask for at once is computed once.
 """
 
 from collections import abc as _abc
@@ -121,8 +126,11 @@ class CountRequest(_message.Message):
     BUCKETS_FIELD_NUMBER: _builtins.int
     WHERE_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    IF_CHANGED_SINCE_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
+    if_changed_since: _builtins.bytes
+    """See "Versions" above. Absent: answer in any case."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """None: all."""
@@ -142,12 +150,15 @@ class CountRequest(_message.Message):
         buckets: _abc.Iterable[_builtins.int] | None = ...,
         where: _expression_pb2.Predicate | None = ...,
         snapshot: _scan_pb2.PinnedSnapshot | None = ...,
+        if_changed_since: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "if_changed_since", b"if_changed_since", "snapshot", b"snapshot", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "snapshot", b"snapshot", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "buckets", b"buckets", "if_changed_since", b"if_changed_since", "snapshot", b"snapshot", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
+    _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__if_changed_since) -> _WhichOneofReturnType__if_changed_since | None: ...
 
 Global___CountRequest: _TypeAlias = CountRequest  # noqa: Y015
 
@@ -177,7 +188,12 @@ class CountResponse(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    UNCHANGED_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
+    version: _builtins.bytes
+    """See "Versions" above. When unchanged, the fields above are not set."""
+    unchanged: _builtins.bool
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket counted, the offset of the first change that is not counted."""
@@ -187,10 +203,12 @@ class CountResponse(_message.Message):
         *,
         rows: _builtins.int = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        version: _builtins.bytes = ...,
+        unchanged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "rows", b"rows", "unchanged", b"unchanged", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -230,8 +248,11 @@ class AggregateRequest(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     AGGREGATES_FIELD_NUMBER: _builtins.int
     GROUP_BY_FIELD_NUMBER: _builtins.int
+    IF_CHANGED_SINCE_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
+    if_changed_since: _builtins.bytes
+    """See "Versions" above. Absent: answer in any case."""
     @_builtins.property
     def where(self) -> _expression_pb2.Predicate:
         """2 is kept for buckets.
@@ -260,12 +281,15 @@ class AggregateRequest(_message.Message):
         snapshot: _scan_pb2.PinnedSnapshot | None = ...,
         aggregates: _abc.Iterable[Global___ColumnAggregates] | None = ...,
         group_by: _abc.Iterable[_builtins.str] | None = ...,
+        if_changed_since: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "if_changed_since", b"if_changed_since", "snapshot", b"snapshot", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregates", b"aggregates", "group_by", b"group_by", "snapshot", b"snapshot", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "aggregates", b"aggregates", "group_by", b"group_by", "if_changed_since", b"if_changed_since", "snapshot", b"snapshot", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
+    _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__if_changed_since) -> _WhichOneofReturnType__if_changed_since | None: ...
 
 Global___AggregateRequest: _TypeAlias = AggregateRequest  # noqa: Y015
 
@@ -295,10 +319,15 @@ class AggregateResponse(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    UNCHANGED_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     """An Arrow IPC stream: the columns of `group_by`, then `<column>_<function>` (`score_sum`) in the order asked. One row
     for each group, ascending by the columns of `group_by`, nulls last.
     """
+    version: _builtins.bytes
+    """See "Versions" above. When unchanged, the fields above are not set."""
+    unchanged: _builtins.bool
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket, the offset of the first change that is not in it."""
@@ -308,10 +337,12 @@ class AggregateResponse(_message.Message):
         *,
         rows: _builtins.bytes = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        version: _builtins.bytes = ...,
+        unchanged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "rows", b"rows", "unchanged", b"unchanged", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,6 +359,8 @@ class TopNRequest(_message.Message):
     ASCENDING_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
+    WITH_TIES_FIELD_NUMBER: _builtins.int
+    IF_CHANGED_SINCE_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     by: _builtins.str
@@ -338,6 +371,12 @@ class TopNRequest(_message.Message):
     """Least first."""
     n: _builtins.int
     """The most rows to return, 1 to 100,000."""
+    with_ties: _builtins.bool
+    """Also the rows behind the last one that are equal to it in `by`: more than `n` then. Those are at most 100,000 in all
+    (INVALID_REQUEST).
+    """
+    if_changed_since: _builtins.bytes
+    """See "Versions" above. Absent: answer in any case."""
     @_builtins.property
     def where(self) -> _expression_pb2.Predicate:
         """2 is kept for buckets.
@@ -362,12 +401,16 @@ class TopNRequest(_message.Message):
         ascending: _builtins.bool = ...,
         n: _builtins.int = ...,
         columns: _scan_pb2.ColumnNames | None = ...,
+        with_ties: _builtins.bool = ...,
+        if_changed_since: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "snapshot", b"snapshot", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "columns", b"columns", "if_changed_since", b"if_changed_since", "snapshot", b"snapshot", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ascending", b"ascending", "by", b"by", "columns", b"columns", "n", b"n", "snapshot", b"snapshot", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "ascending", b"ascending", "by", b"by", "columns", b"columns", "if_changed_since", b"if_changed_since", "n", b"n", "snapshot", b"snapshot", "table", b"table", "where", b"where", "with_ties", b"with_ties"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
+    _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__if_changed_since) -> _WhichOneofReturnType__if_changed_since | None: ...
 
 Global___TopNRequest: _TypeAlias = TopNRequest  # noqa: Y015
 
@@ -397,21 +440,38 @@ class TopNResponse(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    UNCHANGED_FIELD_NUMBER: _builtins.int
+    ROWS_SCANNED_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     """An Arrow IPC stream of the rows, the first by the order asked for first."""
+    version: _builtins.bytes
+    """See "Versions" above. When unchanged, no other field is set."""
+    unchanged: _builtins.bool
+    rows_scanned: _builtins.int
+    """Rows and index entries that were read from storage for this answer: 0 when it was computed before."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket, the offset of the first change that is not in it."""
+
+    @_builtins.property
+    def index(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The columns of the index that was read. None: all rows were."""
 
     def __init__(
         self,
         *,
         rows: _builtins.bytes = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        version: _builtins.bytes = ...,
+        unchanged: _builtins.bool = ...,
+        rows_scanned: _builtins.int = ...,
+        index: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "log_offsets", b"log_offsets", "rows", b"rows", "rows_scanned", b"rows_scanned", "unchanged", b"unchanged", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

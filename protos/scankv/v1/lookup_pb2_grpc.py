@@ -72,7 +72,7 @@ class LookupServiceServicer:
 
     def Count(self, request, context):
         """Counts the rows of a table, all buckets at one instant. Without a predicate they are not read, and the answer is
-        immediate; with one, see Aggregate.
+        immediate, where their number is known: see BucketStatistics. Otherwise, and with a predicate, see Aggregate.
         Errors: as for Aggregate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

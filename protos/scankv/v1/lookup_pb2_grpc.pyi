@@ -3,6 +3,11 @@
 isort:skip_file
 Reads by key, and answers about many rows that are computed at the server: counts, aggregates, the first by a column.
 The rules at the head of scan.proto hold here too.
+
+Versions: Count, Aggregate and TopN answer with the version of what they read. The same request with that version in
+`if_changed_since` is answered with `unchanged`, from memory, when no row and no column of the table has changed since;
+also after a restart of the server. A version is opaque and to be compared for equality alone: it is no clock, and
+writes that change nothing do not change it. An answer that many ask for at once is computed once.
 """
 
 from collections import abc as _abc
@@ -42,7 +47,7 @@ class LookupServiceStub:
     """
     Count: _grpc.UnaryUnaryMultiCallable[_lookup_pb2.CountRequest, _lookup_pb2.CountResponse]
     """Counts the rows of a table, all buckets at one instant. Without a predicate they are not read, and the answer is
-    immediate; with one, see Aggregate.
+    immediate, where their number is known: see BucketStatistics. Otherwise, and with a predicate, see Aggregate.
     Errors: as for Aggregate.
     """
     Aggregate: _grpc.UnaryUnaryMultiCallable[_lookup_pb2.AggregateRequest, _lookup_pb2.AggregateResponse]
@@ -73,7 +78,7 @@ class LookupServiceAsyncStub(LookupServiceStub):
     """
     Count: _aio.UnaryUnaryMultiCallable[_lookup_pb2.CountRequest, _lookup_pb2.CountResponse]  # type: ignore[assignment]
     """Counts the rows of a table, all buckets at one instant. Without a predicate they are not read, and the answer is
-    immediate; with one, see Aggregate.
+    immediate, where their number is known: see BucketStatistics. Otherwise, and with a predicate, see Aggregate.
     Errors: as for Aggregate.
     """
     Aggregate: _aio.UnaryUnaryMultiCallable[_lookup_pb2.AggregateRequest, _lookup_pb2.AggregateResponse]  # type: ignore[assignment]
@@ -113,7 +118,7 @@ class LookupServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_lookup_pb2.CountResponse, _abc.Awaitable[_lookup_pb2.CountResponse]]:
         """Counts the rows of a table, all buckets at one instant. Without a predicate they are not read, and the answer is
-        immediate; with one, see Aggregate.
+        immediate, where their number is known: see BucketStatistics. Otherwise, and with a predicate, see Aggregate.
         Errors: as for Aggregate.
         """
 

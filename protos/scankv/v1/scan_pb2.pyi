@@ -39,11 +39,13 @@ class ScanKvRequest(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     LIVE_KV_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    LOG_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    IF_CHANGED_SINCE_FIELD_NUMBER: _builtins.int
     WHERE_FIELD_NUMBER: _builtins.int
     KEY_RANGE_FIELD_NUMBER: _builtins.int
     REVERSE_FIELD_NUMBER: _builtins.int
@@ -60,6 +62,10 @@ class ScanKvRequest(_message.Message):
     buckets, columns, limit, predicate, key range and order as before. `limit` stays that of the whole scan: the token knows
     what is left of it. Absent or empty: from the beginning.
     """
+    if_changed_since: _builtins.bytes
+    """The version in the header of an earlier scan, or of another answer about the same buckets. When nothing has changed
+    since, the stream is a header with `unchanged` and a trailer, and nothing is read. Absent: read in any case.
+    """
     reverse: _builtins.bool
     """Whether the rows of each bucket come in descending key order."""
     ordered: _builtins.bool
@@ -72,9 +78,11 @@ class ScanKvRequest(_message.Message):
 
     @_builtins.property
     def snapshot(self) -> Global___PinnedSnapshot:
-        """The rows of the table as of a pin.
-        4 is kept for the changelog.
-        """
+        """The rows of the table as of a pin."""
+
+    @_builtins.property
+    def log(self) -> Global___Changelog:
+        """The changes of the table, as they happen."""
 
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -92,7 +100,7 @@ class ScanKvRequest(_message.Message):
 
     @_builtins.property
     def where(self) -> _expression_pb2.Predicate:
-        """10 to 15 are kept for conditional reads, cuts and log holds.
+        """11 to 15 are kept for cuts and log holds.
 
         The rows to return: those for which this is true. The server evaluates it; what it says of the key bounds what is
         read. Absent: all.
@@ -108,30 +116,247 @@ class ScanKvRequest(_message.Message):
         table: _builtins.str = ...,
         live_kv: Global___LiveKv | None = ...,
         snapshot: Global___PinnedSnapshot | None = ...,
+        log: Global___Changelog | None = ...,
         buckets: _abc.Iterable[_builtins.int] | None = ...,
         columns: Global___ColumnNames | None = ...,
         limit: _builtins.int | None = ...,
         chunk: Global___ChunkBounds | None = ...,
         resume_token: _builtins.bytes = ...,
+        if_changed_since: _builtins.bytes | None = ...,
         where: _expression_pb2.Predicate | None = ...,
         key_range: Global___KeyRange | None = ...,
         reverse: _builtins.bool = ...,
         ordered: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
+    _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
-    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["live_kv", "snapshot"]  # noqa: Y015
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["live_kv", "snapshot", "log"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__if_changed_since) -> _WhichOneofReturnType__if_changed_since | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
 Global___ScanKvRequest: _TypeAlias = ScanKvRequest  # noqa: Y015
+
+@_typing.final
+class Changelog(_message.Message):
+    """The changes of the buckets asked for, in the order of each bucket's log, as far as they are durable; those of several
+    buckets in any order. Each is a row of the columns asked for behind four others: `_change_type` (string: +I, -U with
+    the row before, +U with the row after, -D), `_log_offset` (int64), `_bucket` (int32) and `_commit_timestamp`
+    (timestamp[us, UTC]). `-U` and its `+U` are always in one chunk.
+
+    With `where`, a change is what it is to those who see such rows alone: a row that begins to match is `+I`, one that
+    ceases to is `-D`. Chunks, tokens, heartbeats, flow control, stall timeout and cancelling are as for other scans; the
+    longest scan is not. A token is good as long as the log reaches back to it, and what comes behind it is always the same.
+
+    A stream without a stop never ends. Where it waits for changes it sends heartbeats. When columns were added to the table
+    and all are asked for, another header precedes the first chunk that has them.
+
+    A table with `changelog` "upsert" has no rows before: every row written is `+U`, also a new one, and `-D` has the key
+    columns alone, so that all others are nullable in the header's schema. A `where` that looks at others cannot tell which
+    rows cease to match: it needs `unmatched_delete`.
+
+    Refused (INVALID_REQUEST): snapshot, key_range, reverse, ordered, if_changed_since; a table with `changelog` "none".
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FULL_FIELD_NUMBER: _builtins.int
+    EARLIEST_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_MICROS_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    STOP_OFFSETS_FIELD_NUMBER: _builtins.int
+    STOP_TIMESTAMP_MICROS_FIELD_NUMBER: _builtins.int
+    STOP_LATEST_FIELD_NUMBER: _builtins.int
+    CLAMP_FIELD_NUMBER: _builtins.int
+    CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    CONSUMER_FENCE_FIELD_NUMBER: _builtins.int
+    NET_CHANGES_FIELD_NUMBER: _builtins.int
+    UNMATCHED_DELETE_FIELD_NUMBER: _builtins.int
+    timestamp_micros: _builtins.int
+    """The first change committed at or after this time, in microseconds since 1970; the oldest there is when that is later."""
+    last: _builtins.int
+    """The last so many changes there are, over all buckets together; about equally many of each, newest kept."""
+    stop_timestamp_micros: _builtins.int
+    """Before the first change committed at or after this time."""
+    clamp: _builtins.bool
+    """Starts at the nearest change there is, where a start is older than the oldest one or beyond the end, instead of
+    OUT_OF_RANGE POSITION_EXPIRED or POSITION_OUT_OF_RANGE.
+    """
+    consumer_id: _builtins.str
+    """The consumer whose position is read on at and committed to, see consumer.proto: 1 to 128 of `A-Z a-z 0-9 . _ -`, not
+    `.` or `..`. Empty: none. `start` is for a consumer that there is not yet, and for buckets in which it has no position.
+    Its position is kept from the opening on, and what lies behind it, too. Columns, predicate and buckets may differ from
+    those of streams before, but not while the rows of a start from the whole table are read. No `limit`.
+
+    A stream takes the consumer over from the one before it, which ends with FAILED_PRECONDITION CONSUMER_FENCED.
+    """
+    consumer_fence: _builtins.int
+    """To go on after a cut: that of the header. 0: takes the consumer over. Errors: FAILED_PRECONDITION CONSUMER_FENCED
+    when another stream has done so meanwhile. A resume token needs it.
+    """
+    net_changes: _builtins.bool
+    """Where a bucket is far behind (by more changes than the server's `catch_up_changes`), its stream gives one net change
+    for each key of what lies before the end of the log: at the start, and whenever it falls behind. It has the offset and
+    time of the key's last change; a key that is as it was has none.
+    """
+    unmatched_delete: _builtins.bool
+    """Of a table without rows before: sends a row that does not match `where` as `-D`, with the key columns alone, whether it
+    did before or not. So its readers may be told to delete what they do not have, but never keep a row that no longer
+    matches. For a table that has rows before, it changes nothing.
+    """
+    @_builtins.property
+    def full(self) -> Global___LogFull:
+        """All rows as of the opening as `+I` without offset and timestamp, then the changes from exactly there on."""
+
+    @_builtins.property
+    def earliest(self) -> Global___LogEarliest:
+        """The oldest change there is."""
+
+    @_builtins.property
+    def latest(self) -> Global___LogLatest:
+        """What comes after the opening, which the header tells."""
+
+    @_builtins.property
+    def offsets(self) -> Global___LogOffsets:
+        """The offset of the first change of every bucket asked for. Errors: see `clamp`."""
+
+    @_builtins.property
+    def stop_offsets(self) -> Global___LogOffsets:
+        """Before these offsets, of every bucket asked for."""
+
+    @_builtins.property
+    def stop_latest(self) -> Global___LogLatest:
+        """What is there at the opening."""
+
+    def __init__(
+        self,
+        *,
+        full: Global___LogFull | None = ...,
+        earliest: Global___LogEarliest | None = ...,
+        latest: Global___LogLatest | None = ...,
+        timestamp_micros: _builtins.int = ...,
+        offsets: Global___LogOffsets | None = ...,
+        last: _builtins.int = ...,
+        stop_offsets: Global___LogOffsets | None = ...,
+        stop_timestamp_micros: _builtins.int = ...,
+        stop_latest: Global___LogLatest | None = ...,
+        clamp: _builtins.bool = ...,
+        consumer_id: _builtins.str = ...,
+        consumer_fence: _builtins.int = ...,
+        net_changes: _builtins.bool = ...,
+        unmatched_delete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_changes", b"net_changes", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["full", "earliest", "latest", "timestamp_micros", "offsets", "last"]  # noqa: Y015
+    _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    _WhichOneofReturnType_stop: _TypeAlias = _typing.Literal["stop_offsets", "stop_timestamp_micros", "stop_latest"]  # noqa: Y015
+    _WhichOneofArgType_stop: _TypeAlias = _typing.Literal["stop", b"stop"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_start) -> _WhichOneofReturnType_start | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_stop) -> _WhichOneofReturnType_stop | None: ...
+
+Global___Changelog: _TypeAlias = Changelog  # noqa: Y015
+
+@_typing.final
+class LogFull(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogFull: _TypeAlias = LogFull  # noqa: Y015
+
+@_typing.final
+class LogEarliest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogEarliest: _TypeAlias = LogEarliest  # noqa: Y015
+
+@_typing.final
+class LogLatest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLatest: _TypeAlias = LogLatest  # noqa: Y015
+
+@_typing.final
+class LogOffsets(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ByBucketEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BY_BUCKET_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def by_bucket(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        by_bucket: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_bucket", b"by_bucket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogOffsets: _TypeAlias = LogOffsets  # noqa: Y015
 
 @_typing.final
 class PinnedSnapshot(_message.Message):
@@ -332,6 +557,11 @@ class ScanHeader(_message.Message):
     VIEW_MICROS_FIELD_NUMBER: _builtins.int
     RESUMED_FROM_FIELD_NUMBER: _builtins.int
     LIMIT_LEFT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    UNCHANGED_FIELD_NUMBER: _builtins.int
+    FULL_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    CONSUMER_FENCE_FIELD_NUMBER: _builtins.int
     scan_id: _builtins.str
     """Identifies this scan in the server's logs and listings."""
     server_incarnation: _builtins.str
@@ -345,13 +575,27 @@ class ScanHeader(_message.Message):
     table_incarnation: _builtins.str
     """Differs for every creation of a table, also of the same name."""
     row_estimate: _builtins.int
-    """About how many rows the view holds, before any limit: for progress bars, not for checks."""
+    """About how many rows the view holds, before any limit: for progress bars, not for checks. Absent: not known."""
     view_micros: _builtins.int
     """When the view was taken, in microseconds since 1970 by the server's clock."""
     limit_left: _builtins.int
     """What is left of the request's limit as this stream begins: less than the limit after a resume token. Absent without
     a limit.
     """
+    version: _builtins.bytes
+    """Names the state of the buckets read; opaque, for `if_changed_since`. No clock: writes that change nothing, and
+    restarts of the server, leave it as it is.
+    """
+    unchanged: _builtins.bool
+    """The request's `if_changed_since` is that version: no chunk follows."""
+    full: _builtins.bool
+    """Of a scan of the changelog: whether rows as of the opening come before the changes. `log_offsets` are where the changes
+    begin.
+    """
+    resume_token: _builtins.bytes
+    """Of changes: what to send to go on here. None while rows of the table come first."""
+    consumer_fence: _builtins.int
+    """Of changes of a consumer: what to send to commit, and to go on after a cut. Differs for every stream that takes it over."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket of this stream, empty ones too, the offset of the first change that is not in the view."""
@@ -369,18 +613,28 @@ class ScanHeader(_message.Message):
         schema_id: _builtins.int = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         table_incarnation: _builtins.str = ...,
-        row_estimate: _builtins.int = ...,
+        row_estimate: _builtins.int | None = ...,
         view_micros: _builtins.int = ...,
         resumed_from: Global___ResumedView | None = ...,
         limit_left: _builtins.int | None = ...,
+        version: _builtins.bytes = ...,
+        unchanged: _builtins.bool = ...,
+        full: _builtins.bool = ...,
+        resume_token: _builtins.bytes = ...,
+        consumer_fence: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "limit_left", b"limit_left", "resumed_from", b"resumed_from"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "_row_estimate", b"_row_estimate", "limit_left", b"limit_left", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "arrow_schema", b"arrow_schema", "limit_left", b"limit_left", "log_offsets", b"log_offsets", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate", "scan_id", b"scan_id", "schema_id", b"schema_id", "server_incarnation", b"server_incarnation", "table_incarnation", b"table_incarnation", "view_micros", b"view_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left", "_row_estimate", b"_row_estimate", "arrow_schema", b"arrow_schema", "consumer_fence", b"consumer_fence", "full", b"full", "limit_left", b"limit_left", "log_offsets", b"log_offsets", "resume_token", b"resume_token", "resumed_from", b"resumed_from", "row_estimate", b"row_estimate", "scan_id", b"scan_id", "schema_id", b"schema_id", "server_incarnation", b"server_incarnation", "table_incarnation", b"table_incarnation", "unchanged", b"unchanged", "version", b"version", "view_micros", b"view_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit_left: _TypeAlias = _typing.Literal["limit_left"]  # noqa: Y015
     _WhichOneofArgType__limit_left: _TypeAlias = _typing.Literal["_limit_left", b"_limit_left"]  # noqa: Y015
+    _WhichOneofReturnType__row_estimate: _TypeAlias = _typing.Literal["row_estimate"]  # noqa: Y015
+    _WhichOneofArgType__row_estimate: _TypeAlias = _typing.Literal["_row_estimate", b"_row_estimate"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_left) -> _WhichOneofReturnType__limit_left | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__row_estimate) -> _WhichOneofReturnType__row_estimate | None: ...
 
 Global___ScanHeader: _TypeAlias = ScanHeader  # noqa: Y015
 
@@ -439,6 +693,7 @@ class ScanChunk(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     ROWS_SCANNED_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     bucket: _builtins.int
     """The bucket that all rows of this chunk come from. Without meaning in an ordered scan."""
     record_batch: _builtins.bytes
@@ -455,6 +710,8 @@ class ScanChunk(_message.Message):
     """CRC32C (Castagnoli) over the record_batch bytes of all chunks of this call up to and with this one, starting from 0:
     so that also a call that breaks off has been checked as far as it came.
     """
+    next_offset: _builtins.int
+    """Of changes: the offset behind the last one that was looked at for this chunk."""
     def __init__(
         self,
         *,
@@ -464,10 +721,11 @@ class ScanChunk(_message.Message):
         resume_token: _builtins.bytes = ...,
         rows_scanned: _builtins.int = ...,
         crc32c: _builtins.int = ...,
+        next_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "crc32c", b"crc32c", "record_batch", b"record_batch", "resume_token", b"resume_token", "row_count", b"row_count", "rows_scanned", b"rows_scanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "crc32c", b"crc32c", "next_offset", b"next_offset", "record_batch", b"record_batch", "resume_token", b"resume_token", "row_count", b"row_count", "rows_scanned", b"rows_scanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -477,20 +735,54 @@ Global___ScanChunk: _TypeAlias = ScanChunk  # noqa: Y015
 class ScanHeartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class NextOffsetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     ROWS_SCANNED_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSETS_FIELD_NUMBER: _builtins.int
+    WATERMARK_MICROS_FIELD_NUMBER: _builtins.int
+    SCANNING_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.bytes
     """As in a chunk."""
     rows_scanned: _builtins.int
+    watermark_micros: _builtins.int
+    """Of changes: what was committed before this time, in microseconds since 1970, has been sent."""
+    scanning: _builtins.bool
+    """Of changes: whether rows of the table are still to come. One with false follows at once when they are over."""
+    @_builtins.property
+    def next_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """Of changes: how far each bucket was read."""
+
     def __init__(
         self,
         *,
         resume_token: _builtins.bytes = ...,
         rows_scanned: _builtins.int = ...,
+        next_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        watermark_micros: _builtins.int = ...,
+        scanning: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "rows_scanned", b"rows_scanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_offsets", b"next_offsets", "resume_token", b"resume_token", "rows_scanned", b"rows_scanned", "scanning", b"scanning", "watermark_micros", b"watermark_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -561,10 +853,13 @@ class ExplainScanResponse(_message.Message):
     ORDERED_FIELD_NUMBER: _builtins.int
     REVERSE_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    INDEX_RANGE_FIELD_NUMBER: _builtins.int
+    INDEX_KEYS_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The pinned snapshot that is read. Empty: the live table."""
     points: _builtins.int
-    """How many single keys are looked up, when no range is read."""
+    """How many single keys are looked up, when no range is read. Those that an index will tell are not counted."""
     residual: _builtins.str
     """What is asked of each row read, because its key does not tell. Empty: nothing."""
     ordered: _builtins.bool
@@ -572,6 +867,10 @@ class ExplainScanResponse(_message.Message):
     reverse: _builtins.bool
     limit: _builtins.int
     """The most rows. Absent: no limit."""
+    index_range: _builtins.str
+    """The range of its entries that is read, as comparisons."""
+    index_keys: _builtins.int
+    """The most keys that are looked up through it."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets whose rows are read, ascending: those asked for in which there can be such keys. None: nothing is read."""
@@ -592,6 +891,12 @@ class ExplainScanResponse(_message.Message):
     def columns_returned(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The columns that are decoded of each row returned, in order."""
 
+    @_builtins.property
+    def index(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The columns of the index that tells which keys are looked up. None: no index is used. Where it tells more keys than
+        `index_keys`, the ranges above are read instead.
+        """
+
     def __init__(
         self,
         *,
@@ -606,10 +911,13 @@ class ExplainScanResponse(_message.Message):
         ordered: _builtins.bool = ...,
         reverse: _builtins.bool = ...,
         limit: _builtins.int | None = ...,
+        index: _abc.Iterable[_builtins.str] | None = ...,
+        index_range: _builtins.str = ...,
+        index_keys: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "limit", b"limit", "ordered", b"ordered", "points", b"points", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range", b"index_range", "limit", b"limit", "ordered", b"ordered", "points", b"points", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

@@ -74,7 +74,9 @@ class ScanServiceServicer:
         range), INVALID_RESUME_TOKEN (damaged, or of another query, table, schema or snapshot); FAILED_PRECONDITION
         SNAPSHOT_LOST; DATA_LOSS DATA_LOSS (a damaged bucket: also in mid-stream, never fewer rows); RESOURCE_EXHAUSTED
         TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
-        operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD.
+        operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD. Of the changelog also OUT_OF_RANGE
+        POSITION_EXPIRED and POSITION_OUT_OF_RANGE, naming what was wanted, and the first and the last there is; and
+        FAILED_PRECONDITION CONSUMER_FENCED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

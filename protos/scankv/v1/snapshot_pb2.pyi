@@ -73,7 +73,7 @@ class Snapshot(_message.Message):
     view_micros: _builtins.int
     """When the view was taken, in microseconds since 1970 by the server's clock."""
     rows: _builtins.int
-    """Rows in the view, exact."""
+    """Rows in the view, exact. Absent: not known, as in BucketStatistics."""
     ttl_millis: _builtins.int
     """The lease's time to live, and what is left of it."""
     remaining_millis: _builtins.int
@@ -92,15 +92,17 @@ class Snapshot(_message.Message):
         schema_id: _builtins.int = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         view_micros: _builtins.int = ...,
-        rows: _builtins.int = ...,
+        rows: _builtins.int | None = ...,
         ttl_millis: _builtins.int = ...,
         remaining_millis: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "log_offsets", b"log_offsets", "remaining_millis", b"remaining_millis", "rows", b"rows", "schema_id", b"schema_id", "snapshot_id", b"snapshot_id", "table", b"table", "table_incarnation", b"table_incarnation", "ttl_millis", b"ttl_millis", "view_id", b"view_id", "view_micros", b"view_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "arrow_schema", b"arrow_schema", "log_offsets", b"log_offsets", "remaining_millis", b"remaining_millis", "rows", b"rows", "schema_id", b"schema_id", "snapshot_id", b"snapshot_id", "table", b"table", "table_incarnation", b"table_incarnation", "ttl_millis", b"ttl_millis", "view_id", b"view_id", "view_micros", b"view_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
+    _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows) -> _WhichOneofReturnType__rows | None: ...
 
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
 

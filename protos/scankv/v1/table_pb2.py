@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/scankv/v1/table.proto\x12\tscankv.v1\"\x99\x02\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x03 \x01(\x0c\x12\x11\n\tschema_id\x18\x04 \x01(\r\x12\x12\n\ncolumn_ids\x18\x05 \x03(\r\x12\x13\n\x0bprimary_key\x18\x06 \x03(\t\x12\x12\n\nbucket_key\x18\x07 \x03(\t\x12\x0f\n\x07\x62uckets\x18\x08 \x01(\r\x12.\n\x07options\x18\t \x03(\x0b\x32\x1d.scankv.v1.Table.OptionsEntry\x12\x16\n\x0e\x63reated_millis\x18\n \x01(\x03\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xdf\x01\n\x12\x43reateTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x02 \x01(\x0c\x12\x13\n\x0bprimary_key\x18\x03 \x03(\t\x12\x12\n\nbucket_key\x18\x04 \x03(\t\x12\x0f\n\x07\x62uckets\x18\x05 \x01(\r\x12;\n\x07options\x18\x06 \x03(\x0b\x32*.scankv.v1.CreateTableRequest.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"6\n\x13\x43reateTableResponse\x12\x1f\n\x05table\x18\x01 \x01(\x0b\x32\x10.scankv.v1.Table\" \n\x10\x44ropTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x13\n\x11\x44ropTableResponse\"6\n\x11\x41lterTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x64\x64_columns\x18\x02 \x01(\x0c\"5\n\x12\x41lterTableResponse\x12\x1f\n\x05table\x18\x01 \x01(\x0b\x32\x10.scankv.v1.Table\"3\n\x0fGetTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nstatistics\x18\x02 \x01(\x08\"a\n\x10GetTableResponse\x12\x1f\n\x05table\x18\x01 \x01(\x0b\x32\x10.scankv.v1.Table\x12,\n\x07\x62uckets\x18\x02 \x03(\x0b\x32\x1b.scankv.v1.BucketStatistics\"w\n\x10\x42ucketStatistics\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x12\n\nlog_offset\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x12\n\ndisk_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64\x61mage\x18\x06 \x01(\t\"\x13\n\x11ListTablesRequest\"6\n\x12ListTablesResponse\x12 \n\x06tables\x18\x01 \x03(\x0b\x32\x10.scankv.v1.Table2\xff\x02\n\x0cTableService\x12L\n\x0b\x43reateTable\x12\x1d.scankv.v1.CreateTableRequest\x1a\x1e.scankv.v1.CreateTableResponse\x12\x46\n\tDropTable\x12\x1b.scankv.v1.DropTableRequest\x1a\x1c.scankv.v1.DropTableResponse\x12I\n\nAlterTable\x12\x1c.scankv.v1.AlterTableRequest\x1a\x1d.scankv.v1.AlterTableResponse\x12\x43\n\x08GetTable\x12\x1a.scankv.v1.GetTableRequest\x1a\x1b.scankv.v1.GetTableResponse\x12I\n\nListTables\x12\x1c.scankv.v1.ListTablesRequest\x1a\x1d.scankv.v1.ListTablesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/scankv/v1/table.proto\x12\tscankv.v1\"\xbc\x02\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x03 \x01(\x0c\x12\x11\n\tschema_id\x18\x04 \x01(\r\x12\x12\n\ncolumn_ids\x18\x05 \x03(\r\x12\x13\n\x0bprimary_key\x18\x06 \x03(\t\x12\x12\n\nbucket_key\x18\x07 \x03(\t\x12\x0f\n\x07\x62uckets\x18\x08 \x01(\r\x12.\n\x07options\x18\t \x03(\x0b\x32\x1d.scankv.v1.Table.OptionsEntry\x12\x16\n\x0e\x63reated_millis\x18\n \x01(\x03\x12!\n\x07indexes\x18\x0b \x03(\x0b\x32\x10.scankv.v1.Index\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"$\n\x05Index\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\t\"\x1f\n\x0cIndexColumns\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\t\"\x89\x02\n\x12\x43reateTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x02 \x01(\x0c\x12\x13\n\x0bprimary_key\x18\x03 \x03(\t\x12\x12\n\nbucket_key\x18\x04 \x03(\t\x12\x0f\n\x07\x62uckets\x18\x05 \x01(\r\x12;\n\x07options\x18\x06 \x03(\x0b\x32*.scankv.v1.CreateTableRequest.OptionsEntry\x12(\n\x07indexes\x18\x07 \x03(\x0b\x32\x17.scankv.v1.IndexColumns\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"6\n\x13\x43reateTableResponse\x12\x1f\n\x05table\x18\x01 \x01(\x0b\x32\x10.scankv.v1.Table\" \n\x10\x44ropTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x13\n\x11\x44ropTableResponse\"\x93\x01\n\x11\x41lterTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x64\x64_columns\x18\x02 \x01(\x0c\x12,\n\x0b\x61\x64\x64_indexes\x18\x03 \x03(\x0b\x32\x17.scankv.v1.IndexColumns\x12-\n\x0c\x64rop_indexes\x18\x04 \x03(\x0b\x32\x17.scankv.v1.IndexColumns\"5\n\x12\x41lterTableResponse\x12\x1f\n\x05table\x18\x01 \x01(\x0b\x32\x10.scankv.v1.Table\"3\n\x0fGetTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nstatistics\x18\x02 \x01(\x08\"\x8a\x01\n\x10GetTableResponse\x12\x1f\n\x05table\x18\x01 \x01(\x0b\x32\x10.scankv.v1.Table\x12,\n\x07\x62uckets\x18\x02 \x03(\x0b\x32\x1b.scankv.v1.BucketStatistics\x12\'\n\x07indexes\x18\x03 \x03(\x0b\x32\x16.scankv.v1.IndexStatus\"h\n\x0bIndexStatus\x12\n\n\x02id\x18\x01 \x01(\r\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x11\n\trows_done\x18\x03 \x01(\x04\x12\x11\n\x04rows\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07\x66\x61ilure\x18\x05 \x01(\tB\x07\n\x05_rows\"\x85\x01\n\x10\x42ucketStatistics\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x11\n\x04rows\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nlog_offset\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x12\n\ndisk_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64\x61mage\x18\x06 \x01(\tB\x07\n\x05_rows\"\x13\n\x11ListTablesRequest\"6\n\x12ListTablesResponse\x12 \n\x06tables\x18\x01 \x03(\x0b\x32\x10.scankv.v1.Table2\xff\x02\n\x0cTableService\x12L\n\x0b\x43reateTable\x12\x1d.scankv.v1.CreateTableRequest\x1a\x1e.scankv.v1.CreateTableResponse\x12\x46\n\tDropTable\x12\x1b.scankv.v1.DropTableRequest\x1a\x1c.scankv.v1.DropTableResponse\x12I\n\nAlterTable\x12\x1c.scankv.v1.AlterTableRequest\x1a\x1d.scankv.v1.AlterTableResponse\x12\x43\n\x08GetTable\x12\x1a.scankv.v1.GetTableRequest\x1a\x1b.scankv.v1.GetTableResponse\x12I\n\nListTables\x12\x1c.scankv.v1.ListTablesRequest\x1a\x1d.scankv.v1.ListTablesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,33 +36,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATETABLEREQUEST_OPTIONSENTRY']._loaded_options = None
   _globals['_CREATETABLEREQUEST_OPTIONSENTRY']._serialized_options = b'8\001'
   _globals['_TABLE']._serialized_start=44
-  _globals['_TABLE']._serialized_end=325
-  _globals['_TABLE_OPTIONSENTRY']._serialized_start=279
-  _globals['_TABLE_OPTIONSENTRY']._serialized_end=325
-  _globals['_CREATETABLEREQUEST']._serialized_start=328
-  _globals['_CREATETABLEREQUEST']._serialized_end=551
-  _globals['_CREATETABLEREQUEST_OPTIONSENTRY']._serialized_start=279
-  _globals['_CREATETABLEREQUEST_OPTIONSENTRY']._serialized_end=325
-  _globals['_CREATETABLERESPONSE']._serialized_start=553
-  _globals['_CREATETABLERESPONSE']._serialized_end=607
-  _globals['_DROPTABLEREQUEST']._serialized_start=609
-  _globals['_DROPTABLEREQUEST']._serialized_end=641
-  _globals['_DROPTABLERESPONSE']._serialized_start=643
-  _globals['_DROPTABLERESPONSE']._serialized_end=662
-  _globals['_ALTERTABLEREQUEST']._serialized_start=664
-  _globals['_ALTERTABLEREQUEST']._serialized_end=718
-  _globals['_ALTERTABLERESPONSE']._serialized_start=720
-  _globals['_ALTERTABLERESPONSE']._serialized_end=773
-  _globals['_GETTABLEREQUEST']._serialized_start=775
-  _globals['_GETTABLEREQUEST']._serialized_end=826
-  _globals['_GETTABLERESPONSE']._serialized_start=828
-  _globals['_GETTABLERESPONSE']._serialized_end=925
-  _globals['_BUCKETSTATISTICS']._serialized_start=927
-  _globals['_BUCKETSTATISTICS']._serialized_end=1046
-  _globals['_LISTTABLESREQUEST']._serialized_start=1048
-  _globals['_LISTTABLESREQUEST']._serialized_end=1067
-  _globals['_LISTTABLESRESPONSE']._serialized_start=1069
-  _globals['_LISTTABLESRESPONSE']._serialized_end=1123
-  _globals['_TABLESERVICE']._serialized_start=1126
-  _globals['_TABLESERVICE']._serialized_end=1509
+  _globals['_TABLE']._serialized_end=360
+  _globals['_TABLE_OPTIONSENTRY']._serialized_start=314
+  _globals['_TABLE_OPTIONSENTRY']._serialized_end=360
+  _globals['_INDEX']._serialized_start=362
+  _globals['_INDEX']._serialized_end=398
+  _globals['_INDEXCOLUMNS']._serialized_start=400
+  _globals['_INDEXCOLUMNS']._serialized_end=431
+  _globals['_CREATETABLEREQUEST']._serialized_start=434
+  _globals['_CREATETABLEREQUEST']._serialized_end=699
+  _globals['_CREATETABLEREQUEST_OPTIONSENTRY']._serialized_start=314
+  _globals['_CREATETABLEREQUEST_OPTIONSENTRY']._serialized_end=360
+  _globals['_CREATETABLERESPONSE']._serialized_start=701
+  _globals['_CREATETABLERESPONSE']._serialized_end=755
+  _globals['_DROPTABLEREQUEST']._serialized_start=757
+  _globals['_DROPTABLEREQUEST']._serialized_end=789
+  _globals['_DROPTABLERESPONSE']._serialized_start=791
+  _globals['_DROPTABLERESPONSE']._serialized_end=810
+  _globals['_ALTERTABLEREQUEST']._serialized_start=813
+  _globals['_ALTERTABLEREQUEST']._serialized_end=960
+  _globals['_ALTERTABLERESPONSE']._serialized_start=962
+  _globals['_ALTERTABLERESPONSE']._serialized_end=1015
+  _globals['_GETTABLEREQUEST']._serialized_start=1017
+  _globals['_GETTABLEREQUEST']._serialized_end=1068
+  _globals['_GETTABLERESPONSE']._serialized_start=1071
+  _globals['_GETTABLERESPONSE']._serialized_end=1209
+  _globals['_INDEXSTATUS']._serialized_start=1211
+  _globals['_INDEXSTATUS']._serialized_end=1315
+  _globals['_BUCKETSTATISTICS']._serialized_start=1318
+  _globals['_BUCKETSTATISTICS']._serialized_end=1451
+  _globals['_LISTTABLESREQUEST']._serialized_start=1453
+  _globals['_LISTTABLESREQUEST']._serialized_end=1472
+  _globals['_LISTTABLESRESPONSE']._serialized_start=1474
+  _globals['_LISTTABLESRESPONSE']._serialized_end=1528
+  _globals['_TABLESERVICE']._serialized_start=1531
+  _globals['_TABLESERVICE']._serialized_end=1914
 # @@protoc_insertion_point(module_scope)

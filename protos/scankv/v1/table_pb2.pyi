@@ -52,6 +52,7 @@ class Table(_message.Message):
     BUCKETS_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     CREATED_MILLIS_FIELD_NUMBER: _builtins.int
+    INDEXES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`."""
     incarnation: _builtins.str
@@ -80,6 +81,10 @@ class Table(_message.Message):
     def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Table options that differ from their defaults."""
 
+    @_builtins.property
+    def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Index]:
+        """In the order in which they were made."""
+
     def __init__(
         self,
         *,
@@ -93,14 +98,67 @@ class Table(_message.Message):
         buckets: _builtins.int = ...,
         options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         created_millis: _builtins.int = ...,
+        indexes: _abc.Iterable[Global___Index] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "name", b"name", "options", b"options", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "name", b"name", "options", b"options", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Table: _TypeAlias = Table  # noqa: Y015
+
+@_typing.final
+class Index(_message.Message):
+    """Entries in the order of some columns, kept with the rows in one write. Rows that are null in a column are in it, behind
+    all others.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Never used again for another index of this table."""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """One to eight columns, each once."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Index: _TypeAlias = Index  # noqa: Y015
+
+@_typing.final
+class IndexColumns(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """One to eight columns, each once, the first one orders first; no struct, list or map."""
+
+    def __init__(
+        self,
+        *,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IndexColumns: _TypeAlias = IndexColumns  # noqa: Y015
 
 @_typing.final
 class CreateTableRequest(_message.Message):
@@ -132,6 +190,7 @@ class CreateTableRequest(_message.Message):
     BUCKET_KEY_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    INDEXES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`; each part 1 to 128 of A-Z a-z 0-9 _ -, beginning with a letter or _."""
     arrow_schema: _builtins.bytes
@@ -150,6 +209,10 @@ class CreateTableRequest(_message.Message):
     def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Options by name. An option that does not exist is refused."""
 
+    @_builtins.property
+    def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexColumns]:
+        """At most 16, each other columns."""
+
     def __init__(
         self,
         *,
@@ -159,10 +222,11 @@ class CreateTableRequest(_message.Message):
         bucket_key: _abc.Iterable[_builtins.str] | None = ...,
         buckets: _builtins.int = ...,
         options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        indexes: _abc.Iterable[Global___IndexColumns] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "name", b"name", "options", b"options", "primary_key", b"primary_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "indexes", b"indexes", "name", b"name", "options", b"options", "primary_key", b"primary_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -228,18 +292,30 @@ class AlterTableRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     ADD_COLUMNS_FIELD_NUMBER: _builtins.int
+    ADD_INDEXES_FIELD_NUMBER: _builtins.int
+    DROP_INDEXES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     add_columns: _builtins.bytes
-    """The encapsulated Arrow IPC schema message of the columns to add, in order. At least one."""
+    """The encapsulated Arrow IPC schema message of the columns to add, in order. At least one; empty: none."""
+    @_builtins.property
+    def add_indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexColumns]:
+        """At most 16 are there afterwards, each other columns. They may have columns that are added."""
+
+    @_builtins.property
+    def drop_indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexColumns]:
+        """Exactly the columns of an index."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         add_columns: _builtins.bytes = ...,
+        add_indexes: _abc.Iterable[Global___IndexColumns] | None = ...,
+        drop_indexes: _abc.Iterable[Global___IndexColumns] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_columns", b"add_columns", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_columns", b"add_columns", "add_indexes", b"add_indexes", "drop_indexes", b"drop_indexes", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -273,7 +349,7 @@ class GetTableRequest(_message.Message):
     STATISTICS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     statistics: _builtins.bool
-    """Also fill `buckets` of the response, which opens every bucket."""
+    """Also fill `buckets` and `indexes` of the response, which opens every bucket."""
     def __init__(
         self,
         *,
@@ -294,25 +370,70 @@ class GetTableResponse(_message.Message):
 
     TABLE_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
+    INDEXES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def table(self) -> Global___Table: ...
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketStatistics]:
         """One a bucket, ascending, when statistics were asked."""
 
+    @_builtins.property
+    def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexStatus]:
+        """One an index, in the order of `table.indexes`, when statistics were asked."""
+
     def __init__(
         self,
         *,
         table: Global___Table | None = ...,
         buckets: _abc.Iterable[Global___BucketStatistics] | None = ...,
+        indexes: _abc.Iterable[Global___IndexStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "indexes", b"indexes", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTableResponse: _TypeAlias = GetTableResponse  # noqa: Y015
+
+@_typing.final
+class IndexStatus(_message.Message):
+    """How far an index is built. It is used when it is ready in every bucket that is read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    ROWS_DONE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """As in `table.indexes`."""
+    ready: _builtins.bool
+    rows_done: _builtins.int
+    """About how many of the table's rows it has."""
+    rows: _builtins.int
+    """Absent: not known."""
+    failure: _builtins.str
+    """Why it cannot be built, as the rule that a row breaks; empty otherwise. It is not used; drop it."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        ready: _builtins.bool = ...,
+        rows_done: _builtins.int = ...,
+        rows: _builtins.int | None = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "failure", b"failure", "id", b"id", "ready", b"ready", "rows", b"rows", "rows_done", b"rows_done"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
+    _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows) -> _WhichOneofReturnType__rows | None: ...
+
+Global___IndexStatus: _TypeAlias = IndexStatus  # noqa: Y015
 
 @_typing.final
 class BucketStatistics(_message.Message):
@@ -326,7 +447,7 @@ class BucketStatistics(_message.Message):
     DAMAGE_FIELD_NUMBER: _builtins.int
     bucket: _builtins.int
     rows: _builtins.int
-    """Live rows, exact."""
+    """Live rows, exact. Absent: not known, because they were written without reading those that were there."""
     log_offset: _builtins.int
     """The offset that the next change gets."""
     epoch: _builtins.int
@@ -339,17 +460,19 @@ class BucketStatistics(_message.Message):
         self,
         *,
         bucket: _builtins.int = ...,
-        rows: _builtins.int = ...,
+        rows: _builtins.int | None = ...,
         log_offset: _builtins.int = ...,
         epoch: _builtins.int = ...,
         disk_bytes: _builtins.int = ...,
         damage: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "damage", b"damage", "disk_bytes", b"disk_bytes", "epoch", b"epoch", "log_offset", b"log_offset", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "bucket", b"bucket", "damage", b"damage", "disk_bytes", b"disk_bytes", "epoch", b"epoch", "log_offset", b"log_offset", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
+    _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows) -> _WhichOneofReturnType__rows | None: ...
 
 Global___BucketStatistics: _TypeAlias = BucketStatistics  # noqa: Y015
 

@@ -82,9 +82,13 @@ class TableServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AlterTable(self, request, context):
-        """Adds nullable columns at the end. Rows written before read as null there; running scans keep the schema of their
-        header. Durable when answered.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL).
+        """Adds nullable columns at the end, and adds and drops indexes. Durable when answered, all of it or nothing.
+
+        Rows written before read as null in a new column; running scans keep the schema of their header. An index that is
+        added is built while the table is read and written, see IndexStatus, and is used once it is whole; one that is
+        dropped is no longer used when this is answered.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; an index on
+        a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does not).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

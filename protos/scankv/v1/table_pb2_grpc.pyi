@@ -41,9 +41,13 @@ class TableServiceStub:
     Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
     AlterTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.AlterTableRequest, _table_pb2.AlterTableResponse]
-    """Adds nullable columns at the end. Rows written before read as null there; running scans keep the schema of their
-    header. Durable when answered.
-    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL).
+    """Adds nullable columns at the end, and adds and drops indexes. Durable when answered, all of it or nothing.
+
+    Rows written before read as null in a new column; running scans keep the schema of their header. An index that is
+    added is built while the table is read and written, see IndexStatus, and is used once it is whole; one that is
+    dropped is no longer used when this is answered.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; an index on
+    a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does not).
     """
     GetTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.GetTableRequest, _table_pb2.GetTableResponse]
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
@@ -63,9 +67,13 @@ class TableServiceAsyncStub(TableServiceStub):
     Errors: NOT_FOUND TABLE_NOT_FOUND.
     """
     AlterTable: _aio.UnaryUnaryMultiCallable[_table_pb2.AlterTableRequest, _table_pb2.AlterTableResponse]  # type: ignore[assignment]
-    """Adds nullable columns at the end. Rows written before read as null there; running scans keep the schema of their
-    header. Durable when answered.
-    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL).
+    """Adds nullable columns at the end, and adds and drops indexes. Durable when answered, all of it or nothing.
+
+    Rows written before read as null in a new column; running scans keep the schema of their header. An index that is
+    added is built while the table is read and written, see IndexStatus, and is used once it is whole; one that is
+    dropped is no longer used when this is answered.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; an index on
+    a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does not).
     """
     GetTable: _aio.UnaryUnaryMultiCallable[_table_pb2.GetTableRequest, _table_pb2.GetTableResponse]  # type: ignore[assignment]
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
@@ -100,9 +108,13 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_pb2.AlterTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_table_pb2.AlterTableResponse, _abc.Awaitable[_table_pb2.AlterTableResponse]]:
-        """Adds nullable columns at the end. Rows written before read as null there; running scans keep the schema of their
-        header. Durable when answered.
-        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL).
+        """Adds nullable columns at the end, and adds and drops indexes. Durable when answered, all of it or nothing.
+
+        Rows written before read as null in a new column; running scans keep the schema of their header. An index that is
+        added is built while the table is read and written, see IndexStatus, and is used once it is whole; one that is
+        dropped is no longer used when this is answered.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (name taken, type refused, NOT NULL; an index on
+        a column that does not exist or has no order), INVALID_REQUEST (an index that exists, or to drop one that does not).
         """
 
     @_abc_1.abstractmethod

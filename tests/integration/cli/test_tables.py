@@ -19,6 +19,7 @@ def test_a_created_table_is_described_as_it_was_created(scankv: CommandLine, tab
     assert created.text == f"created {table}\n"
     described = scankv("describe", table, "--json").json
     assert [bucket["bucket"] for bucket in described.pop("bucket_statistics")] == [0, 1, 2]
+    assert described.pop("index_status") == []
     assert described == {
         "name": table,
         "primary_key": ["day", "name"],
@@ -31,6 +32,7 @@ def test_a_created_table_is_described_as_it_was_created(scankv: CommandLine, tab
             {"name": "tags", "type": "list<item: string>", "nullable": True},
         ],
         "options": {"compression": "zstd", "row_deduplicate": "false"},
+        "indexes": [],
     }
     assert described in scankv("tables", "--json").json
 

@@ -99,3 +99,15 @@ def test_loading_shows_how_far_it_is(scankv: CommandLine, scores: str, tmp_path:
     assert code == 0, shown
     assert "rows/s" in shown
     assert f"loaded 300,000 rows into {scores}" in shown
+
+
+def test_building_an_index_and_checking_show_how_far_they_are(scankv: CommandLine, scores: str) -> None:
+    scankv("load", scores, "-", stdin="player,score\n" + "".join(f"p{number},{number}\n" for number in range(20_000)))
+    code, shown = on_terminal(scankv, "index", "add", scores, "score", width=200)
+    assert code == 0, shown
+    assert "of 20,003 rows" in shown
+    assert f"built the index on (score) of {scores}" in shown
+    code, shown = on_terminal(scankv, "check", scores, width=200)
+    assert code == 0, shown
+    assert "2 of 2 buckets  20,003 rows" in shown
+    assert "all agrees" in shown

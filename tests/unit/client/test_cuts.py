@@ -278,7 +278,7 @@ async def test_a_pinned_scan_waits_for_its_server(unused_port: int) -> None:
 
 
 async def test_a_header_alone_is_no_progress() -> None:
-    async with serving(server := GoesOn(*[Ends(1)] * 100)) as url, connect(url, operation_timeout=0.4) as client:
+    async with serving(server := GoesOn(*[Ends(1)] * 100)) as url, connect(url, operation_timeout=1) as client:
         with pytest.raises(Unavailable) as caught:
             await client.scan(PINNED).to_arrow()
         assert 1 < len(server.requests) < 100

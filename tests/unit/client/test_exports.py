@@ -6,19 +6,27 @@ import aio_client
 from table_model import errors
 
 NAMES = [
+    "BucketCheck",
     "BucketStatistics",
     "Client",
     "ClientConfig",
     "Column",
     "ConnectionFailed",
+    "Consumer",
+    "ConsumerFenced",
+    "ConsumerNotFound",
     "DataLoss",
     "DeadlineExceeded",
+    "IndexCheck",
+    "IndexStatus",
     "InternalError",
     "InvalidKey",
     "InvalidOption",
     "InvalidRequest",
     "InvalidResumeToken",
     "LiveScan",
+    "PositionExpired",
+    "PositionOutOfRange",
     "Predicate",
     "ProtocolViolation",
     "RequestTooLarge",
@@ -30,6 +38,7 @@ NAMES = [
     "ScanInterrupted",
     "ScanKvError",
     "ScanNotFound",
+    "ScanSource",
     "ScanSpec",
     "ScanStalled",
     "ScanStatistics",
@@ -42,14 +51,20 @@ NAMES = [
     "Snapshot",
     "SnapshotLost",
     "SnapshotNotTaken",
+    "StartFrom",
+    "StopAt",
     "Table",
     "TableExists",
     "TableNotFound",
+    "TooManyConsumers",
     "TooManyScans",
     "TooManySnapshots",
+    "TopN",
+    "TopNWatch",
     "Unavailable",
     "UnknownField",
     "UsageError",
+    "Versioned",
     "WriteResult",
     "col",
     "connect",
@@ -63,7 +78,15 @@ def test_the_exported_names_are_these() -> None:
 
 
 def test_the_sync_module_exports_the_same_shapes() -> None:
-    assert sorted(aio_client.sync.__all__) == ["Client", "Scan", "ScanStream", "Snapshot", "Table", "connect"]
+    assert sorted(aio_client.sync.__all__) == [
+        "Client",
+        "Scan",
+        "ScanStream",
+        "Snapshot",
+        "Table",
+        "TopNWatch",
+        "connect",
+    ]
 
 
 def test_every_error_of_the_tree_is_exported() -> None:
@@ -72,7 +95,7 @@ def test_every_error_of_the_tree_is_exported() -> None:
 
 
 def test_the_sync_shapes_have_every_public_method_of_the_asynchronous_ones() -> None:
-    for name in ("Client", "Table", "Scan", "ScanStream", "Snapshot"):
+    for name in ("Client", "Table", "Scan", "ScanStream", "Snapshot", "TopNWatch"):
         asynchronous, blocking = getattr(aio_client, name), getattr(aio_client.sync, name)
         expected = {member for member in dir(asynchronous) if not member.startswith("_")} - {"aclose"}
         assert expected <= set(dir(blocking)), name

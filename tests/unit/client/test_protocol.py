@@ -278,3 +278,39 @@ def test_a_token_is_sent_as_it_is_and_only_when_it_is_given() -> None:
 
 def test_no_columns_differ_from_all_columns() -> None:
     assert scan_request(ScanSpec("game.scores", columns=())).HasField("columns")
+
+
+def test_a_scan_asks_for_changes_from_its_beginning_alone() -> None:
+    spec = ScanSpec("game.scores", if_changed_since=b"v1")
+    assert scan_request(spec).if_changed_since == b"v1"
+    assert not scan_request(spec, b"token").HasField("if_changed_since")
+    assert not scan_request(SPEC).HasField("if_changed_since")
+
+
+def unchanged(version: bytes = b"v1") -> ScanHeader:
+    message = header()
+    message.version, message.unchanged = version, True
+    return message
+
+
+def test_that_nothing_has_changed_is_a_whole_answer() -> None:
+    ledger, batches = read([unchanged(), trailer([])], ScanSpec("game.scores", if_changed_since=b"v1"))
+    assert batches == []
+    assert ledger.header is not None
+    assert ledger.header.unchanged
+
+
+@pytest.mark.parametrize(
+    ("since", "messages"),
+    [
+        (None, [unchanged(), trailer([])]),
+        (b"v2", [unchanged(), trailer([])]),
+        (b"v1", [unchanged(), *chunks(1), trailer(chunks(1))]),
+    ],
+    ids=["not asked", "another version", "rows all the same"],
+)
+def test_that_nothing_has_changed_is_refused_where_it_cannot_be(
+    since: bytes | None, messages: list[ScanHeader | ScanChunk | ScanTrailer]
+) -> None:
+    with pytest.raises(ProtocolViolation, match="changed"):
+        read(messages, ScanSpec("game.scores", if_changed_since=since))

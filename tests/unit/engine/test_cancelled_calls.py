@@ -53,9 +53,9 @@ async def test_an_alteration_whose_caller_gives_up_is_made_or_not_and_never_half
         table = await new_table(tables)
         for number in range(8):
             column = pa.schema([(f"column_{number}", pa.int64())])
-            await cancelled_after(number, tables.add_columns(TABLE, column))
+            await cancelled_after(number, tables.alter(TABLE, add_columns=column))
             try:
-                definition = await tables.add_columns(TABLE, column)
+                definition = await tables.alter(TABLE, add_columns=column)
             except SchemaMismatch:
                 (definition,) = tables.definitions()
             assert column.names[0] in definition.schema.names

@@ -1,7 +1,11 @@
-"""The `last_row` merge, against a dictionary: what is stored, and which changes the log gets in which order."""
+"""The `last_row` merge, against a dictionary: what is stored, and which changes the log gets in which order.
+
+With each of the three changelogs, with the old rows read and not.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -9,13 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.engine.last_row import merge_delete, merge_upsert
+from streaming_server.engine.last_row import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.storage.changelog import RowKind
+from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
+from table_model.options import TableOptions
 from tests.support.tables import define
 
 if TYPE_CHECKING:
+    from streaming_server.engine.prepare import PreparedRows
     from streaming_server.storage.bucket import BucketChange
     from table_model.schema import TableDefinition
 
@@ -23,39 +30,64 @@ Change = tuple[str, dict[str, Any]]
 
 FIRST = define(pa.schema([("k", pa.int8()), ("text", pa.string()), ("items", pa.list_(pa.int8()))]))
 SECOND = FIRST.add_columns(pa.schema([("more", pa.float32())]))
+# Of these nothing but the key may be null: a deleted row is null in all else even so.
+STRICT = define(pa.schema([pa.field("k", pa.int8()), pa.field("v", pa.int64(), nullable=False)]), changelog="upsert")
 
 
 class Merged:
-    """One bucket's rows in memory, written with the merge under test."""
+    """One bucket's rows in memory, written with the merge under test.
 
-    def __init__(self, definition: TableDefinition, *, row_deduplicate: bool = True) -> None:
+    Args:
+        definition: The table.
+        row_deduplicate: As the option of a table.
+        indexed: Whether there is an index, so that the old rows are read with every changelog.
+    """
+
+    def __init__(self, definition: TableDefinition, *, row_deduplicate: bool = True, indexed: bool = False) -> None:
         self.stored: dict[bytes, bytes] = {}
         self.log: list[Change] = []
         self.row_deduplicate = row_deduplicate
+        self.indexed = indexed
         self.use(definition)
 
     def use(self, definition: TableDefinition) -> None:
         self.definition, self.codec, self.keys = definition, RowCodec(definition), KeyEncoder(definition)
+        indexed = definition.add_indexes([definition.schema.names[1:2]]) if self.indexed else definition
+        self.indexes = [IndexCodec(indexed, index) for index in indexed.indexes]
 
     def upsert(self, rows: list[dict[str, Any]]) -> BucketChange:
         batch = pa.RecordBatch.from_pylist(rows, schema=self.codec.schema)
         (part,) = prepare(batch, self.keys, self.codec, keys_only=False)
-        old = [self.stored.get(key) for key in part.keys.to_pylist()]
-        return self._apply(merge_upsert(old, part, row_deduplicate=self.row_deduplicate))
+        merged = merge_upsert(self._old(part), part, row_deduplicate=self.row_deduplicate, indexes=self.indexes)
+        return self._apply(merged)
 
     def delete(self, keys: list[int]) -> BucketChange:
         batch = pa.RecordBatch.from_pylist([{"k": key} for key in keys], schema=self.definition.key_schema)
         (part,) = prepare(batch, self.keys, self.codec, keys_only=True)
-        old = [self.stored.get(key) for key in part.keys.to_pylist()]
-        return self._apply(merge_delete(old, part.keys, self.codec))
+        return self._apply(merge_delete(self._old(part), part, self.indexes))
+
+    def _old(self, part: PreparedRows) -> list[bytes | None] | None:
+        if not reads_old_rows(self.definition, self.indexes):
+            return None
+        return [self.stored.get(key) for key in part.keys.to_pylist()]
 
     def _apply(self, change: BucketChange) -> BucketChange:
         before = len(self.stored)
         self.stored.update(zip(change.put_keys.to_pylist(), change.put_values.to_pylist(), strict=True))
         for key in change.delete_keys.to_pylist():
-            del self.stored[key]
-        assert change.rows_added == len(self.stored) - before
+            self.stored.pop(key, None)
+        known = reads_old_rows(self.definition, self.indexes)
+        assert change.rows_added == (len(self.stored) - before if known else None)
+        assert len(change.entries) == len(self.indexes)
         assert change.longest_row == max(map(len, change.put_values.to_pylist()), default=0)
+        if change.changes is None:
+            # A reader of the log would have as many.
+            kinds = ["-D"] * len(change.delete_keys) + ["+U"] * len(change.put_keys)
+            self.log += zip(kinds, [{}] * change.count, strict=True)
+            return change
+        change.changes.rows.validate(full=True)
+        assert change.count == len(change.changes)
+        assert change.changes.rows.schema == self.definition.change_schema_at(self.definition.schema.id)
         kinds = [RowKind(int(kind)).symbol for kind in change.changes.kinds]
         self.log += zip(kinds, change.changes.rows.to_pylist(), strict=True)
         return change
@@ -69,16 +101,21 @@ class Merged:
 class Model:
     """The same, as the documentation says it."""
 
-    def __init__(self, *, row_deduplicate: bool = True) -> None:
+    def __init__(self, *, row_deduplicate: bool = True, changelog: str = "full", indexed: bool = False) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
         self.log: list[Change] = []
         self.row_deduplicate = row_deduplicate
+        self.changelog = changelog
+        self.reads = changelog == "full" or indexed
 
     def upsert(self, rows: list[dict[str, Any]]) -> None:
         last = {row["k"]: number for number, row in enumerate(rows)}
         for key, number in sorted(last.items(), key=lambda item: item[1]):
             old, new = self.rows.get(key), rows[number]
-            if old is None:
+            if self.changelog != "full":
+                if not (self.reads and self.row_deduplicate and old == new):
+                    self.log.append(("+U", new if self.changelog == "upsert" else {}))
+            elif old is None:
                 self.log.append(("+I", new))
             elif old != new or not self.row_deduplicate:
                 self.log += [("-U", old), ("+U", new)]
@@ -87,10 +124,16 @@ class Model:
     def delete(self, keys: list[int]) -> None:
         last = {key: number for number, key in enumerate(keys)}
         for key in sorted(last, key=last.__getitem__):
-            if key in self.rows:
-                self.log.append(("-D", self.rows.pop(key)))
+            if key in self.rows or not self.reads:
+                row = self.rows.pop(key, {"k": key})
+                if self.changelog == "upsert":
+                    row = dict.fromkeys(self.columns) | {"k": key}
+                self.log.append(("-D", {} if self.changelog == "none" else row))
+
+    columns = FIRST.schema.names
 
     def add_column(self) -> None:
+        self.columns = SECOND.schema.names
         for row in self.rows.values():
             row["more"] = None
 
@@ -113,10 +156,17 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.booleans())
-@settings(deadline=None, max_examples=200)
-def test_any_history_merges_as_a_dictionary_does(steps: list[tuple[str, list[Any]]], deduplicate: bool) -> None:
-    merged, model = Merged(FIRST, row_deduplicate=deduplicate), Model(row_deduplicate=deduplicate)
+@pytest.mark.parametrize(
+    ("changelog", "indexed"), [("full", False), ("upsert", False), ("upsert", True), ("none", False), ("none", True)]
+)
+@given(steps=STEPS, deduplicate=st.booleans())
+@settings(deadline=None, max_examples=25)
+def test_any_history_merges_as_a_dictionary_does(
+    changelog: str, indexed: bool, steps: list[tuple[str, list[Any]]], deduplicate: bool
+) -> None:
+    first, second = (replace(table, options=TableOptions(changelog=changelog)) for table in (FIRST, SECOND))
+    merged = Merged(first, row_deduplicate=deduplicate, indexed=indexed)
+    model = Model(row_deduplicate=deduplicate, changelog=changelog, indexed=indexed)
     altered = False
     for name, argument in steps:
         if name == "alter":
@@ -125,7 +175,7 @@ def test_any_history_merges_as_a_dictionary_does(steps: list[tuple[str, list[Any
                 assert merged.log == model.log
                 merged.log.clear()
                 model.log.clear()
-                merged.use(SECOND)
+                merged.use(second)
                 model.add_column()
             altered = True
         elif name == "upsert":
@@ -143,18 +193,25 @@ def test_the_same_row_in_a_newer_schema_changes_nothing() -> None:
     merged = Merged(FIRST)
     merged.upsert([{"k": 1, "text": "a", "items": [1]}])
     merged.use(SECOND)
-    assert len(merged.upsert([{"k": 1, "text": "a", "items": [1], "more": None}]).changes) == 0
-    assert len(merged.upsert([{"k": 1, "text": "a", "items": [1], "more": 0.5}]).changes) == 2
+    assert merged.upsert([{"k": 1, "text": "a", "items": [1], "more": None}]).count == 0
+    assert merged.upsert([{"k": 1, "text": "a", "items": [1], "more": 0.5}]).count == 2
+
+
+def test_a_row_deleted_without_its_before_image_is_its_key_alone() -> None:
+    merged = Merged(STRICT)
+    merged.upsert([{"k": 1, "v": 5}])
+    merged.delete([1, 2])
+    assert merged.log == [("+U", {"k": 1, "v": 5}), ("-D", {"k": 1, "v": None}), ("-D", {"k": 2, "v": None})]
 
 
 @pytest.mark.parametrize("value", [-0.0, float("nan"), float("-inf")])
 def test_floats_that_are_the_same_to_the_bit_change_nothing(value: float) -> None:
     merged = Merged(SECOND)
     merged.upsert([{"k": 1, "more": value}])
-    assert len(merged.upsert([{"k": 1, "more": value}]).changes) == 0
+    assert merged.upsert([{"k": 1, "more": value}]).count == 0
 
 
 def test_zero_of_the_other_sign_is_a_change() -> None:
     merged = Merged(SECOND)
     merged.upsert([{"k": 1, "more": 0.0}])
-    assert len(merged.upsert([{"k": 1, "more": -0.0}]).changes) == 2
+    assert merged.upsert([{"k": 1, "more": -0.0}]).count == 2

@@ -97,7 +97,7 @@ def step_for(buckets: Buckets) -> int:
     return min(max(sum(map(len, buckets.values())) // wanted, 1), 8192)
 
 
-@settings(max_examples=60)
+@settings(max_examples=24)
 @given(key_sets(), st.integers(1, 64))
 def test_the_ranges_of_a_whole_view_are_balanced_and_give_each_row_once(buckets: Buckets, splits: int) -> None:
     ranges = sampled(buckets, step_for(buckets)).split(splits, EVERY_KEY, list(buckets))
@@ -108,7 +108,7 @@ def test_the_ranges_of_a_whole_view_are_balanced_and_give_each_row_once(buckets:
     assert_balanced(sizes)
 
 
-@settings(max_examples=60)
+@settings(max_examples=24)
 @given(key_sets(), st.integers(1, 64), st.binary(max_size=9), st.binary(max_size=9), st.data())
 def test_the_ranges_of_a_part_cover_exactly_that_part(
     buckets: Buckets, splits: int, start: bytes, end: bytes, data: st.DataObject
@@ -122,7 +122,7 @@ def test_the_ranges_of_a_part_cover_exactly_that_part(
     assert sum(rows_in(part, each) for each in ranges) == rows_in(part, whole)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(key_sets(), st.integers(1, 64))
 def test_a_sample_read_back_splits_alike(buckets: Buckets, splits: int) -> None:
     sample = sampled(buckets, 3)

@@ -159,7 +159,7 @@ def functions_of(name: str) -> list[AggregateFunction]:
 
 
 @given(st.data())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_aggregates_are_those_of_python_for_every_type_and_grouping(data: st.DataObject) -> None:
     batch = data.draw(rows())
     columns = data.draw(st.lists(st.sampled_from(SCHEMA.names), unique=True, min_size=1, max_size=3))

@@ -133,7 +133,7 @@ def tables(draw: st.DrawFn) -> tuple[list[Key], int, list[str]]:
     bounds=st.tuples(st.none() | KEYS, st.none() | KEYS),
     where=st.sampled_from(range(len(PREDICATES))),
 )
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_an_ordered_scan_gives_what_sorting_gives(
     made: tuple[list[Key], int, list[str]],
     reverse: bool,
@@ -245,7 +245,7 @@ def test_an_ended_scan_raises_the_reason_and_holds_nothing(table: Offline) -> No
 
 
 @given(data=st.data(), reverse=st.booleans(), max_rows=st.sampled_from([1, 10, 8192]))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_points_are_read_in_order_and_only_those_found_are_counted(
     table: Offline, data: st.DataObject, reverse: bool, max_rows: int
 ) -> None:

@@ -84,12 +84,14 @@ def added(top: TopN, batch: pa.RecordBatch, by: str) -> None:
         assert not top.is_due
 
 
-def spec(by: str, n: int, *, ascending: bool = False, columns: tuple[str, ...] | None = None) -> TopNSpec:
-    return TopNSpec(by=by, n=n, ascending=ascending, columns=columns)
+def spec(
+    by: str, n: int, *, ascending: bool = False, columns: tuple[str, ...] | None = None, ties: bool = False
+) -> TopNSpec:
+    return TopNSpec(by=by, n=n, ascending=ascending, columns=columns, with_ties=ties)
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_top_n_is_the_beginning_of_a_sort_for_every_type_and_both_directions(data: st.DataObject) -> None:
     keys = [
         (place // 3 - 5, ["", "x", "x\0"][place % 3]) for place in range(data.draw(st.sampled_from([0, 5, 30, 60])))
@@ -103,7 +105,7 @@ def test_top_n_is_the_beginning_of_a_sort_for_every_type_and_both_directions(dat
         else:
             ranks[name] = [place % len(RANKS[name]) for place in range(len(keys))]
     rows = batch_of(keys, ranks)
-    n, ascending = data.draw(st.sampled_from([1, 3, 5, 20])), data.draw(st.booleans())
+    n, ascending, ties = data.draw(st.sampled_from([1, 3, 5, 20])), data.draw(st.booleans()), data.draw(st.booleans())
 
     def order(place: int) -> Any:
         if by in ("a", "b"):
@@ -116,14 +118,16 @@ def test_top_n_is_the_beginning_of_a_sort_for_every_type_and_both_directions(dat
         return (rank is None, 0 if rank is None else rank if ascending else -rank, keys[place])
 
     # Buckets come one after another, each in key order.
-    top = TopN(spec(by, n, ascending=ascending), TABLE)
+    top = TopN(spec(by, n, ascending=ascending, ties=ties), TABLE)
     buckets = data.draw(st.integers(1, 3))
     step = data.draw(st.integers(1, 15))
     for bucket in range(buckets):
         part = rows.take(pa.array(range(bucket, rows.num_rows, buckets), pa.int64()))
         for start in range(0, part.num_rows, step):
             added(top, part.slice(start, step), by)
-    best = sorted(range(len(keys)), key=order)[:n]
+    best = sorted(range(len(keys)), key=order)
+    while len(best) > n and not (ties and order(best[-1])[:2] == order(best[n - 1])[:2]):
+        best.pop()
     result = top.result()
     result.validate(full=True)
     assert list(zip(result["a"].to_pylist(), result["b"].to_pylist(), strict=True)) == [keys[i] for i in best]
@@ -149,6 +153,31 @@ def test_columns_are_chosen_and_fewer_rows_than_n_are_all_of_them() -> None:
     assert top.result().schema.names == ["name", "a"]
     empty = TopN(spec("flag", 1, columns=("name",)), TABLE).result()
     assert (empty.num_rows, empty.schema.names) == (0, ["name"])
+
+
+@pytest.mark.parametrize("ties", [100_000, 100_001])
+def test_ties_that_are_too_many_are_let_go_and_matter_only_at_the_end(ties: int) -> None:
+    top = TopN(spec("number", 2, ties=True, columns=("a",)), NUMBERS)
+    for start in range(0, 310_000, 10_000):
+        part = range(start, start + 10_000)
+        top.add(numbers(part, [1 if key < 200_000 else 2 if key < 200_000 + ties else None for key in part]))
+        if top.is_due:
+            top.settle()
+        assert top.kept_rows <= 2 * 100_000 + 10_000
+    if ties > 100_000:
+        with pytest.raises(InvalidRequest, match="over 100,000"):
+            top.result()
+    else:
+        assert top.result()["a"].to_pylist() == list(range(200_000, 300_000))
+
+
+def test_ties_that_take_too_much_memory_are_refused() -> None:
+    top = TopN(spec("number", 2, ties=True), NUMBERS, max_kept_bytes=100_000)
+    top.add(numbers(range(10_000), [7] * 10_000))
+    with pytest.raises(RequestTooLarge, match="100,000 bytes"):
+        top.result()
+    top.add(numbers([10_000, 10_001], [8, 8]))
+    assert top.result().num_rows == 2
 
 
 def test_what_is_kept_does_not_grow_with_the_rows_however_they_come() -> None:

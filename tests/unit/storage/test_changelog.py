@@ -38,7 +38,7 @@ def encoded(changes: Changes, definition: TableDefinition = DEFINITION) -> list[
 
 
 @given(st.data())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_any_changes_come_back_to_the_bit(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     batch = data.draw(batches(definition.schema.arrow, min_rows=1))
@@ -48,7 +48,8 @@ def test_any_changes_come_back_to_the_bit(data: st.DataObject) -> None:
     record.changes.rows.validate(full=True)
     assert exact_rows(record.changes.rows) == exact_rows(batch)
     assert record.changes.kinds.tolist() == kinds
-    assert (record.offset, record.epoch, record.commit_micros) == (make_offset(2, 10), 2, 123_456_789)
+    assert (record.offset, record.epoch) == (make_offset(2, 10), 2)
+    assert record.commit_micros.tolist() == [123_456_789] * batch.num_rows
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 500, MAX_CHANGES_PER_RECORD, MAX_CHANGES_PER_RECORD + 1, 10_000])

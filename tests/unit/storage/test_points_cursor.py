@@ -58,7 +58,7 @@ def read(cursor: PointsCursor, max_rows: int = 8192, max_bytes: int = ROOM) -> l
     max_rows=st.sampled_from([1, 100, 8192]),
     max_bytes=st.sampled_from([1, 200, ROOM]),
 )
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_it_finds_the_keys_that_are_there_in_order(
     offline: OfflineBucket, numbers: set[int], reverse: bool, max_rows: int, max_bytes: int
 ) -> None:

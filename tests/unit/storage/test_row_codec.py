@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from table_model.schema import TableDefinition
 
 unhurried = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=24, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-many = settings(unhurried, max_examples=80)
+many = settings(unhurried, max_examples=32)
 
 KEY = pa.field("k", pa.int32(), nullable=False)
 
@@ -358,7 +358,7 @@ def test_rows_of_only_an_older_version_decode_to_the_current_one(versions: list[
 
 
 @given(st.data())
-@settings(unhurried, max_examples=40)
+@settings(unhurried, max_examples=20)
 def test_any_columns_added_later_are_null_in_rows_written_before(data: st.DataObject) -> None:
     definition, other = data.draw(definitions()), data.draw(definitions())
     added = pa.schema([pa.field(f"new {f.name}"[:100], f.type) for f in list(other.schema.arrow)[1:]])

@@ -63,7 +63,7 @@ expressions = st.recursive(
 
 
 @given(expressions)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_an_arrow_expression_is_answered_as_arrow_answers_it(expression: pc.Expression) -> None:
     (batch,) = TABLE.to_batches()
     answer = evaluate(bind(from_pyarrow(expression), TABLE.schema), batch)

@@ -23,7 +23,7 @@ def questions(draw: st.DrawFn) -> tuple[pa.RecordBatch, Predicate]:
 
 
 @given(questions())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_every_predicate_is_answered_as_the_model_answers(question: tuple[pa.RecordBatch, Predicate]) -> None:
     batch, predicate = question
     bound = bind(predicate, batch.schema)

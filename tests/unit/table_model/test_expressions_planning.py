@@ -44,7 +44,7 @@ def key_questions(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[str], Predicate
 
 
 @given(key_questions())
-@settings(max_examples=100)
+@settings(max_examples=40)
 @example((pa.record_batch([[float("nan")], [1]], names=["k", "v"]), ["k"], col("k") > 5.0))
 @example((pa.record_batch([[-0.0], [1]], names=["k", "v"]), ["k"], (col("k") >= 0.0) & (col("k") <= -0.0)))
 @example((pa.record_batch([["a\0"], [1]], names=["k", "v"]), ["k"], col("k").starts_with("a\0")))
@@ -69,7 +69,7 @@ def test_plan_and_residual_keep_what_the_predicate_keeps(
 
 
 @given(key_questions())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_all_conjuncts_are_true_where_the_predicate_is(
     question: tuple[pa.RecordBatch, list[str], Predicate],
 ) -> None:
@@ -140,9 +140,30 @@ def test_what_is_no_prefix_of_the_key_is_residual(predicate: Predicate) -> None:
     assert plan(predicate, "player", "round") == KeyPlan(None, KeyRange(), bind(predicate, SCHEMA))
 
 
-@pytest.mark.parametrize("predicate", [col("level") == 0.1, col("level").is_in([0.1]), col("level") > 0.1])
+@pytest.mark.parametrize("predicate", [col("level") == 0.1, col("level").is_in([0.1]), col("level") != 0.1])
 def test_a_float_that_no_key_can_be_is_residual(predicate: Predicate) -> None:
     assert plan(predicate, "level") == KeyPlan(None, KeyRange(), bind(predicate, SCHEMA))
+
+
+@pytest.mark.parametrize(
+    ("value", "below", "above"),
+    [
+        (0.1, 0.09999999403953552, 0.10000000149011612),
+        (-0.1, -0.10000000149011612, -0.09999999403953552),
+        (0.3, 0.29999998211860657, 0.30000001192092896),
+        (1e300, 3.4028234663852886e38, float("inf")),
+        (-1e300, float("-inf"), -3.4028234663852886e38),
+    ],
+)
+def test_a_range_up_to_a_float_that_no_key_can_be_ends_at_its_neighbours(
+    value: float, below: float, above: float
+) -> None:
+    low, high = (encoded(["level"], neighbour) for neighbour in (below, above))
+    for lower, upper in ((col("level") > value, col("level") < value), (col("level") >= value, col("level") <= value)):
+        for predicate, found in ((lower, (False, True)), (upper, (True, False))):
+            planned = plan(predicate, "level")
+            assert planned.residual is None
+            assert (low in planned.key_range, high in planned.key_range) == found
 
 
 @pytest.mark.parametrize("value", [False, None])

@@ -34,7 +34,7 @@ def codec_for(key: list[pa.Array]) -> KeyCodec:
 
 
 @given(keys())
-@settings(max_examples=250)
+@settings(max_examples=100)
 def test_byte_order_is_column_order(key: list[pa.Array]) -> None:
     encoded = codec_for(key).encode(key).to_pylist()
     rows = list(zip(*(order_of(column) for column in key), strict=True))

@@ -27,7 +27,11 @@ EVERYTHING = ScanSpec(
 )
 
 
-@pytest.mark.parametrize("spec", [ScanSpec("a.b"), ScanSpec("a.b", columns=()), EVERYTHING], ids=str)
+@pytest.mark.parametrize(
+    "spec",
+    [ScanSpec("a.b"), ScanSpec("a.b", columns=()), EVERYTHING, ScanSpec("a.b", if_changed_since=b"v")],
+    ids=str,
+)
 def test_spec_survives_pickling_and_hashing(spec: ScanSpec) -> None:
     copy = pickle.loads(pickle.dumps(spec))
     assert copy == spec
@@ -45,7 +49,6 @@ def test_spec_survives_pickling_and_hashing(spec: ScanSpec) -> None:
         ({"limit": 1.0}, "limit must be a whole number"),
         ({"limit": True}, "limit must be a whole number"),
         ({"limit": 2**63}, "limit must be a whole number"),
-        ({"buckets": ()}, "at least one bucket number, or None for all"),
         ({"buckets": [1]}, "buckets must be a tuple"),
         ({"buckets": (1, 1024)}, "a bucket number must be a whole number from 0 to 1,023, not 1024"),
         ({"buckets": (1, 2, 1)}, "a bucket is named twice"),
@@ -57,6 +60,10 @@ def test_spec_survives_pickling_and_hashing(spec: ScanSpec) -> None:
         ({"reverse": 1}, "reverse is True or False, not 1"),
         ({"resume": "latest"}, r"resume is Resume\.NEVER, Resume\.LATEST, or None for the default, not 'latest'"),
         ({"resume_token": "text"}, "a resume token is bytes, as a stream or an error gave it, not a str"),
+        ({"if_changed_since": "v1"}, "if_changed_since is the version of an earlier answer, which is bytes, not 'v1'"),
+        ({"if_changed_since": b""}, "if_changed_since is the version"),
+        ({"if_changed_since": b"v" * 1025}, "if_changed_since is the version"),
+        ({"if_changed_since": b"v", "resume_token": b"t"}, r"lift the condition with if_changed_since\(None\)"),
         ({"resume_token": b""}, "a resume token has 1 to 65,536 bytes, not 0"),
         ({"resume_token": b"x" * 65_537}, "a resume token has 1 to 65,536 bytes, not 65,537"),
         ({"chunk_bytes": 1023}, "chunk_bytes must be a whole number from 1,024 to 16,777,216, not 1023"),

@@ -1,0 +1,47 @@
+"""Calls about consumers, repeated while the server is away: each may be made any number of times."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from aio_client._retry import with_retries
+from protos.scankv.v1 import consumer_pb2
+from table_model.errors import DeadlineExceeded, ServerDraining, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aio_client._transport import Method, Transport
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+async def commit_position(
+    transport: Transport, table: str, consumer_id: str, fence: int, token: bytes
+) -> dict[int, int]:
+    """Commits what lies before a token of a consumer's stream; gives the offsets that are committed then.
+
+    Raises:
+        ConsumerFenced: The stream has the consumer no more.
+    """
+    request = consumer_pb2.CommitPositionRequest(table=table, consumer_id=consumer_id, fence=fence, resume_token=token)
+    response = await call_again(transport, lambda: transport.services.consumers.CommitPosition, request)
+    return dict(response.log_offsets)
+
+
+async def call_again(
+    transport: Transport, method: Callable[[], Method[_Request, _Response]], request: _Request
+) -> _Response:
+    """Makes a call until it is answered, for the operation timeout."""
+
+    async def attempt(deadline: float) -> _Response:
+        timeout = max(0.0, min(transport.config.attempt_timeout, deadline - time.monotonic()))
+        return await transport.call(method(), request, timeout=timeout)
+
+    return await with_retries(
+        attempt,
+        timeout=transport.config.operation_timeout,
+        retries=lambda error: isinstance(error, Unavailable | DeadlineExceeded | ServerDraining),
+    )

@@ -1,0 +1,54 @@
+"""Which buckets a scan reads: named, shared out, or chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from table_model.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedTable:
+    """What a scan has to know of its table. Immutable.
+
+    Attributes:
+        key_schema: The key columns in key order.
+        buckets: The number of buckets.
+    """
+
+    key_schema: pa.Schema
+    buckets: int
+
+    def within(self, numbers: Sequence[int], chosen: Sequence[int] | None) -> tuple[int, ...]:
+        """Those of some buckets that are among the ones chosen before, None for all.
+
+        Raises:
+            UsageError: The table does not have one of them.
+        """
+        for number in numbers:
+            if not isinstance(number, int) or not 0 <= number < self.buckets:
+                raise UsageError(f"the table has no bucket {number!r}: there are 0 to {self.buckets - 1}")
+        return tuple(number for number in numbers if chosen is None or number in chosen)
+
+    def shard(self, index: int, count: int) -> list[int]:
+        """The buckets of one of `count` shards: those whose number leaves `index` when it is divided by `count`.
+
+        Raises:
+            UsageError: There is no such shard.
+        """
+        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (index, count))
+        if not whole or not 0 <= index < count:
+            raise UsageError(f"a shard is one from 0 to n - 1 of n, at least 1, not {index!r} of {count!r}")
+        return list(range(index, self.buckets, count))
+
+    def filtered(self, keeps: Callable[[int], object]) -> list[int]:
+        """The buckets for whose number a function gives something true. Raises UsageError for what is no function."""
+        if not callable(keeps):
+            raise UsageError(f"with_bucket_filter takes a function of a bucket's number, not {keeps!r}")
+        return [number for number in range(self.buckets) if keeps(number)]

@@ -1,0 +1,155 @@
+"""What a thousand consumers cost the server that have read everything."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final, Self
+
+from aio_client import StartFrom, connect
+from benchmarks import t4
+from benchmarks.bench import Figure, Result, Table
+from benchmarks.measure import Spread, progress
+from benchmarks.proc import cpu_seconds, peak_bytes, reset_peak, resident_bytes
+from benchmarks.server import ServerProcess
+from benchmarks.workers import Worker
+
+if TYPE_CHECKING:
+    from aio_client import ScanStream
+    from benchmarks.bench import Bench
+    from table_model.scan_spec import ScanSpec
+
+_CONSUMERS: Final = 1000
+_ROWS_OF_A_CONSUMER: Final = 200
+"""A trial run has fewer consumers, and looks at them for a shorter time."""
+_AT_ONCE: Final = 20
+_WINDOW_SECONDS: Final = 10.0
+"""Two heartbeats of each."""
+_MEBIBYTE: Final = 1 << 20
+
+
+class Consumers:
+    """Clients with a connection each, one of which knows the server while the others are not there yet."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._runner = asyncio.Runner()
+        self._stack = AsyncExitStack()
+        self._heard = 0
+
+    def __enter__(self) -> Self:
+        self._runner.run(self._open())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._stack.aclose())
+        self._runner.close()
+
+    def follow(self, count: int, server: int, seconds: float) -> tuple[float, int]:
+        """Has consumers follow the table; the server's processor time, in seconds a second, and how often it spoke."""
+        return self._runner.run(self._follow(count, server, seconds))
+
+    async def _open(self) -> None:
+        client = await self._stack.enter_async_context(connect(self._url))
+        table = await client.table(t4.TABLE)
+        await table.statistics()  # opens the bucket
+        self._changes = table.changes(StartFrom.LATEST)
+
+    async def _follow(self, count: int, server: int, seconds: float) -> tuple[float, int]:
+        tasks = []
+        for start in range(0, count, _AT_ONCE):
+            numbers = range(start, min(start + _AT_ONCE, count))
+            specs = [self._changes.with_consumer_id(f"consumer-{number}").spec for number in numbers]
+            streams = await asyncio.gather(*map(self._started, specs))
+            tasks += [asyncio.create_task(self._read(stream)) for stream in streams]
+        try:
+            # What was left from opening them is done.
+            await asyncio.sleep(1.0)
+            heard, began = self._heard, cpu_seconds(server)
+            await asyncio.sleep(seconds)
+            share, heard = (cpu_seconds(server) - began) / seconds, self._heard - heard
+            if ended := [task for task in tasks if task.done()]:
+                raise RuntimeError(f"{len(ended)} consumers have ended") from ended[0].exception()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return share, heard
+
+    async def _started(self, spec: ScanSpec) -> ScanStream:
+        client = await self._stack.enter_async_context(connect(self._url))
+        return await self._stack.enter_async_context(client.scan(spec).stream())
+
+    async def _read(self, stream: ScanStream) -> None:
+        stream.on_heartbeat(self._note)
+        await anext(stream)
+        raise RuntimeError("a change came, and nothing was written")
+
+    def _note(self) -> None:
+        self._heard += 1
+
+
+def run(bench: Bench) -> Result:
+    """Starts a server for each run, and all consumers."""
+    _allow_files()
+    count = min(_CONSUMERS, bench.rows // _ROWS_OF_A_CONSUMER)
+    seconds = _WINDOW_SECONDS if count == _CONSUMERS else 1.0
+    found = [_follow(bench, count, seconds, number) for number in range(bench.runs)]
+    grown, shares, heard, resident = (Spread.of(values) for values in zip(*found, strict=True))
+    work = f"{count:,} idle consumers, each with its own connection: server"
+    return Result(
+        figures=[
+            Figure(
+                name="consumers_memory",
+                work=f"{work} memory",
+                against="above idle",
+                unit="MiB",
+                spread=grown,
+                at_most=200,
+            ),
+            Figure(
+                name="consumers_cpu",
+                work=f"{work} processor time",
+                against="one core",
+                unit="%",
+                spread=shares,
+                at_most=5,
+            ),
+        ],
+        tables=[
+            Table(
+                f"{count:,} idle consumers",
+                ("", "median", "least", "greatest"),
+                [
+                    ("heartbeats a second, all together", heard.median, heard.least, heard.greatest),
+                    ("resident memory at the end, MiB above idle", resident.median, resident.least, resident.greatest),
+                ],
+            )
+        ],
+        notes=[
+            "Idle consumers: a fresh server for each run. Idle is its resident memory with the bucket open and one "
+            "client; memory is the peak that the kernel kept (VmHWM), so that it has what opening them took. "
+            f"Processor time is that of {seconds:g} seconds in which nothing is written and all are heard from.",
+        ],
+    )
+
+
+def _follow(bench: Bench, count: int, seconds: float, number: int) -> tuple[float, float, float, float]:
+    """The memory above idle at its peak, the processor time, how often the server spoke, and the memory at the end."""
+    data = bench.store.copy(f"consumers-{number}")
+    with ServerProcess(data) as server, Worker(Consumers, server.url) as consumers:
+        consumers.wait_ready()
+        reset_peak(server.pid)
+        idle = resident_bytes(server.pid)
+        share, heard = consumers.call(Consumers.follow, count, server.pid, seconds)
+        grown = (peak_bytes(server.pid) - idle) / _MEBIBYTE
+        resident = (resident_bytes(server.pid) - idle) / _MEBIBYTE
+    progress(f"  run {number + 1} of {bench.runs}: {grown:.1f} MiB above idle, {100 * share:.1f} % of a core")
+    return grown, 100 * share, heard / seconds, resident
+
+
+def _allow_files() -> None:
+    """Lets this process, and those that it starts, open as many files as it may allow itself."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

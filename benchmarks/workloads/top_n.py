@@ -1,0 +1,157 @@
+"""The first ten rows by a column: by an index, unchanged, and by looking at all rows."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+from benchmarks import t4
+from benchmarks.bench import Figure, Result, Table
+from benchmarks.measure import Spread, Timing, interleaved, paired_ratios, progress
+from benchmarks.readers.scankv import ScanKvReader
+from benchmarks.server import ServerProcess
+from benchmarks.store import INDEXED_COLUMN
+from benchmarks.workers import Worker
+
+if TYPE_CHECKING:
+    from benchmarks.bench import Bench
+
+_N: Final = 10
+_NOT_INDEXED: Final = "amount"
+_CALLS: Final = 100
+_MILLIS: Final = 1000.0
+_MOST_READ: Final = 10 * _N
+"""Entries and rows that the server may read for a top-10 by an index."""
+
+_NOTHING, _COMPUTED, _KEPT, _UNCHANGED = (
+    "a unary call that does nothing",
+    "top-10 by an index, computed",
+    "the same again, kept by the server",
+    "the same again, if changed: unchanged",
+)
+_SCAN, _TOP_N = "full scan", "top-10 without an index"
+
+
+class Asker(ScanKvReader):
+    """A client that asks for the first rows, of a table of which a row has changed each time."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._row = t4.rows(0, 1).to_pylist()[0]
+        return self
+
+    def round(self) -> dict[str, float]:
+        """The median seconds of each kind of call."""
+        return self._runner.run(self._round())
+
+    def top_n_of_all(self) -> Timing:
+        """The rows per second at which the server finds the first rows among all."""
+        return self._runner.run(self._top_n_of_all())
+
+    async def _round(self) -> dict[str, float]:
+        seconds: dict[str, list[float]] = {name: [] for name in (_NOTHING, _COMPUTED, _KEPT, _UNCHANGED)}
+        before = await self._client.server_stats()
+        for _ in range(_CALLS):
+            await self._change()
+            # Not counted: the connection and the server have come to rest after the write.
+            await self._client.wait_ready()
+            marks = [time.perf_counter()]
+            await self._client.wait_ready()
+            marks.append(time.perf_counter())
+            computed = await self._table.top_n_if_changed(None, _N, by=INDEXED_COLUMN)
+            marks.append(time.perf_counter())
+            kept = await self._table.top_n_if_changed(None, _N, by=INDEXED_COLUMN)
+            marks.append(time.perf_counter())
+            assert computed is not None
+            unchanged = await self._table.top_n_if_changed(computed.version, _N, by=INDEXED_COLUMN)
+            marks.append(time.perf_counter())
+            if unchanged is not None or kept != computed:
+                raise RuntimeError("the answer has changed, although nothing was written")
+            for number, name in enumerate(seconds):
+                seconds[name].append(marks[number + 1] - marks[number])
+        await self._check(before.rows_scanned, before.computed_answers)
+        return {name: statistics.median(values) for name, values in seconds.items()}
+
+    async def _check(self, rows_scanned: int, computed_answers: int) -> None:
+        now = await self._client.server_stats()
+        if now.computed_answers - computed_answers != _CALLS:
+            raise RuntimeError(f"{now.computed_answers - computed_answers} answers were computed, not {_CALLS}")
+        if now.rows_scanned - rows_scanned > _CALLS * _MOST_READ:
+            raise RuntimeError(f"{now.rows_scanned - rows_scanned:,} rows were read: the index was not used")
+
+    async def _top_n_of_all(self) -> Timing:
+        await self._change()
+        before = await self._client.server_stats()
+        started = time.perf_counter()
+        await self._table.top_n(_N, by=_NOT_INDEXED)
+        seconds = time.perf_counter() - started
+        now = await self._client.server_stats()
+        return Timing(now.rows_scanned - before.rows_scanned, seconds)
+
+    async def _change(self) -> None:
+        self._row["amount"] -= 1
+        await self._table.upsert([self._row])
+
+
+def run(bench: Bench) -> Result:
+    """Asks in four ways in turn, then compares the way without an index with a scan."""
+    store, found = bench.store, []
+    with ServerProcess(store.indexed) as server, Worker(Asker, server.url) as asker:
+        for number in range(-1, bench.runs):
+            seconds = asker.call(Asker.round)
+            if number >= 0:
+                found.append(seconds)
+                millis = ", ".join(f"{_MILLIS * value:.2f}" for value in seconds.values())
+                progress(f"  run {number + 1} of {bench.runs}: {millis} ms")
+        rates = interleaved(
+            bench.runs,
+            {
+                _SCAN: lambda: asker.call(Asker.read).checked(store.rows),
+                _TOP_N: lambda: asker.call(Asker.top_n_of_all).checked(store.rows),
+            },
+        )
+    spreads = {name: Spread.of(_MILLIS * seconds[name] for seconds in found) for name in found[0]}
+    return Result(
+        figures=[
+            Figure(
+                name="top_n_vs_call",
+                work=f"top-{_N} of {store.rows:,} rows by an indexed column, a row changed since the last",
+                against=_NOTHING,
+                unit="times",
+                spread=Spread.of(seconds[_COMPUTED] / seconds[_NOTHING] for seconds in found),
+                at_most=4,
+            ),
+            Figure(
+                name="poll_vs_call",
+                work=f"top-{_N}, if changed, when nothing has",
+                against=_NOTHING,
+                unit="times",
+                spread=Spread.of(seconds[_UNCHANGED] / seconds[_NOTHING] for seconds in found),
+                at_most=2,
+            ),
+            Figure(
+                name="top_n_vs_scan",
+                work=f"top-{_N} by a column without an index, rows/s",
+                against="full scan of the same table",
+                unit="ratio",
+                spread=paired_ratios(rates[_TOP_N], rates[_SCAN]),
+                at_least=0.8,
+            ),
+        ],
+        tables=[
+            Table(
+                f"Top-{_N}",
+                ("milliseconds", "median", "least", "greatest"),
+                [(name, s.median, s.least, s.greatest) for name, s in spreads.items()],
+            )
+        ],
+        notes=[
+            f"Top-{_N}: {_CALLS} calls of each kind a run, in turn over one connection, of which the median counts. "
+            "Before each round of four calls a row is upserted, so that the server has to compute the answer anew; "
+            "the write, and a call behind it, do not count. By the index, at most "
+            f"{_MOST_READ} entries and rows are read for each, which is checked.",
+            f"Without an index, the order is that of `{_NOT_INDEXED}`, whose values are scattered; all columns of the "
+            "ten rows are returned. The scan beside it returns all columns of all rows.",
+        ],
+    )

@@ -1,0 +1,110 @@
+"""`check`: whether all that is stored agrees."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn
+
+from aio_client import BucketCheck, TableNotFound, sync
+from scankv.cli.options import Json, Url
+from scankv.cli.outcome import FAILED, complain
+from scankv.cli.show import show_json, show_table, stderr_console
+
+
+def check(
+    table: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="Only this table. Default: all.", show_default=False)
+    ] = None,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Have the server read whole tables, and say whether their rows, what is counted of them, and their indexes agree.
+
+    Tables are read and written meanwhile. The exit code is 1 when something is wrong.
+    """
+    checked: dict[str, list[BucketCheck]] = {}
+    with sync.connect(url) as client:
+        for found in client.tables() if table is None else [client.table(table)]:
+            try:
+                with _progress(found) as show:
+                    checked[found.name] = client.check_table(found.name, on_bucket=show)
+            except TableNotFound:
+                # Dropped since the tables were listed.
+                if table is not None:
+                    raise
+                continue
+            if not json:
+                _show(found.name, checked[found.name])
+    wrong = [line for name, buckets in checked.items() for line in _problems(name, buckets)]
+    if json:
+        show_json([_summary(name, buckets) for name, buckets in checked.items()])
+    else:
+        typer.echo(_conclusion(checked, len(wrong)))
+    for line in wrong:
+        complain(line)
+    if wrong:
+        raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _progress(table: sync.Table) -> Iterator[Callable[[BucketCheck], None] | None]:
+    """A bar on standard error when that is a terminal."""
+    console = stderr_console()
+    if not console.is_terminal:
+        yield None
+        return
+    columns = BarColumn(), TextColumn("{task.completed} of {task.total} buckets  {task.fields[rows]:,} rows")
+    with Progress(TextColumn(table.name), *columns, console=console, transient=True) as progress:
+        task, rows = progress.add_task("", total=table.buckets, rows=0), 0
+
+        def show(bucket: BucketCheck) -> None:
+            nonlocal rows
+            rows += bucket.rows
+            progress.update(task, advance=1, rows=rows)
+
+        yield show
+
+
+def _show(name: str, buckets: list[BucketCheck]) -> None:
+    lines: list[list[object]] = []
+    for bucket in buckets:
+        lines.append([name, bucket.bucket, "rows", bucket.rows, bucket.problem or "agrees"])
+        for index in bucket.indexes:
+            state = index.problem or ("agrees" if index.ready else "not ready, not compared")
+            lines.append([name, bucket.bucket, f"index {', '.join(index.columns)}", index.entries, state])
+    show_table(["table", "bucket", "part", "count", "result"], lines)
+
+
+def _problems(name: str, buckets: list[BucketCheck]) -> Iterator[str]:
+    for bucket in buckets:
+        if bucket.problem is not None:
+            yield f"{name}, bucket {bucket.bucket}: {bucket.problem}"
+        for index in bucket.indexes:
+            if index.problem is not None:
+                yield f"{name}, bucket {bucket.bucket}, index ({', '.join(index.columns)}): {index.problem}"
+
+
+def _conclusion(checked: dict[str, list[BucketCheck]], wrong: int) -> str:
+    buckets = [bucket for found in checked.values() for bucket in found]
+    what = [
+        _number(len(checked), "table"),
+        _number(len(buckets), "bucket"),
+        _number(sum(bucket.rows for bucket in buckets), "row"),
+        _number(sum(index.entries for bucket in buckets for index in bucket.indexes), "index entry", "index entries"),
+    ]
+    return f"{', '.join(what)}: {_number(wrong, 'problem') if wrong else 'all agrees'}"
+
+
+def _number(count: int, one: str, many: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def _summary(name: str, buckets: list[BucketCheck]) -> dict[str, object]:
+    return {
+        "table": name,
+        "agrees": all(bucket.agrees for bucket in buckets),
+        "buckets": [asdict(bucket) for bucket in buckets],
+    }

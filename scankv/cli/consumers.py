@@ -1,0 +1,131 @@
+"""`consumers`: who follows the changes of a table, how far each has come; moved and forgotten."""
+
+from typing import Annotated
+
+import typer
+
+from aio_client import Consumer, sync
+from scankv.cli.options import Json, TableName, Url
+from scankv.cli.outcome import FAILED, complain
+from scankv.cli.positions import start_of
+from scankv.cli.show import duration, show_json, show_table
+from table_model.errors import ConsumerNotFound
+
+app = typer.Typer(
+    help="Consumers: who follows the changes of a table, and how far each has come.", no_args_is_help=True
+)
+
+ConsumerId = Annotated[str, typer.Argument(metavar="ID", help="The consumer.", show_default=False)]
+
+
+@app.command("list")
+def list_(
+    table: TableName,
+    consumer_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Only this one.", show_default=False)
+    ] = None,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the consumers of a table: how many changes each is behind, and when it committed last."""
+    with sync.connect(url) as client:
+        consumers = client.table(table).consumers()
+    if consumer_id is not None:
+        consumers = [consumer for consumer in consumers if consumer.id == consumer_id]
+        if not consumers:
+            raise ConsumerNotFound(
+                f"the table {table} has no consumer {consumer_id}; see: scankv consumers list {table}"
+            )
+    if json:
+        show_json([_summary(consumer) for consumer in consumers])
+    elif consumers:
+        show_table(
+            ["consumer", "behind", "reads", "committed at (UTC)", "state", "offsets"],
+            [_cells(consumer) for consumer in consumers],
+        )
+    else:
+        typer.echo("there are no consumers; one begins with a stream: table.changes(consumer_id=...)", err=True)
+
+
+@app.command()
+def reset(
+    table: TableName,
+    consumer_id: ConsumerId,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="START",
+            help="full (all rows, then the changes), earliest, latest, last:N, offsets as 0=12,1=7, or a time as "
+            "2026-01-31T12:00:00Z.",
+            show_default=False,
+        ),
+    ],
+    clamp: Annotated[
+        bool, typer.Option("--clamp", help="Go to the nearest change there is, where START is not there.")
+    ] = False,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Move a consumer; a stream of it that is open ends."""
+    start = start_of("--to", to)
+    with sync.connect(url) as client:
+        offsets = client.table(table).reset_consumer(consumer_id, start, clamp=clamp)
+    if json:
+        show_json({"id": consumer_id, "log_offsets": offsets})
+    else:
+        typer.echo(f"reset {consumer_id} of {table} to {_offsets(offsets)}")
+
+
+@app.command()
+def delete(
+    table: TableName,
+    consumer_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Consumers.", show_default=False)],
+    url: Url = None,
+) -> None:
+    """Forget consumers; streams of them that are open end.
+
+    The exit code is 1 when one of them is not there; the others are forgotten all the same.
+    """
+    failed = False
+    with sync.connect(url) as client:
+        found = client.table(table)
+        for consumer_id in consumer_ids:
+            try:
+                found.delete_consumer(consumer_id)
+            except ConsumerNotFound as error:
+                complain(error.message)
+                failed = True
+            else:
+                typer.echo(f"deleted {consumer_id} of {table}")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _cells(consumer: Consumer) -> list[object]:
+    committed = "never" if consumer.committed_at is None else f"{consumer.committed_at:%Y-%m-%d %H:%M:%S}"
+    state = "live" if consumer.live else f"expires in {duration(consumer.expires_in)}"
+    return [
+        consumer.id,
+        consumer.lag,
+        consumer.phase,
+        committed,
+        f"damaged: {consumer.damage}" if consumer.damage else state,
+        _offsets(consumer.log_offsets),
+    ]
+
+
+def _offsets(offsets: dict[int, int]) -> str:
+    return ",".join(f"{bucket}={offset}" for bucket, offset in sorted(offsets.items()))
+
+
+def _summary(consumer: Consumer) -> dict[str, object]:
+    return {
+        "id": consumer.id,
+        "lag": consumer.lag,
+        "phase": consumer.phase,
+        "committed_at": None if consumer.committed_at is None else consumer.committed_at.isoformat(),
+        "live": consumer.live,
+        "expires_in_seconds": round(consumer.expires_in, 3),
+        "log_offsets": consumer.log_offsets,
+        "damage": consumer.damage,
+    }

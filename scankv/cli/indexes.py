@@ -1,0 +1,70 @@
+"""`index`: indexes of a table that is there, added and dropped."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn
+
+from aio_client import IndexStatus, sync
+from scankv.cli.options import TableName, Url, names_of
+from scankv.cli.show import stderr_console
+
+app = typer.Typer(help="Indexes of a table, which is read and written meanwhile.", no_args_is_help=True)
+
+IndexColumns = Annotated[
+    str,
+    typer.Argument(metavar="A,B", help="The columns of the index, the first one first.", show_default=False),
+]
+
+
+@app.command()
+def add(
+    table: TableName,
+    columns: IndexColumns,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the index is built, or leave that to the server.")
+    ] = True,
+    url: Url = None,
+) -> None:
+    """Add an index, and wait until it is built; to stop waiting does not stop the server.
+
+    The exit code is 1 when it cannot be built; then it is there, and is to be dropped.
+    """
+    names = names_of(columns)
+    with sync.connect(url) as client, _progress() as show:
+        client.alter_table(table, add_indexes=[names], wait=wait, on_progress=show)
+    if wait:
+        typer.echo(f"built the index on ({', '.join(names)}) of {table}")
+    else:
+        typer.echo(f"the index on ({', '.join(names)}) of {table} is being built; see: scankv describe {table}")
+
+
+@app.command()
+def drop(table: TableName, columns: IndexColumns, url: Url = None) -> None:
+    """Drop an index; the rows stay."""
+    names = names_of(columns)
+    with sync.connect(url) as client:
+        client.alter_table(table, drop_indexes=[names])
+    typer.echo(f"dropped the index on ({', '.join(names)}) of {table}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[list[IndexStatus]], None] | None]:
+    """A bar on standard error when that is a terminal."""
+    console = stderr_console()
+    if not console.is_terminal:
+        yield None
+        return
+    text = TextColumn("{task.completed:,.0f} of {task.fields[of]} rows")
+    with Progress(BarColumn(), text, console=console, transient=True) as progress:
+        task = progress.add_task("", total=0, of="0")
+
+        def show(indexes: list[IndexStatus]) -> None:
+            for index in indexes:
+                total = index.rows
+                done = index.rows_done if total is None else min(index.rows_done, total)
+                progress.update(task, completed=done, total=total, of="unknown" if total is None else f"{total:,}")
+
+        yield show

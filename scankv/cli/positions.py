@@ -1,0 +1,40 @@
+"""Places in a changelog, as options name them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from aio_client import StartFrom, StopAt
+from table_model.errors import UsageError
+
+_LAST: Final = re.compile(r"last:([0-9]{1,9})")
+_OFFSETS: Final = re.compile(r"[0-9]+=[0-9]+(,[0-9]+=[0-9]+)*")
+_NAMED: Final = {"full": StartFrom.FULL, "earliest": StartFrom.EARLIEST, "latest": StartFrom.LATEST}
+
+
+def start_of(option: str, text: str) -> StartFrom:
+    """Where to start: full, earliest, latest, last:N, offsets as 0=12,1=7, or a time. Raises UsageError."""
+    if text in _NAMED:
+        return _NAMED[text]
+    last = _LAST.fullmatch(text)
+    if last is not None:
+        return StartFrom.last(int(last[1]))
+    if _OFFSETS.fullmatch(text):
+        pairs = (pair.split("=") for pair in text.split(","))
+        return StartFrom.offsets({int(bucket): int(offset) for bucket, offset in pairs})
+    return StartFrom.timestamp(_time(option, text, "full, earliest, latest, last:N, offsets as 0=12,1=7"))
+
+
+def stop_of(option: str, text: str) -> StopAt:
+    """Where to end: latest, or a time. Raises UsageError."""
+    return StopAt.LATEST if text == "latest" else StopAt.timestamp(_time(option, text, "latest"))
+
+
+def _time(option: str, text: str, others: str) -> datetime:
+    """A time; one without a zone is that of this machine."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        raise UsageError(f'{option} "{text}": it is {others}, or a time as 2026-01-31T12:00:00Z') from None

@@ -1,0 +1,119 @@
+"""`tail`: the changes of a table as they happen."""
+
+import sys
+from enum import StrEnum
+from typing import Annotated, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from aio_client import ScanSource, sync
+from scankv.cli.options import Columns, TableName, Url, Where, names_of
+from scankv.cli.positions import start_of, stop_of
+from scankv.cli.show import is_terminal, text_cells
+from scankv.formats.debezium import debezium_lines
+from scankv.formats.json_text import json_lines
+from table_model.log_positions import Unmatched
+from table_model.schema import CHANGE_COLUMNS
+
+_STYLES: Final = {"+I": "green", "-U": "dim", "+U": "yellow", "-D": "red"}
+
+
+class TailFormat(StrEnum):
+    """What changes are printed as."""
+
+    TABLE = "table"
+    JSON = "json"
+    DEBEZIUM_JSON = "debezium-json"
+
+
+def tail(
+    table: TableName,
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="START",
+            help="full (all rows, then the changes), earliest, latest, last:N, or a time as 2026-01-31T12:00:00Z.",
+        ),
+    ] = "latest",
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="STOP", help="latest (what there is now), or a time. Default: until Ctrl-C."),
+    ] = None,
+    columns: Columns = None,
+    where: Where = None,
+    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many changes.")] = None,
+    format_: Annotated[
+        TailFormat | None,
+        typer.Option(
+            "--format",
+            help="Default: a table on a terminal, else json: one object a line. debezium-json has an envelope for each "
+            "change, with the row before and after.",
+        ),
+    ] = None,
+    unmatched: Annotated[
+        Unmatched,
+        typer.Option(
+            help="What comes of rows that do not match WHERE where nobody knows if they did before, as in tables with "
+            'changelog="upsert".',
+        ),
+    ] = Unmatched.REFUSE,
+    clamp: Annotated[
+        bool, typer.Option("--clamp", help="Start at the oldest change there is, where START is older.")
+    ] = False,
+    url: Url = None,
+) -> None:
+    """Show the changes of a table as they happen.
+
+    +I is a new row, -U and +U are a row before and after an update, -D is a row that was deleted. With --where, a row
+    that begins to match is +I, and one that ceases to is -D. Ctrl-C ends it with exit code 0.
+    """
+    chosen = format_ or (TailFormat.TABLE if is_terminal() else TailFormat.JSON)
+    start = start_of("--from", from_)
+    stop = None if until is None else stop_of("--until", until)
+    with sync.connect(url) as client:
+        scan = client.table(table).scan(columns=names_of(columns) or None, where=where, limit=limit)
+        changes = scan.with_source(ScanSource.LOG).start_from(start, clamp=clamp).stop_at(stop).with_row_kind()
+        changes = changes.with_unmatched(unmatched.value)
+        try:
+            for rows in changes.stream():
+                _print(rows, chosen, table)
+        except KeyboardInterrupt:
+            return
+
+
+def _print(rows: pa.RecordBatch, format_: TailFormat, table: str) -> None:
+    match format_:
+        case TailFormat.TABLE:
+            _print_lines(rows)
+        case TailFormat.JSON:
+            sys.stdout.buffer.write(json_lines(rows).to_pybytes())
+        case TailFormat.DEBEZIUM_JSON:
+            database, _, name = table.partition(".")
+            sys.stdout.buffer.write(debezium_lines(rows, database, name).to_pybytes())
+    # Whoever reads a pipe sees changes as they come.
+    sys.stdout.flush()
+
+
+def _print_lines(rows: pa.RecordBatch) -> None:
+    """One line a change: when, what, where, and the columns by name."""
+    names = rows.schema.names[len(CHANGE_COLUMNS) :]
+    times = pc.fill_null(pc.strftime(rows.column("_commit_timestamp"), "%H:%M:%S"), "")
+    cells = [text_cells(rows.column(name)) for name in names]
+    kinds = rows.column("_change_type").to_pylist()
+    places = zip(rows.column("_bucket").to_pylist(), rows.column("_log_offset").to_pylist(), strict=True)
+    console = Console(soft_wrap=True, highlight=False)
+    for time, kind, (bucket, offset), *row in zip(times.to_pylist(), kinds, places, *cells, strict=True):
+        where = f"{bucket}:{'' if offset is None else offset}"
+        values = "  ".join(
+            f"{name}={'null' if value is None else value}" for name, value in zip(names, row, strict=True)
+        )
+        line = Text(f"{time:15.15}  {kind}  {where:>8}  {values}", style=_STYLES[kind])
+        if is_terminal():
+            console.print(line)
+        else:
+            typer.echo(line.plain)

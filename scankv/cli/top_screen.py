@@ -1,0 +1,149 @@
+"""What a watched top-N looks like: a table with the movement of its rows, or a line of JSON. Pure but for the clock."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Protocol
+
+from rich.console import Group
+from rich.text import Text
+
+from scankv.cli.show import no_width_for, rows_table, text_cells
+from scankv.formats.json_text import to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from aio_client import ScanKvError, TopN
+
+# Lines around the rows: two of the header, two below, and one for the cursor.
+_LINES_AROUND: Final = 5
+_FEWEST_ROWS: Final = 3
+_MOST_LEFT: Final = 5
+
+
+class Going(Protocol):
+    """How the polls behind a screen are going."""
+
+    @property
+    def unchanged(self) -> int:
+        """How many in a row found the rows as they are."""
+
+    @property
+    def trouble(self) -> ScanKvError | None:
+        """What has kept the server from answering since the last one; None while it answers."""
+
+
+class TopScreen:
+    """A top-N as a terminal shows it, in the terminal's size: the newest rows, how they moved, and how it is going.
+
+    Drawn by rich in a thread of its own, again and again, also while nothing changes.
+    """
+
+    def __init__(self, going: Going, *, now: Callable[[], datetime] = datetime.now) -> None:
+        """Shows no rows before the first `change`.
+
+        Args:
+            going: How the polls are going; asked whenever the screen is drawn.
+            now: The time of day to show.
+        """
+        self._going = going
+        self._now = now
+        self._shown: tuple[TopN, bool, datetime] | None = None
+
+    def change(self, top: TopN) -> None:
+        """Takes the next answer."""
+        self._shown = top, self._shown is None, self._now()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What rich calls to draw it."""
+        parts = []
+        if self._shown is not None:
+            top, first, changed_at = self._shown
+            yield top_block(top, first=first, width=options.max_width, height=console.height)
+            parts.append(f"last change {changed_at:%H:%M:%S}")
+        trouble = self._going.trouble
+        if trouble is not None:
+            parts.append(f"reconnecting: {trouble.message}")
+        elif self._shown is not None:
+            parts.append(f"unchanged polls since: {self._going.unchanged:,}")
+        yield _line("  ".join(parts) or "waiting for the first answer", "dim" if trouble is None else "yellow")
+
+
+def top_block(top: TopN, *, first: bool, width: int | None = None, height: int | None = None) -> RenderableType:
+    """The rows of an answer with their ranks and movements, and below them those that left.
+
+    Args:
+        top: The answer.
+        first: Whether it is the first, in which nothing has moved.
+        width: The characters there are. None: as many as it takes.
+        height: The lines there are. None: as many as it takes.
+    """
+    left = None if first or not top.left.num_rows else _line(_left_text(top.left), "dim")
+    rows = top.rows
+    if height is not None:
+        rows = rows.slice(0, max(_FEWEST_ROWS, height - _LINES_AROUND - (left is not None)))
+    marks = [Text()] * rows.num_rows if first else movements(top, rows.num_rows)
+    ranks = [Text(str(rank), style="dim") for rank in range(1, rows.num_rows + 1)]
+    table, hidden = rows_table(rows, width, {"#": ranks, "": marks})
+    parts: list[RenderableType] = [table]
+    more = top.rows.num_rows - rows.num_rows
+    notes = [f"and {more:,} more"] if more else []
+    notes += [no_width_for(hidden)] if hidden else []
+    if notes:
+        parts.append(_line("; ".join(notes), "dim"))
+    if left is not None:
+        parts.append(left)
+    return Group(*parts)
+
+
+def movements(top: TopN, rows: int) -> list[Text]:
+    """How each of the first rows has moved: `▲2`, `▼1`, `new`, or nothing."""
+    marks = [Text() for _ in range(rows)]
+    for rank in top.entered.column("rank").to_pylist():
+        if rank <= rows:
+            marks[rank - 1] = Text("new", style="cyan")
+    for before, rank in zip(
+        top.moved.column("rank_before").to_pylist(), top.moved.column("rank").to_pylist(), strict=True
+    ):
+        if rank <= rows:
+            up = before - rank
+            marks[rank - 1] = Text(f"▲{up}", style="green") if up > 0 else Text(f"▼{-up}", style="red")
+    return marks
+
+
+def top_json(top: TopN, at: datetime, *, first: bool) -> str:
+    """An answer as one JSON object: when it came, its rows, and which of them entered, left and moved, by their keys.
+
+    Args:
+        top: The answer.
+        at: When it came, with its time zone.
+        first: Whether it is the first; then nothing has entered, and it says so.
+    """
+    parts = {"rows": top.rows} | {"entered": top.entered, "left": top.left, "moved": top.moved}
+    texts = [f'"{name}":[{",".join(_json_rows(rows))}]' for name, rows in parts.items()]
+    return f'{{"at":{json.dumps(at.isoformat())},"first":{json.dumps(first)},{",".join(texts)}}}'
+
+
+def _json_rows(rows: pa.Table) -> Iterator[str]:
+    for batch in rows.to_batches():
+        yield from to_json(batch.to_struct_array()).to_pylist()
+
+
+def _left_text(left: pa.Table) -> str:
+    shown = left.slice(0, _MOST_LEFT)
+    keys = [name for name in shown.column_names if name != "rank"]
+    columns = [text_cells(shown.column(name).combine_chunks()) for name in keys]
+    names = [", ".join(str(part) for part in key) for key in zip(*columns, strict=True)]
+    ranks = shown.column("rank").to_pylist()
+    texts = [f"{name} (was {rank})" for name, rank in zip(names, ranks, strict=True)]
+    more = left.num_rows - shown.num_rows
+    return f"left: {'; '.join(texts)}" + (f"; and {more:,} more" if more else "")
+
+
+def _line(text: str, style: str) -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,107 @@
+"""What is done to changelogs in the background: small records become segments, old changes go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from streaming_server.storage.changelog import MAX_CHANGES_PER_RECORD
+from streaming_server.storage.offsets import count_of
+from table_model.errors import ScanKvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from streaming_server.engine.live_bucket import LiveBucket
+    from streaming_server.engine.live_table import LiveTable
+    from streaming_server.storage.bucket import Bucket
+    from table_model.schema import TableDefinition
+
+_log: Final = logging.getLogger(__name__)
+
+
+class LogUpkeep:
+    """Keeps the changelogs of the tables in use fast to read and within their retention. Bound to the event loop.
+
+    What nobody has used since the start of the server is looked at when it is.
+
+    Args:
+        tables: The tables in use, at any time.
+        seconds: How often each is looked at.
+        max_held_bytes: How much of one bucket's changelog may be kept beyond its retention for those who hold it.
+    """
+
+    def __init__(self, tables: Callable[[], Iterable[LiveTable]], *, seconds: float, max_held_bytes: int) -> None:
+        self._tables = tables
+        self._seconds = seconds
+        self._max_held_bytes = max_held_bytes
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts looking."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stops, after the step that is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            for table in list(self._tables()):
+                for live in table.buckets:
+                    try:
+                        await self.look_after(table, live)
+                    except ScanKvError as error:
+                        # The bucket is damaged, which whoever reads it is told, or was closed.
+                        _log.warning("changelog of bucket %s of %s: %s", live.number, live.table, error.message)
+                    except Exception:
+                        _log.exception("changelog of bucket %s of %s", live.number, live.table)
+
+    async def look_after(self, table: LiveTable, live: LiveBucket) -> None:
+        """Does what is due for one bucket of a table, if it is open. Raises DataLoss."""
+        while await self._rewrite(table, live):
+            pass
+        async with live.mutex:
+            bucket = live.open_bucket
+            if bucket is not None:
+                await live.run(_trim, bucket, table.definition, self._max_held_bytes)
+
+    async def _rewrite(self, table: LiveTable, live: LiveBucket) -> bool:
+        """Makes one segment, or passes over records that are large enough; False when there are too few."""
+        # Reading takes long, and writers need not wait for it: what is durable no longer changes.
+        async with live.upkeep:
+            bucket = live.open_bucket
+            if bucket is None or bucket.state.count - bucket.state.log_rewritten <= MAX_CHANGES_PER_RECORD:
+                return False
+            start = bucket.log.span.offset_of(bucket.state.log_rewritten)
+            segment = await live.run(bucket.log.next_segment, start, live.durable_offset, table.definition)
+        if segment is None:
+            return False
+        async with live.mutex:
+            if live.open_bucket is bucket:
+                await live.run(bucket.put_segment, segment)
+        return True
+
+
+def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int) -> None:
+    """Removes what is beyond the retention; who holds too much of it loses its hold."""
+    options, log, state = definition.options, bucket.log, bucket.state
+    if state.log_first == state.count:
+        return
+    old = log.offset_at(time.time_ns() // 1000 - options.log_retention_seconds * 1_000_000, definition)
+    target = count_of(old)
+    if options.log_retention_bytes and state.log_bytes > options.log_retention_bytes:
+        target = max(target, count_of(log.offset_of_bytes(state.log_bytes - options.log_retention_bytes)))
+    if target <= state.log_first:
+        return
+    offset = log.span.offset_of(target)
+    kept = log.bytes_before(offset)
+    while (held := log.holds.oldest()) is not None and kept - log.bytes_before(held[1]) > max_held_bytes:
+        _log.warning("%s: %s holds over %d bytes of old changes and loses them", bucket.place, held[0], max_held_bytes)
+        log.release(held[0])
+    bucket.trim_log(offset)

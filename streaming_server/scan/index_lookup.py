@@ -1,0 +1,132 @@
+"""The keys that an index tells of the rows that a predicate is true of, where those are few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from streaming_server.scan.held_view import MAX_STEP_ENTRIES
+from streaming_server.scan.row_reader import MAX_POINTS, IndexedKeys
+from table_model.errors import DataLoss, ScanKvError
+from table_model.expressions import plan_index
+from table_model.key_range import KeyRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from streaming_server.scan.held_view import HeldView
+    from streaming_server.scan.row_reader import RowReader
+    from streaming_server.storage.entry_cursor import EntryCursor
+    from streaming_server.storage.index_codec import IndexCodec
+    from table_model.expressions import IndexPlan
+
+MAX_ENTRY_BYTES: Final = 16 * 1024 * 1024
+"""Of the entries, keys and values, that one scan keeps."""
+
+_ALL_KEYS: Final = KeyRange()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexChoice:
+    """The index that a scan looks into, and what it looks for there. Immutable."""
+
+    codec: IndexCodec
+    plan: IndexPlan
+
+
+def chosen_index(reader: RowReader, indexes: Iterable[IndexCodec]) -> IndexChoice | None:
+    """The index whose columns a predicate bounds best, of equals the first; None when the key says more than any.
+
+    Args:
+        reader: How the rows would be read without one.
+        indexes: Those that can be used.
+    """
+    if reader.residual is None or reader.points is not None or reader.key_range != _ALL_KEYS:
+        return None
+    choices = [
+        IndexChoice(codec, plan)
+        for codec in indexes
+        if (plan := plan_index(reader.residual, codec.columns)) is not None
+    ]
+    return max(choices, key=lambda choice: choice.plan.rank, default=None)
+
+
+async def read_through_index(reader: RowReader, held: HeldView) -> RowReader:
+    """The reader, with the keys that an index tells when one can be used and they are at most 10,000.
+
+    The rows that it reads then, and their order, are the same, as of the same instant.
+
+    Raises:
+        DataLoss: The entries are damaged.
+    """
+    choice = chosen_index(reader, held.indexes)
+    if choice is None:
+        return reader
+    found = await _indexed_keys(choice, held, keep_rows=reader.is_covered_by(choice.codec))
+    return reader if found is None else reader.through(choice.codec, found, choice.plan.residual)
+
+
+async def _indexed_keys(choice: IndexChoice, held: HeldView, *, keep_rows: bool) -> IndexedKeys | None:
+    """The keys by bucket, None when they are too many."""
+    keys: dict[int, tuple[bytes, ...]] = {}
+    rows: dict[bytes, bytes] = {}
+    entries = _Entries(choice, held)
+    for number in held.buckets:
+        values = await entries.of_bucket(number)
+        if values is None:
+            return None
+        try:
+            row_keys = choice.codec.row_keys(pa.array(values, pa.binary())).to_pylist()
+            keys[number] = _ascending(row_keys)
+        except DataLoss as error:
+            raise held.on_error(number, error) from error
+        if keep_rows:
+            rows.update(zip(row_keys, values, strict=True))
+    return IndexedKeys(keys, rows if keep_rows else None)
+
+
+def _ascending(keys: list[bytes]) -> tuple[bytes, ...]:
+    ascending = sorted(keys)
+    if len(set(ascending)) < len(ascending):
+        raise DataLoss("an index has several entries of one row; run `scankv check`")
+    return tuple(ascending)
+
+
+class _Entries:
+    """Reads the entries of some ranges, until they are too many."""
+
+    def __init__(self, choice: IndexChoice, held: HeldView) -> None:
+        self._ranges = [choice.codec.within(columns) for columns in choice.plan.ranges]
+        self._held = held
+        self._room, self._room_bytes = MAX_POINTS, MAX_ENTRY_BYTES
+        self._since_turn = 0
+
+    async def of_bucket(self, number: int) -> list[bytes] | None:
+        """The values of the entries of a bucket, None when there is no room for them."""
+        found: list[bytes] = []
+        for key_range in self._ranges:
+            cursor = self._held.buckets[number].entry_cursor(key_range)
+            try:
+                while values := self._step(number, cursor):
+                    found += values
+                    if self._room < 0 or self._room_bytes < 0:
+                        return None
+                    if self._since_turn >= MAX_STEP_ENTRIES:
+                        self._since_turn = 0
+                        await self._held.others_turn()
+            finally:
+                cursor.close()
+        return found
+
+    def _step(self, number: int, cursor: EntryCursor) -> list[bytes]:
+        try:
+            keys, values = cursor.next_entries(min(self._room + 1, MAX_STEP_ENTRIES))
+        except ScanKvError as error:
+            raise self._held.on_error(number, error) from error.__cause__
+        self._room -= len(keys)
+        self._room_bytes -= sum(map(len, keys)) + sum(map(len, values))
+        # A seek takes as long as reading some entries.
+        self._since_turn += len(keys) + 16
+        return values

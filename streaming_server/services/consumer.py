@@ -1,0 +1,89 @@
+"""`ConsumerService`: who reads the changes of a table, and how far each of them has come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protos.scankv.v1 import consumer_pb2, consumer_pb2_grpc
+from streaming_server.services.errors import mapped_errors
+from streaming_server.services.log_request import log_start
+from table_model.errors import InvalidRequest, InvalidResumeToken
+from table_model.limits import MAX_RESUME_TOKEN_BYTES
+
+if TYPE_CHECKING:
+    import grpc
+
+    from streaming_server.engine.consumer import ConsumerInfo
+    from streaming_server.engine.tables import Tables
+
+
+class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
+    """Serves consumers. See `protos/scankv/v1/consumer.proto` for what it promises."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._consumers = tables.consumers
+
+    async def ListConsumers(
+        self,
+        request: consumer_pb2.ListConsumersRequest,
+        context: grpc.aio.ServicerContext[consumer_pb2.ListConsumersRequest, consumer_pb2.ListConsumersResponse],
+    ) -> consumer_pb2.ListConsumersResponse:
+        """Lists the consumers of a table."""
+        async with mapped_errors(request, context):
+            infos = await self._consumers.listed(self._tables.table(request.table))
+        return consumer_pb2.ListConsumersResponse(consumers=map(_consumer, infos))
+
+    async def CommitPosition(
+        self,
+        request: consumer_pb2.CommitPositionRequest,
+        context: grpc.aio.ServicerContext[consumer_pb2.CommitPositionRequest, consumer_pb2.CommitPositionResponse],
+    ) -> consumer_pb2.CommitPositionResponse:
+        """Moves a consumer to where its stream has come."""
+        async with mapped_errors(request, context):
+            if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
+                raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
+            offsets, micros = await self._consumers.commit(
+                self._tables.table(request.table), request.consumer_id, request.fence, request.resume_token
+            )
+        return consumer_pb2.CommitPositionResponse(log_offsets=offsets, committed_micros=micros)
+
+    async def ResetConsumer(
+        self,
+        request: consumer_pb2.ResetConsumerRequest,
+        context: grpc.aio.ServicerContext[consumer_pb2.ResetConsumerRequest, consumer_pb2.ResetConsumerResponse],
+    ) -> consumer_pb2.ResetConsumerResponse:
+        """Moves a consumer to any place."""
+        async with mapped_errors(request, context):
+            start = request.start
+            if start.WhichOneof("start") is None:
+                raise InvalidRequest("start is missing: say where the consumer is to go on")
+            if start.WhichOneof("stop") or start.consumer_id or start.consumer_fence:
+                raise InvalidRequest("of start, only its start and clamp are for moving a consumer")
+            offsets = await self._consumers.reset(
+                self._tables.table(request.table), request.consumer_id, log_start(start), clamp=start.clamp
+            )
+        return consumer_pb2.ResetConsumerResponse(log_offsets=offsets)
+
+    async def DeleteConsumer(
+        self,
+        request: consumer_pb2.DeleteConsumerRequest,
+        context: grpc.aio.ServicerContext[consumer_pb2.DeleteConsumerRequest, consumer_pb2.DeleteConsumerResponse],
+    ) -> consumer_pb2.DeleteConsumerResponse:
+        """Forgets a consumer."""
+        async with mapped_errors(request, context):
+            await self._consumers.delete(self._tables.table(request.table), request.consumer_id)
+        return consumer_pb2.DeleteConsumerResponse()
+
+
+def _consumer(info: ConsumerInfo) -> consumer_pb2.Consumer:
+    return consumer_pb2.Consumer(
+        consumer_id=info.consumer_id,
+        log_offsets=info.offsets,
+        lag=info.lag,
+        committed_micros=info.committed_micros,
+        live=info.live,
+        full=info.full,
+        remaining_millis=round(info.remaining * 1000),
+        damage=info.damage,
+    )

@@ -1,0 +1,117 @@
+"""Top-N through an index: a short reading of a held view, where a scan would look at every row."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from streaming_server.scan.indexed_top_n import chosen_order, top_by_index
+from streaming_server.scan.registry import LiveScan
+from streaming_server.scan.versions import version_of
+from streaming_server.services.reading import definition_of
+from table_model.expressions.wire import from_proto
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from protos.scankv.v1 import lookup_pb2
+    from streaming_server.engine.tables import Tables
+    from streaming_server.scan.answers import Computation
+    from streaming_server.scan.held_view import HeldView
+    from streaming_server.scan.indexed_top_n import FoundRows
+    from streaming_server.scan.registry import ScanRegistry
+    from streaming_server.scan.top_n import TopNSpec
+    from table_model.expressions import Predicate
+
+_QUICK_ROWS: Final = 1000
+"""Rows that are found in a few milliseconds, for which nothing is admitted, listed or ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedAnswer:
+    """What an index told of one view. Immutable.
+
+    Attributes:
+        found: The rows.
+        version: Names what the view shows.
+        log_offsets: For every bucket, the offset of the first change that is not in the view.
+    """
+
+    found: FoundRows
+    version: bytes
+    log_offsets: Mapping[int, int]
+
+
+async def indexed_top_n(
+    tables: Tables,
+    registry: ScanRegistry,
+    request: lookup_pb2.TopNRequest,
+    spec: TopNSpec,
+    peer: str,
+    computation: Computation,
+) -> IndexedAnswer | None:
+    """The answer by an index; None where there is none for it, or another way is better. Then nothing is held.
+
+    It is admitted, listed and ended as a scan is, unless it is done within a few milliseconds.
+
+    Args:
+        tables: What is read.
+        registry: Admits, lists and ends what takes longer, and counts what is read.
+        request: The question, which was checked.
+        spec: The same.
+        peer: The client that asks.
+        computation: Is told when the view is taken, and its version.
+
+    Raises:
+        ScanKvError: As `top_by_index`, and as `ScanKv`.
+    """
+    definition = definition_of(tables, request)
+    if all(index.columns[-1] != spec.by for index in definition.indexes):
+        return None
+    where = from_proto(request.where) if request.HasField("where") else None
+    scan = LiveScan(
+        table=request.table,
+        buckets=tuple(range(definition.buckets)),
+        snapshot_id=request.snapshot.snapshot_id,
+        peer=peer,
+    )
+    async with AsyncExitStack() as stack:
+        if where is not None or spec.with_ties or spec.n > _QUICK_ROWS:
+            stack.enter_context(registry.call(scan))
+            await stack.enter_async_context(registry.admitted(scan))
+        computation.opening()
+        async with _held_view(tables, request, scan) as held:
+            version = version_of(held.codec.definition, held.view.log_offsets)
+            computation.opened(version)
+            found = await _found(spec, where, held)
+        if found is None:
+            return None
+        if scan.admitted_at is None:
+            registry.note_rows(found.scanned)
+        else:
+            scan.rows_scanned = found.scanned
+        return IndexedAnswer(found, version, held.view.log_offsets)
+
+
+async def _found(spec: TopNSpec, where: Predicate | None, held: HeldView) -> FoundRows | None:
+    choice = chosen_order(spec, where, held.codec, held.keys, held.indexes)
+    return None if choice is None else await top_by_index(spec, choice, held)
+
+
+@asynccontextmanager
+async def _held_view(tables: Tables, request: lookup_pb2.TopNRequest, scan: LiveScan) -> AsyncIterator[HeldView]:
+    """What is read, for the length of the block; what it shows is durable at its end."""
+
+    def check() -> None:
+        if scan.ended is not None:
+            raise copy(scan.ended)
+
+    if not request.HasField("snapshot"):
+        async with tables.table(request.table).held_view(check) as held:
+            yield held
+        return
+    snapshot_id = request.snapshot.snapshot_id
+    async with tables.snapshots.reading(snapshot_id, request.table, None) as reader:
+        yield reader.held_view(check)

@@ -1,0 +1,94 @@
+"""What a `ScanKvRequest` asks of the changelog, in the server's own terms; refused when it is out of range."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streaming_server.scan.log_plan import LogPlan
+from streaming_server.services.scan_request import bucket_numbers, column_names
+from table_model.errors import InvalidRequest, InvalidResumeToken
+from table_model.expressions.wire import from_proto
+from table_model.limits import MAX_BUCKETS, MAX_LAST_CHANGES, MAX_RESUME_TOKEN_BYTES
+from table_model.log_positions import PositionKind, StartFrom, StopAt
+from table_model.names import check_consumer_id
+
+if TYPE_CHECKING:
+    from protos.scankv.v1 import scan_pb2
+
+
+def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
+    """Which changes a request asks for. Raises InvalidRequest."""
+    if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
+        raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
+    for name, asked, why in (
+        ("key_range", request.HasField("key_range"), "ask with `where` for the keys to follow"),
+        ("reverse", request.reverse, "changes come in the order in which they happened"),
+        ("ordered", request.ordered, "changes come in the order in which they happened, those of each bucket together"),
+        ("if_changed_since", request.HasField("if_changed_since"), "a stream of changes waits until there are some"),
+    ):
+        if asked:
+            raise InvalidRequest(f"{name} is not for a scan of the changelog: {why}")
+    _check_consumer(request)
+    return LogPlan(
+        buckets=bucket_numbers(request.buckets),
+        columns=column_names(request.columns) if request.HasField("columns") else None,
+        where=from_proto(request.where) if request.HasField("where") else None,
+        where_message=request.where.SerializeToString(deterministic=True),
+        limit=request.limit if request.HasField("limit") else None,
+        resume_token=request.resume_token,
+        start=log_start(request.log),
+        stop=_stop(request.log),
+        clamp=request.log.clamp,
+        net_changes=request.log.net_changes,
+        consumer_id=request.log.consumer_id,
+        consumer_fence=request.log.consumer_fence,
+        unmatched_delete=request.log.unmatched_delete,
+    )
+
+
+def _check_consumer(request: scan_pb2.ScanKvRequest) -> None:
+    log = request.log
+    if not log.consumer_id:
+        if log.consumer_fence:
+            raise InvalidRequest("log.consumer_fence is of a stream of a consumer: give its consumer_id")
+        return
+    check_consumer_id(log.consumer_id)
+    if request.HasField("limit"):
+        raise InvalidRequest("limit is not for a consumer, whose position is behind whole chunks: end with a stop")
+    if request.resume_token and not log.consumer_fence:
+        raise InvalidRequest("a consumer is taken over where it committed: a resume token needs the consumer_fence")
+
+
+def log_start(log: scan_pb2.Changelog) -> StartFrom:
+    """Where a stream is asked to start. Raises InvalidRequest."""
+    match log.WhichOneof("start"):
+        case "full":
+            return StartFrom.FULL
+        case "earliest":
+            return StartFrom.EARLIEST
+        case "timestamp_micros":
+            return StartFrom(PositionKind.TIMESTAMP, micros=log.timestamp_micros)
+        case "offsets":
+            return StartFrom(PositionKind.OFFSETS, by_bucket=_by_bucket(log.offsets))
+        case "last":
+            if not 1 <= log.last <= MAX_LAST_CHANGES:
+                raise InvalidRequest(f"log.last is {log.last}: it must be from 1 to {MAX_LAST_CHANGES}")
+            return StartFrom(PositionKind.LAST, count=log.last)
+    return StartFrom.LATEST
+
+
+def _stop(log: scan_pb2.Changelog) -> StopAt | None:
+    match log.WhichOneof("stop"):
+        case "stop_offsets":
+            return StopAt(PositionKind.OFFSETS, by_bucket=_by_bucket(log.stop_offsets))
+        case "stop_timestamp_micros":
+            return StopAt(PositionKind.TIMESTAMP, micros=log.stop_timestamp_micros)
+        case "stop_latest":
+            return StopAt.LATEST
+    return None
+
+
+def _by_bucket(offsets: scan_pb2.LogOffsets) -> tuple[tuple[int, int], ...]:
+    if len(offsets.by_bucket) > MAX_BUCKETS or any(offset < 0 for offset in offsets.by_bucket.values()):
+        raise InvalidRequest("log offsets are those of a table's buckets, and not negative")
+    return tuple(sorted(offsets.by_bucket.items()))

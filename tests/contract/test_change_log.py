@@ -1,0 +1,512 @@
+"""What every `ChangeLog` promises, asked of the one in RocksDB and of one in memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_server.storage.bucket_log import BucketLog, ChangeLog, LogHolds, LogSpan
+from streaming_server.storage.changelog import Changes, LogRecord, RowKind, decode_record, encode_segment, key_of
+from streaming_server.storage.offsets import count_of, epoch_of, make_offset
+from streaming_server.storage.rocks import RocksStore
+from table_model.errors import DataLoss, PositionExpired, PositionOutOfRange
+from tests.support.memory_log import MemoryBatch, MemoryLog
+from tests.support.offline import resources
+from tests.support.tables import SCORES, define, exact_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from table_model.schema import TableDefinition
+
+FIRST = define(SCORES)
+DEFINITION = FIRST.add_columns(pa.schema([("team", pa.string())]))
+ANY = 1 << 40
+PAIR = [RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER]
+
+
+class Clock:
+    """Stands still."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a log must know of one change."""
+
+    offset: int
+    kind: RowKind
+    schema_id: int
+    micros: int
+    row: tuple[Any, ...]
+
+
+class Logged(Protocol):
+    """A log, and what is done to it from the outside."""
+
+    @property
+    def log(self) -> ChangeLog: ...
+    def append(self, changes: Changes, schema_id: int, micros: int) -> None: ...
+    def trim(self, offset: int) -> int: ...
+    def lose_from(self, count: int) -> None:
+        """A power failure, of which the log knows: a new epoch, without these changes."""
+
+    def lose(self, count: int) -> None:
+        """Damage, of which it does not: a change is gone, and perhaps some beside it."""
+
+    def rewrite(self, start: int, end: int) -> None:
+        """Makes one record of what is between two counts."""
+
+
+class InMemory:
+    def __init__(self, clock: Clock) -> None:
+        self.log = MemoryLog(clock)
+
+    def append(self, changes: Changes, schema_id: int, micros: int) -> None:
+        batch = MemoryBatch()
+        self.log.append(batch, changes, schema_id=schema_id, commit_micros=micros)
+        batch.apply()
+
+    def trim(self, offset: int) -> int:
+        batch = MemoryBatch()
+        first = self.log.trim(batch, offset)
+        batch.apply()
+        return first
+
+    def lose_from(self, count: int) -> None:
+        self.log.lose_from(count)
+
+    def lose(self, count: int) -> None:
+        self.log.lose(count)
+
+    def rewrite(self, start: int, end: int) -> None:
+        """It has no records."""
+
+
+class InRocksDB:
+    def __init__(self, store: RocksStore, clock: Clock) -> None:
+        self._store = store
+        self._span = LogSpan(0, 0, (0,))
+        self._delete(b"", b"\xff" * 9)
+        self.log = BucketLog(store, lambda: self._span)
+        self.log.holds = LogHolds(clock)
+
+    def append(self, changes: Changes, schema_id: int, micros: int) -> None:
+        batch = self._store.batch()
+        self.log.append(batch, changes, schema_id=schema_id, commit_micros=micros)
+        self._store.write(batch)
+        self._span = replace(self._span, end=self._span.end + len(changes))
+
+    def trim(self, offset: int) -> int:
+        batch = self._store.batch()
+        first = self.log.trim(batch, offset)
+        self._store.write(batch)
+        self._span = replace(self._span, first=first)
+        return first
+
+    def lose_from(self, count: int) -> None:
+        self._delete(key_of(self._span.offset_of(count)), b"\xff" * 9)
+        self._span = LogSpan(min(self._span.first, count), count, (*self._span.epoch_starts, count))
+
+    def lose(self, count: int) -> None:
+        key, _, _ = next(r for r in self._records() if count < count_of(r[2].offset) + len(r[2].changes))
+        self._delete(key, key + b"\0")
+
+    def rewrite(self, start: int, end: int) -> None:
+        records = [
+            (key, record)
+            for key, _, record in self._records()
+            if start <= count_of(record.offset) and count_of(record.offset) + len(record.changes) <= end
+        ]
+        records = [each for each in records if _kind_of(each[1]) == _kind_of(records[0][1])]
+        if not records:
+            return
+        key, value = encode_segment([record for _, record in records])
+        assert key == records[0][0]
+        batch = self._store.batch()
+        batch.delete_log(key, records[-1][0] + b"\0")
+        batch.put_log(key, value)
+        self._store.write(batch)
+
+    def _records(self) -> Iterator[tuple[bytes, bytes, LogRecord]]:
+        for key, value in self._store.log_records():
+            yield key, value, decode_record(key, value, DEFINITION)
+
+    def _delete(self, start: bytes, end: bytes) -> None:
+        batch = self._store.batch()
+        batch.delete_log(start, end)
+        self._store.write(batch)
+
+
+def _kind_of(record: LogRecord) -> tuple[int, int]:
+    return record.epoch, record.schema_id
+
+
+@dataclass
+class History:
+    """A log, and what it must have."""
+
+    logged: Logged
+    clock: Clock
+    changes: list[Change]
+    first: int = 0
+    micros: int = 1000
+    schema: TableDefinition = FIRST
+    unsynced: list[int] = field(default_factory=list)
+    """Where each commit began that a power failure may undo."""
+
+    @property
+    def log(self) -> ChangeLog:
+        return self.logged.log
+
+    def commit(self, kinds: list[RowKind], later: int = 0) -> int:
+        """Appends changes in one commit; the offset of the first."""
+        self.micros += later
+        start, span = len(self.changes), self.log.span
+        rows = [(f"p{start + n}", start + n, f"t{n}")[: len(self.schema.schema.names)] for n in range(len(kinds))]
+        columns = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), self.schema.schema.arrow, strict=True)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.schema.schema.arrow)
+        schema_id = self.schema.schema.id
+        self.unsynced.append(start)
+        self.logged.append(Changes(np.array(kinds, np.uint8), batch), schema_id, self.micros)
+        for place, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
+            offset = span.offset_of(span.end) + place
+            self.changes.append(Change(offset, kind, schema_id, self.micros, row))
+        return span.offset_of(span.end)
+
+    def lose_from(self, count: int) -> None:
+        self.logged.lose_from(count)
+        del self.changes[count:]
+        self.unsynced.clear()
+
+    def rewrite(self, start: int, end: int) -> None:
+        self.logged.rewrite(start, end)
+        self.unsynced.clear()
+
+    def trim(self, offset: int) -> None:
+        self.first = self.logged.trim(offset)
+
+    def read(self, start: int, end: int, *, max_changes: int = ANY, max_bytes: int = ANY) -> list[Change]:
+        records = self.log.read(start, end, DEFINITION, max_changes=max_changes, max_bytes=max_bytes)
+        found = []
+        for record in records:
+            rows, kinds = exact_rows(record.changes.rows), record.changes.kinds.tolist()
+            assert len(rows) == len(kinds) == len(record.commit_micros)
+            assert epoch_of(record.offset) == record.epoch
+            assert record.changes.rows.schema.equals(DEFINITION.schema_at(record.schema_id).arrow)
+            for place, row in enumerate(rows):
+                micros = int(record.commit_micros[place])
+                found.append(Change(record.offset + place, RowKind(kinds[place]), record.schema_id, micros, row))
+        return found
+
+    def check(self) -> None:
+        span = self.log.span
+        assert (span.first, span.end) == (self.first, len(self.changes))
+        assert self.read(span.offset_of(span.first), span.offset_of(span.end)) == self.changes[self.first :]
+
+
+@pytest.fixture(scope="module", params=["rocksdb", "memory"])
+def new(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], History]]:
+    """Makes an empty log."""
+
+    def in_memory() -> History:
+        clock = Clock()
+        return History(InMemory(clock), clock, [])
+
+    if request.param == "memory":
+        yield in_memory
+        return
+    path = tmp_path_factory.mktemp("log") / "bucket"
+    store = RocksStore(path, "bucket 0 of test.table", compression="lz4", resources=resources())
+
+    def in_rocksdb() -> History:
+        clock = Clock()
+        return History(InRocksDB(store, clock), clock, [])
+
+    yield in_rocksdb
+    store.close()
+
+
+KINDS = st.lists(st.sampled_from([[RowKind.INSERT], PAIR, PAIR, [RowKind.DELETE]]), min_size=1, max_size=5).map(
+    lambda groups: [kind for group in groups for kind in group]
+)
+
+
+def grown(new: Callable[[], History], data: st.DataObject, *, trims: bool = False) -> History:
+    """A random history, already checked to be there as a whole."""
+    history = new()
+    for _ in range(data.draw(st.integers(1, 12))):
+        what = data.draw(st.sampled_from(["commit"] * 6 + ["alter", "crash", "rewrite", "rewrite"]))
+        end = len(history.changes)
+        if what == "commit":
+            history.commit(data.draw(KINDS), later=data.draw(st.sampled_from([0, 0, 1, 50])))
+        elif what == "alter":
+            history.schema = DEFINITION
+        elif what == "crash":
+            history.lose_from(data.draw(st.sampled_from([*history.unsynced, end, end])))
+        else:
+            start, stop = sorted(data.draw(st.tuples(st.integers(0, end), st.integers(0, end))))
+            history.rewrite(start, stop)
+        if trims and data.draw(st.integers(0, 4)) == 0:
+            history.trim(history.log.span.offset_of(data.draw(st.integers(0, len(history.changes)))))
+            history.unsynced.clear()
+    history.check()
+    return history
+
+
+@given(data=st.data())
+@settings(max_examples=15)
+def test_what_was_appended_is_read_from_any_change_to_any_other(
+    new: Callable[[], History], data: st.DataObject
+) -> None:
+    history = grown(new, data, trims=True)
+    span = history.log.span
+    start, end = sorted(data.draw(st.tuples(*[st.integers(span.first, span.end)] * 2)))
+    assert history.read(span.offset_of(start), span.offset_of(end)) == history.changes[start:end]
+
+
+@given(data=st.data())
+@settings(max_examples=15)
+def test_bounded_reads_one_after_another_give_all_changes_once(new: Callable[[], History], data: st.DataObject) -> None:
+    """Each goes on at the offset behind the last change, also where that is the end of an epoch."""
+    history = grown(new, data)
+    span = history.log.span
+    max_changes, max_bytes = data.draw(st.sampled_from([2, 3, 5, ANY])), data.draw(st.sampled_from([1, 700, ANY]))
+    place, end, found = span.offset_of(span.first), span.offset_of(span.end), list[Change]()
+    while count_of(place) < count_of(end):
+        part = history.read(place, end, max_changes=max_changes, max_bytes=max_bytes)
+        assert 0 < len(part) <= max_changes
+        assert part[-1].kind is not RowKind.UPDATE_BEFORE, "a row before an update without the row after it"
+        found += part
+        place = part[-1].offset + 1
+    assert found == history.changes
+
+
+def test_one_change_at_a_time_can_be_read(new: Callable[[], History]) -> None:
+    history = new()
+    history.commit([*PAIR, RowKind.INSERT])
+    assert [history.read(n, 3, max_changes=1) for n in range(3)] == [[change] for change in history.changes]
+
+
+def test_a_read_of_nothing_gives_nothing(new: Callable[[], History]) -> None:
+    history = new()
+    assert history.read(0, 0) == []
+    history.commit([RowKind.INSERT])
+    assert history.read(1, 1) == []
+
+
+def test_the_end_of_an_epoch_is_read_as_the_start_of_the_next(new: Callable[[], History]) -> None:
+    history = new()
+    history.commit([RowKind.INSERT] * 3)
+    history.lose_from(3)
+    history.commit([RowKind.INSERT] * 2)
+    end = make_offset(1, 5)
+    assert history.read(make_offset(0, 3), end) == history.read(make_offset(1, 3), end) == history.changes[3:]
+    assert history.read(make_offset(0, 2), end) == history.changes[2:]
+
+
+def test_a_commit_of_many_thousand_changes_is_read_in_parts(new: Callable[[], History]) -> None:
+    history = new()
+    history.commit([RowKind.INSERT, *PAIR * 2500])
+    history.check()
+    assert history.read(4000, 5001) == history.changes[4000:]
+
+
+@given(data=st.data())
+@settings(max_examples=10)
+def test_a_lost_change_is_data_loss_for_every_read_of_it(new: Callable[[], History], data: st.DataObject) -> None:
+    """Also at the very end, and however little is asked for at once: never fewer changes."""
+    history = grown(new, data)
+    if not history.changes:
+        return
+    lost, found = data.draw(st.integers(0, len(history.changes) - 1)), list[Change]()
+    history.logged.lose(lost)
+    with pytest.raises(DataLoss):
+        read_on(history, data.draw(st.sampled_from([2, 3, ANY])), found)
+    assert found == history.changes[: len(found)]
+    assert len(found) <= lost
+
+
+def read_on(history: History, max_changes: int, found: list[Change]) -> None:
+    span = history.log.span
+    place, end = span.offset_of(span.first), span.offset_of(span.end)
+    while count_of(place) < count_of(end):
+        part = history.read(place, end, max_changes=max_changes)
+        assert part, "no change, and no error"
+        found += part
+        place = found[-1].offset + 1
+
+
+def test_changes_that_are_missing_at_the_end_are_data_loss(new: Callable[[], History]) -> None:
+    history = new()
+    history.commit([RowKind.INSERT] * 2)
+    history.commit([RowKind.INSERT])
+    with pytest.raises(DataLoss):
+        history.read(0, 4)
+    with pytest.raises(DataLoss):
+        history.read(3, 4)
+
+
+def test_a_position_is_one_of_the_changes_or_the_end(new: Callable[[], History]) -> None:
+    history = new()
+    history.commit([RowKind.INSERT] * 3)
+    span = history.log.span
+    assert [span.checked(offset, place="here") for offset in range(4)] == [0, 1, 2, 3]
+    for wrong in (4, make_offset(1, 3), make_offset(7, 0)):
+        with pytest.raises(PositionOutOfRange, match="here") as beyond:
+            span.checked(wrong, place="here")
+        assert beyond.value.details == {"wanted": str(wrong), "earliest": "0", "latest": "3"}
+        assert span.checked(wrong, place="here", clamp=True) == 3
+
+
+def test_a_position_before_the_first_change_is_expired(new: Callable[[], History]) -> None:
+    history = new()
+    for _ in range(5):
+        history.commit([RowKind.INSERT])
+    history.trim(3)
+    span = history.log.span
+    with pytest.raises(PositionExpired) as expired:
+        span.checked(2, place="here")
+    assert expired.value.details == {"wanted": "2", "earliest": "3", "latest": "5"}
+    assert span.checked(3, place="here") == 3
+    assert span.checked(2, place="here", clamp=True) == 3
+
+
+def test_the_end_of_an_epoch_begins_the_next_and_what_a_crash_undid_is_no_position(new: Callable[[], History]) -> None:
+    history = new()
+    history.commit([RowKind.INSERT] * 3)
+    history.commit([RowKind.INSERT] * 2)
+    history.lose_from(3)  # offsets 3 and 4 were never durable
+    span = history.log.span
+    assert span.offset_of(span.end) == span.checked(3, place="here") == make_offset(1, 3)
+    for undone in (4, 5):
+        with pytest.raises(PositionOutOfRange) as refused:
+            span.checked(undone, place="here")
+        assert refused.value.details["latest"] == str(make_offset(1, 3))
+        assert span.checked(undone, place="here", clamp=True) == make_offset(1, 3)
+    history.commit([RowKind.INSERT] * 2)
+    history.check()
+    span = history.log.span
+    assert span.checked(make_offset(1, 4), place="here") == make_offset(1, 4)
+    for never in (4, make_offset(1, 2), make_offset(1, 6)):
+        with pytest.raises(PositionOutOfRange):
+            span.checked(never, place="here")
+
+
+def test_epochs_in_which_nothing_was_written_pass_positions_on(new: Callable[[], History]) -> None:
+    history = new()
+    history.commit([RowKind.INSERT])
+    for _ in range(3):
+        history.lose_from(1)
+    span = history.log.span
+    assert [span.checked(make_offset(epoch, 1), place="here") for epoch in range(4)] == [make_offset(3, 1)] * 4
+    history.commit([RowKind.INSERT])
+    history.check()
+    assert history.read(make_offset(0, 1), make_offset(3, 2)) == history.changes[1:]
+
+
+@given(data=st.data())
+@settings(max_examples=15)
+def test_a_time_is_the_first_change_committed_at_or_after_it(new: Callable[[], History], data: st.DataObject) -> None:
+    """Of those that are kept; in the order of the log, where many have the same time."""
+    history = grown(new, data, trims=True)
+    span = history.log.span
+    times = [change.micros for change in history.changes[span.first :]]
+    for micros in {0, *times, *(time - 1 for time in times), *(time + 1 for time in times)}:
+        found = history.log.offset_at(micros, DEFINITION)
+        assert found == span.offset_of(span.first + bisect_left(times, micros)), micros
+
+
+def test_a_trimmed_log_keeps_what_comes_behind(new: Callable[[], History]) -> None:
+    history = new()
+    for _ in range(6):
+        history.commit([RowKind.INSERT, *PAIR])
+    for offset in (4, 2, 9, 9, 17):
+        history.trim(offset)
+        assert history.first == max(offset, history.first)
+        history.check()
+    history.trim(100)
+    assert history.first == 18
+    history.check()
+    history.commit([RowKind.DELETE])
+    history.check()
+
+
+@given(data=st.data())
+@settings(max_examples=10)
+def test_nothing_that_is_held_is_trimmed(new: Callable[[], History], data: st.DataObject) -> None:
+    history = grown(new, data)
+    span = history.log.span
+    places = st.integers(0, span.end)
+    held = data.draw(st.dictionaries(st.sampled_from(["a", "b", "c"]), places))
+    for owner, count in held.items():
+        history.log.hold(owner, span.offset_of(count))
+    while True:
+        wanted, before = data.draw(places), history.first
+        history.trim(span.offset_of(wanted))
+        assert history.first == max(before, min([wanted, *held.values()]))
+        history.check()
+        if not held:
+            break
+        owner = data.draw(st.sampled_from(sorted(held)))
+        history.log.release(owner)
+        del held[owner]
+    history.trim(span.offset_of(span.end))
+    assert history.first == span.end
+
+
+def test_a_hold_ends_when_its_time_is_over_and_another_of_the_same_owner_takes_its_place(
+    new: Callable[[], History],
+) -> None:
+    history = new()
+    for _ in range(6):
+        history.commit([RowKind.INSERT])
+    history.log.hold("for ever", 4)
+    history.log.hold("for a while", 1, 10.0)
+    history.trim(5)
+    assert history.first == 1
+    history.clock.now = 9.0
+    history.log.hold("for a while", 2, 10.0)
+    history.trim(5)
+    assert history.first == 2
+    history.clock.now = 18.9
+    history.trim(5)
+    assert history.first == 2
+    history.clock.now = 19.0
+    history.trim(5)
+    assert history.first == 4
+    history.log.release("for ever")
+    history.log.release("for ever")
+    history.trim(5)
+    assert history.first == 5
+    history.check()
+
+
+def test_a_rewritten_log_reads_the_same_and_is_appended_to(new: Callable[[], History]) -> None:
+    history = new()
+    for number in range(40):
+        history.commit(PAIR if number % 3 else [RowKind.INSERT], later=number % 2)
+    history.rewrite(5, 50)
+    history.check()
+    history.rewrite(0, len(history.changes))
+    history.check()
+    history.commit([RowKind.DELETE], later=5)
+    history.check()
+    history.trim(30)
+    history.check()
+    assert history.log.offset_at(0, DEFINITION) == 30
+    for before, after in pairwise(history.changes):
+        if after.micros > before.micros:
+            assert history.log.offset_at(after.micros, DEFINITION) == max(after.offset, 30)

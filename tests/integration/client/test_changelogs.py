@@ -1,0 +1,271 @@
+"""Tables without rows before a change in their changelog, and tables without a changelog."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import InvalidOption, InvalidRequest, ScanSource, StartFrom, StopAt, UsageError, sync
+from aio_client.mirror import mirror
+from scankv.formats.debezium import debezium_lines
+from streaming_server.storage.offsets import count_of
+from tests.support.command_line import CommandLine
+
+if TYPE_CHECKING:
+    from aio_client import Client, Table
+    from tests.support.server_process import ServerProcess
+
+SCHEMA = pa.schema([("k", pa.int64()), pa.field("v", pa.int64(), nullable=False), ("tags", pa.list_(pa.string()))])
+META = ("_change_type", "k", "v")
+
+
+def create(client: sync.Client, name: str, changelog: str = "upsert", **options: Any) -> sync.Table:
+    return client.create_table(name, SCHEMA, primary_key=["k"], buckets=2, changelog=changelog, **options)
+
+
+def row(k: int, v: int) -> dict[str, Any]:
+    return {"k": k, "v": v, "tags": ["a", str(v)]}
+
+
+def changes_of(table: sync.Table, where: str | None = None, start: StartFrom = StartFrom.EARLIEST) -> sync.Scan:
+    scan = table.scan(where=where).with_source(ScanSource.LOG).with_row_kind()
+    return scan.start_from(start).stop_at(StopAt.LATEST)
+
+
+def told(changes: sync.Scan) -> list[tuple[str, int, int | None]]:
+    """Kind, key and value of each change, those of a key in their order."""
+    found = changes.to_arrow().select(META).to_pylist()
+    return sorted((tuple(each.values()) for each in found), key=lambda each: each[1])
+
+
+def changed(table: sync.Table) -> int:
+    """How many changes a table has had."""
+    return sum(count_of(bucket.log_offset) for bucket in table.statistics())
+
+
+def test_without_rows_before_every_row_written_is_an_update_and_a_deleted_one_its_key(
+    sync_client: sync.Client, name: str
+) -> None:
+    table = create(sync_client, name)
+    table.upsert([row(1, 10), row(2, 20), row(1, 11)])
+    table.upsert([row(1, 11)])
+    table.delete([2, 3])
+    changes = changes_of(table).to_arrow()
+    assert told(changes_of(table)) == [("+U", 1, 11), ("+U", 1, 11), ("+U", 2, 20), ("-D", 2, None), ("-D", 3, None)]
+    assert [field.nullable for field in changes.schema][-3:] == [False, True, True]
+    deleted = [each for each in changes.to_pylist() if each["_change_type"] == "-D"]
+    assert [each["tags"] for each in deleted] == [None, None]
+    assert table.scan().to_pylist() == [row(1, 11)]
+
+
+def test_a_full_start_of_a_table_without_rows_before_is_all_its_rows(sync_client: sync.Client, name: str) -> None:
+    table = create(sync_client, name)
+    table.upsert([row(n, n) for n in range(10)])
+    table.delete([4])
+    assert told(changes_of(table, start=StartFrom.FULL)) == [("+I", n, n) for n in range(10) if n != 4]
+    assert told(changes_of(table, "k < 2", StartFrom.FULL)) == [("+I", 0, 0), ("+I", 1, 1)]
+
+
+def test_what_cannot_be_told_is_refused_and_rows_that_do_not_match_may_be_deleted(
+    sync_client: sync.Client, name: str
+) -> None:
+    table = create(sync_client, name)
+    table.upsert([row(1, 10), row(2, 20)])
+    table.upsert([row(2, 5), row(3, 5)])
+    table.delete([1])
+    assert told(changes_of(table, "k > 1")) == [("+U", 2, 20), ("+U", 2, 5), ("+U", 3, 5)]
+    with pytest.raises(InvalidRequest, match=r'changelog="upsert".*not at "v".*unmatched="delete"') as refused:
+        changes_of(table, "k > 1 AND v >= 10").to_arrow()
+    assert refused.value.details["column"] == "v"
+    deleting = changes_of(table, "v >= 10").with_unmatched("delete")
+    assert told(deleting) == [("+U", 1, 10), ("-D", 1, None), ("+U", 2, 20), ("-D", 2, None), ("-D", 3, None)]
+    assert {each["tags"] for each in deleting.to_pylist() if each["_change_type"] == "-D"} == {None}
+    chosen = table.scan(["tags", "k"], where="v >= 10").with_source(ScanSource.LOG).with_row_kind()
+    chosen = chosen.with_unmatched("delete").start_from(StartFrom.EARLIEST).stop_at(StopAt.LATEST)
+    assert [(each["k"], each["tags"]) for each in chosen.to_pylist() if each["_change_type"] == "+U"] == [
+        (1, ["a", "10"]),
+        (2, ["a", "20"]),
+    ]
+    # Where null matches, a deleted row is one all the same.
+    assert ("-D", 1, None) in told(changes_of(table, "tags IS NULL").with_unmatched("delete"))
+    with pytest.raises(UsageError, match='"refuse" or "delete"'):
+        changes_of(table).with_unmatched("keep")  # type: ignore[arg-type]
+
+
+def test_a_changelog_with_rows_before_needs_no_word_about_those_that_do_not_match(
+    sync_client: sync.Client, name: str
+) -> None:
+    table = create(sync_client, name, "full")
+    table.upsert([row(1, 10), row(2, 1)])
+    table.upsert([row(1, 5)])
+    expected = [("+I", 1, 10), ("-D", 1, 10)]
+    assert told(changes_of(table, "v >= 10")) == told(changes_of(table, "v >= 10").with_unmatched("delete")) == expected
+
+
+def test_rows_that_are_not_counted_are_read_to_count_them(sync_client: sync.Client, name: str) -> None:
+    for changelog in ("upsert", "none"):
+        table = create(sync_client, f"{name}{changelog}", changelog)
+        assert table.count() == 0
+        assert [bucket.rows for bucket in table.statistics()] == [0, 0]
+        for start in (0, 500):
+            table.upsert([row(n, n) for n in range(start, start + 1000)])
+        table.delete([*range(100), *range(5000, 5100)])
+        expected = 1400
+        assert table.count() == expected
+        counted = table.count_if_changed(None)
+        assert counted is not None
+        assert counted.value == expected
+        assert table.count_if_changed(counted.version) is None
+        assert [bucket.rows for bucket in table.statistics()] == [None, None]
+        with table.snapshot() as snapshot:
+            assert snapshot.rows is None
+            table.upsert([row(n, n) for n in range(9000, 9009)])
+            assert table.count(at=snapshot) == expected
+            assert table.count() == expected + 9
+            parts = [part.to_arrow().num_rows for part in table.scan().at(snapshot).splits(4)]
+            assert sum(parts) == expected
+            assert min(parts) > expected / 8
+        assert all(bucket.agrees for bucket in sync_client.check_table(table.name))
+
+
+def test_a_large_table_that_is_not_counted_is_split_evenly(sync_client: sync.Client, name: str) -> None:
+    table = create(sync_client, name, "none")
+    table.upsert(pa.table({"k": range(30_000), "v": [0] * 30_000, "tags": [None] * 30_000}, SCHEMA))
+    with table.snapshot() as snapshot:
+        parts = [part.to_arrow().num_rows for part in table.scan(["k"]).at(snapshot).splits(8)]
+    assert sum(parts) == 30_000
+    assert max(parts) < 1.2 * 30_000 / 8
+
+
+def test_an_index_has_old_rows_read_so_that_equal_ones_are_no_change(sync_client: sync.Client, name: str) -> None:
+    for changelog in ("upsert", "none"):
+        table = create(sync_client, f"{name}{changelog}", changelog, indexes=["v"])
+        table.upsert([row(1, 10), row(2, 20), row(3, 30)])
+        table.upsert([row(1, 10), row(2, 25)])
+        table.delete([3, 4])
+        assert changed(table) == 3 + 1 + 1
+        assert sum(bucket.rows or 0 for bucket in table.statistics()) == table.count() == 2
+        assert table.top_n(5, by="v").column("k").to_pylist() == [2, 1]
+        assert all(bucket.agrees for bucket in sync_client.check_table(table.name))
+    told_ = told(changes_of(sync_client.table(f"{name}upsert")))
+    assert told_ == [("+U", 1, 10), ("+U", 2, 20), ("+U", 2, 25), ("+U", 3, 30), ("-D", 3, None)]
+
+
+def test_an_index_may_come_and_go_on_rows_that_are_not_counted(sync_client: sync.Client, name: str) -> None:
+    table = create(sync_client, name)
+    table.upsert([row(n, n) for n in range(300)])
+    table.delete(list(range(10)))
+    table = sync_client.alter_table(name, add_indexes=["v"])
+    (status,) = table.index_status()
+    assert (status.ready, status.rows, status.rows_done) == (True, None, 0)
+    before = changed(table)
+    table.upsert([row(n, n) for n in range(290, 310)])
+    assert changed(table) == before + 10
+    assert table.top_n(2, by="v").column("k").to_pylist() == [309, 308]
+    assert table.count() == 300
+    assert all(bucket.agrees for bucket in sync_client.check_table(name))
+    table = sync_client.alter_table(name, drop_indexes=["v"])
+    table.upsert([row(300, 300)])
+    assert changed(table) == before + 11
+    table = sync_client.alter_table(name, add_indexes=["v"])
+    assert table.top_n(2, by="v").column("k").to_pylist() == [309, 308]
+    assert all(bucket.agrees for bucket in sync_client.check_table(name))
+
+
+def test_a_table_without_changelog_counts_its_changes_and_refuses_whoever_wants_them(
+    sync_client: sync.Client, name: str, shared_server: ServerProcess
+) -> None:
+    table = create(sync_client, name, "none")
+    table.upsert([row(1, 10), row(2, 20), row(2, 21)])
+    table.upsert([row(1, 10)])
+    table.delete([2, 3])
+    assert changed(table) == 2 + 1 + 2
+    assert table.scan().to_pylist() == [row(1, 10)]
+    why = r'changelog="none".*create one with changelog="full" or "upsert"'
+    for start in (StartFrom.FULL, StartFrom.EARLIEST, StartFrom.LATEST, StartFrom.last(1)):
+        with pytest.raises(InvalidRequest, match=why):
+            changes_of(table, start=start).to_arrow()
+    consumer = table.scan().with_source(ScanSource.LOG).with_row_kind().with_consumer_id("billing")
+    with pytest.raises(InvalidRequest, match=why):
+        next(iter(consumer.stream()))
+    assert table.consumers() == []
+    tailed = CommandLine(shared_server.url)("tail", name, "--from", "earliest", "--until", "latest", code=1)
+    assert 'changelog="none"' in " ".join(tailed.stderr.split())
+
+
+@pytest.mark.asyncio
+async def test_a_mirror_of_a_table_without_changelog_is_refused(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], changelog="none")
+    with pytest.raises(InvalidRequest, match='changelog="none"'):
+        async with mirror(table):
+            pass
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("where", [None, "v < 5", "k < 30"])
+async def test_a_mirror_follows_a_table_without_rows_before(client: Client, name: str, where: str | None) -> None:
+    # In one bucket: of one in which nothing matches, a stream is told with the next heartbeat.
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=1, changelog="upsert")
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    await write_something(table, chance)
+    async with mirror(table, where=where) as local:
+        for _ in range(12):
+            await local.wait_for(await write_something(table, chance))
+            expected = await table.scan(where=where).to_arrow()
+            assert local.to_arrow().sort_by("k").to_pylist() == expected.sort_by("k").to_pylist(), seed
+        state = local.state()
+    await write_something(table, chance)
+    async with asyncio.timeout(20), mirror(table, where=where, state=state) as local:
+        await local.wait_for(await write_something(table, chance))
+        expected = await table.scan(where=where).to_arrow()
+        assert local.to_arrow().sort_by("k").to_pylist() == expected.sort_by("k").to_pylist(), seed
+
+
+async def write_something(table: Table, chance: random.Random) -> dict[int, int]:
+    if chance.random() < 0.5:
+        await table.delete([chance.randrange(60) for _ in range(chance.randrange(1, 30))])
+    keys = [0, *(chance.randrange(60) for _ in range(chance.randrange(40)))]
+    return dict((await table.upsert([row(k, chance.randrange(10)) for k in keys])).log_offsets)
+
+
+def test_debezium_has_no_row_before_where_the_changelog_has_none(sync_client: sync.Client, name: str) -> None:
+    table = create(sync_client, name)
+    table.upsert([row(1, 10)])
+    table.upsert([row(1, 11)])
+    table.delete([1])
+    envelopes = [
+        json.loads(line)
+        for batch in changes_of(table).stream()
+        for line in debezium_lines(batch, "db", "t").to_pybytes().splitlines()
+    ]
+    assert [(each["op"], each["before"], each["after"]) for each in envelopes] == [
+        ("u", None, row(1, 10)),
+        ("u", None, row(1, 11)),
+        ("d", {"k": 1, "v": None, "tags": None}, None),
+    ]
+
+
+def test_describe_says_that_rows_are_not_counted(
+    sync_client: sync.Client, name: str, shared_server: ServerProcess
+) -> None:
+    table = create(sync_client, name)
+    scankv = CommandLine(shared_server.url)
+    assert "not counted" not in scankv("describe", name).text
+    table.upsert([row(1, 1)])
+    assert "not counted" in scankv("describe", name).text
+    statistics = scankv("describe", name, "--json").json["bucket_statistics"]
+    assert sorted((bucket["rows"] for bucket in statistics), key=str) == [0, None]
+    assert scankv("count", name).text.strip() == "1"
+    with table.snapshot():
+        assert name in scankv("snapshot", "list").text
+
+
+def test_an_unknown_changelog_is_refused_with_those_there_are(sync_client: sync.Client, name: str) -> None:
+    with pytest.raises(InvalidOption, match='"full" or "upsert" or "none"'):
+        create(sync_client, name, "before")

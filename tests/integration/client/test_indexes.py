@@ -1,0 +1,222 @@
+"""Indexes as a client makes, watches and drops them, and the check of a table."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import (
+    BucketCheck,
+    Client,
+    IndexStatus,
+    InvalidRequest,
+    SchemaMismatch,
+    TableNotFound,
+    UsageError,
+    connect,
+    sync,
+)
+
+if TYPE_CHECKING:
+    from aio_client import Table
+    from tests.support.server_process import ServerProcess
+
+SCHEMA = pa.schema(
+    [("player", pa.string()), ("league", pa.string()), ("score", pa.int64()), ("tags", pa.list_(pa.string()))]
+)
+ROWS = 50_000
+
+
+async def scores(client: Client, name: str, *, indexes: Any = ()) -> Table:
+    """A table of `ROWS` rows in four buckets."""
+    table = await client.create_table(name, SCHEMA, primary_key=["player"], indexes=indexes)
+    numbers = range(ROWS)
+    await table.upsert(
+        pa.table(
+            {
+                "player": [f"p{number}" for number in numbers],
+                "league": [f"l{number % 7}" for number in numbers],
+                "score": [number * 7919 % ROWS for number in numbers],
+                "tags": pa.nulls(ROWS, pa.list_(pa.string())),
+            }
+        )
+    )
+    return table
+
+
+def ready(*columns: str, rows: int = ROWS) -> IndexStatus:
+    return IndexStatus(columns=columns, ready=True, rows_done=rows, rows=rows, failure=None)
+
+
+def agreeing(checks: list[BucketCheck], *indexes: tuple[str, ...], rows: int = ROWS) -> bool:
+    """Whether a check found so many rows, as many entries of each index, and nothing wrong."""
+    return (
+        [check.bucket for check in checks] == [0, 1, 2, 3]
+        and sum(check.rows for check in checks) == rows
+        and all(check.agrees for check in checks)
+        and all(tuple(index.columns for index in check.indexes) == indexes for check in checks)
+        and all(index.ready and index.entries == check.rows for check in checks for index in check.indexes)
+    )
+
+
+@pytest.mark.asyncio
+async def test_indexes_of_a_new_table_are_ready_and_stay_whole(client: Client, name: str) -> None:
+    created = await client.create_table(name, SCHEMA, primary_key=["player"], indexes=["score", ("league", "score")])
+    assert created.indexes == (("score",), ("league", "score"))
+    assert await created.index_status() == [ready("score", rows=0), ready("league", "score", rows=0)]
+    await created.upsert([{"player": "ann", "league": "a", "score": 3}, {"player": "bob"}])
+    await created.delete("ann")
+    assert await created.index_status() == [ready("score", rows=1), ready("league", "score", rows=1)]
+    assert agreeing(await client.check_table(name), ("score",), ("league", "score"), rows=1)
+    assert (await client.table(name)).indexes == created.indexes
+
+
+@pytest.mark.asyncio
+async def test_one_name_is_the_index_on_that_column(client: Client, name: str) -> None:
+    assert (await client.create_table(name, SCHEMA, primary_key="player", indexes="score")).indexes == (("score",),)
+    assert (await client.alter_table(name, drop_indexes="score")).indexes == ()
+
+
+@pytest.mark.asyncio
+async def test_an_index_that_is_added_is_ready_when_altering_returns(client: Client, name: str) -> None:
+    table = await scores(client, name)
+    assert (table.indexes, await table.index_status()) == ((), [])
+    seen: list[list[IndexStatus]] = []
+    altered = await client.alter_table(name, add_indexes=["score", ["league", "score"]], on_progress=seen.append)
+    assert altered.indexes == (("score",), ("league", "score"))
+    assert await altered.index_status() == [ready("score"), ready("league", "score")]
+    assert seen[-1] == await altered.index_status()
+    assert all([status.columns for status in states] == list(altered.indexes) for states in seen)
+    assert agreeing(await client.check_table(name), ("score",), ("league", "score"))
+
+
+@pytest.mark.asyncio
+async def test_altering_without_waiting_leaves_the_building_to_the_server(client: Client, name: str) -> None:
+    table = await scores(client, name)
+    seen: list[list[IndexStatus]] = []
+    await client.alter_table(name, add_indexes=["league"], wait=False, on_progress=seen.append)
+    assert seen == []
+    (status,) = await table.index_status()
+    assert status.columns == ("league",)
+    assert status.failure is None
+    assert status.rows == ROWS
+    assert 0 <= status.rows_done <= ROWS
+    # Waits for its own index alone, behind which the other one was not dropped.
+    altered = await client.alter_table(name, add_columns=pa.schema([("team", pa.string())]), add_indexes=["team"])
+    assert altered.schema.names[-1] == "team"
+    assert altered.indexes == (("league",), ("team",))
+    assert [status.ready for status in await altered.index_status() if status.columns == ("team",)] == [True]
+
+
+@pytest.mark.asyncio
+async def test_waiting_for_an_index_outlives_the_server(server: ServerProcess) -> None:
+    seen: list[list[IndexStatus]] = []
+    restarts: list[asyncio.Task[None]] = []
+
+    def note(states: list[IndexStatus]) -> None:
+        seen.append(states)
+        if len(seen) == 1:
+            server.kill()
+            restarts.append(asyncio.create_task(asyncio.to_thread(server.restart)))
+
+    async with connect(server.url) as client:
+        await scores(client, "test.restarted")
+        altered = await client.alter_table("test.restarted", add_indexes=["score"], on_progress=note)
+        await restarts[0]
+        assert await altered.index_status() == [ready("score")]
+        assert agreeing(await client.check_table("test.restarted"), ("score",))
+
+
+@pytest.mark.asyncio
+async def test_one_alteration_drops_and_adds(client: Client, name: str) -> None:
+    await scores(client, name, indexes=["score"])
+    altered = await client.alter_table(name, drop_indexes=["score"], add_indexes=[("score", "league")])
+    assert altered.indexes == (("score", "league"),)
+    assert agreeing(await client.check_table(name), ("score", "league"))
+
+
+@pytest.mark.asyncio
+async def test_an_index_that_cannot_be_built_says_why_and_that_it_is_to_be_dropped(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["player"])
+    await table.upsert([{"player": "ann", "league": "x" * 20_000, "score": 1}])
+    with pytest.raises(
+        InvalidRequest, match=r"\(league\) .* cannot be built: .*drop_indexes=\[\('league',\)\]"
+    ) as raised:
+        await client.alter_table(name, add_indexes=["league"])
+    assert "xxxx" not in raised.value.message
+    (status,) = await table.index_status()
+    assert (status.ready, status.failure is None) == (False, False)
+    # What is wrong with one does not keep another.
+    assert (await client.alter_table(name, add_indexes=["score"])).indexes == (("league",), ("score",))
+    assert (await client.alter_table(name, drop_indexes=["league"])).indexes == (("score",),)
+    assert await table.get("ann") is not None
+
+
+@pytest.mark.parametrize(
+    "alteration",
+    [
+        {"add_indexes": 7},
+        {"add_indexes": {"score": 1}},
+        {"add_indexes": [7]},
+        {"add_indexes": [["score", 7]]},
+        {"add_indexes": [None]},
+        {"add_indexes": [b"score"]},
+        {"drop_indexes": [["score", None]]},
+        {"add_columns": {"a": 1}},
+        {},
+    ],
+)
+@pytest.mark.asyncio
+async def test_what_is_no_alteration_is_not_sent(client: Client, name: str, alteration: dict[str, Any]) -> None:
+    # The table is not there: a request would be refused with TableNotFound.
+    with pytest.raises(UsageError) as raised:
+        await client.alter_table(name, **alteration)
+    assert raised.value.details.get("option") == next(iter(alteration), None)
+
+
+@pytest.mark.asyncio
+async def test_impossible_indexes_are_refused_and_change_nothing(client: Client, name: str) -> None:
+    with pytest.raises(UsageError, match="indexes"):
+        await client.create_table(name, SCHEMA, primary_key=["player"], indexes=[1])  # type: ignore[list-item]
+    with pytest.raises(SchemaMismatch, match="did you mean"):
+        await client.create_table(name, SCHEMA, primary_key=["player"], indexes=["scroe"])
+    table = await client.create_table(name, SCHEMA, primary_key=["player"], indexes=["score"])
+    for refused, said in (
+        ({"add_indexes": ["score"]}, "already"),
+        ({"add_indexes": [[]]}, "1 to 8"),
+        ({"add_indexes": [["league", "league"]]}, "twice"),
+        ({"drop_indexes": ["league"]}, r"no index on \(league\); its indexes: \(score\)"),
+        ({"add_indexes": ["league", "tags"]}, '"tags"'),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            await client.alter_table(name, **refused)
+    assert (await client.table(name)).indexes == table.indexes
+    with pytest.raises(TableNotFound):
+        await client.alter_table(name + "x", add_indexes=["score"])
+    with pytest.raises(TableNotFound):
+        await client.check_table(name + "x")
+
+
+@pytest.mark.asyncio
+async def test_a_check_tells_of_each_bucket_as_it_is_done(client: Client, name: str) -> None:
+    await scores(client, name, indexes=["score"])
+    told: list[BucketCheck] = []
+    assert await client.check_table(name, on_bucket=told.append) == told
+    assert agreeing(told, ("score",))
+    assert (await client.server_stats()).live_scans == 0
+
+
+def test_the_blocking_client_has_the_same(sync_client: sync.Client, name: str) -> None:
+    table = sync_client.create_table(name, SCHEMA, primary_key=["player"], indexes=["score"])
+    table.upsert([{"player": "ann", "league": "a", "score": 3, "tags": None}])
+    assert table.index_status() == [ready("score", rows=1)]
+    seen: list[list[IndexStatus]] = []
+    altered = sync_client.alter_table(name, add_indexes=["league"], drop_indexes=["score"], on_progress=seen.append)
+    assert altered.indexes == (("league",),)
+    assert seen[-1] == [ready("league", rows=1)]
+    told: list[BucketCheck] = []
+    assert sync_client.check_table(name, on_bucket=told.append) == told
+    assert agreeing(told, ("league",), rows=1)

@@ -1,0 +1,159 @@
+"""A mirror equals its table: after any writes, in any part of it, over restarts of either side."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import InvalidKey, Table, TableNotFound, UsageError, connect
+from aio_client.mirror import Mirror, mirror
+
+if TYPE_CHECKING:
+    from aio_client import Client, WriteResult
+    from tests.support.server_process import ServerProcess
+
+SCHEMA = pa.schema([("team", pa.string()), ("n", pa.int64()), ("v", pa.float64())])
+KEY = ["team", "n"]
+
+pytestmark = pytest.mark.asyncio
+
+
+async def make(client: Client, name: str, rows: int = 0) -> Table:
+    table = await client.create_table(f"mirror.{name}", SCHEMA, primary_key=KEY, buckets=3)
+    if rows:
+        await table.upsert([row(n) for n in range(rows)])
+    return table
+
+
+def row(n: int, v: float = 0.0) -> dict[str, Any]:
+    return {"team": f"t{n % 7}", "n": n, "v": v}
+
+
+def key(n: int) -> tuple[str, int]:
+    return f"t{n % 7}", n
+
+
+async def same(local: Mirror, table: Table, written: WriteResult, where: str | None = None) -> None:
+    await local.wait_for(written.log_offsets)
+    expected = await table.scan(where=where).to_arrow()
+    assert local.to_arrow().sort_by("n").to_pylist() == expected.sort_by("n").to_pylist()
+    assert len(local) == expected.num_rows
+
+
+async def test_a_mirror_has_all_rows_when_it_is_entered_and_follows_every_change(shared_server: ServerProcess) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    async with connect(shared_server.url) as client:
+        table = await make(client, "follows", 300)
+        async with mirror(table) as local:
+            assert len(local) == 300, seed
+            for _ in range(40):
+                numbers = [chance.randrange(400) for _ in range(chance.randrange(1, 50))]
+                if chance.random() < 0.4:
+                    written = await table.delete([key(n) for n in numbers])
+                else:
+                    written = await table.upsert([row(n, chance.random()) for n in numbers])
+            last = await table.upsert([row(500), row(501)])
+            merged = {b: max(last.log_offsets.get(b, 0), written.log_offsets.get(b, 0)) for b in range(3)}
+            await same(local, table, type(last)(rows=0, log_offsets=merged))
+            assert local.get(key(500)) == row(500)
+            assert key(500) in local
+            assert key(999) not in local
+            assert local.get({"team": "t9", "n": 1}) is None
+
+
+async def test_a_mirror_of_a_part_follows_rows_that_come_and_go(shared_server: ServerProcess) -> None:
+    async with connect(shared_server.url) as client:
+        table = await make(client, "part", 50)
+        async with mirror(table, columns=["v"], where="v > 1") as local:
+            assert len(local) == 0
+            await table.upsert([row(n, 5.0) for n in range(10)])
+            last = await table.upsert([row(n, 0.5) for n in range(5)])
+            await local.wait_for(last.log_offsets)
+            assert sorted(local.to_arrow()["n"].to_pylist()) == [5, 6, 7, 8, 9]
+            assert local.to_arrow().schema.names == ["team", "n", "v"]
+
+
+async def test_an_empty_table_is_mirrored_at_once(shared_server: ServerProcess) -> None:
+    async with connect(shared_server.url) as client:
+        table = await make(client, "empty")
+        async with asyncio.timeout(10), mirror(table) as local:
+            assert len(local) == 0
+            assert local.to_arrow().schema.names == SCHEMA.names
+
+
+async def test_a_kept_state_goes_on_where_it_stood(shared_server: ServerProcess) -> None:
+    async with connect(shared_server.url) as client:
+        table = await make(client, "state", 100)
+        async with mirror(table) as local:
+            kept = pickle.loads(pickle.dumps(local.state()))
+        await table.delete([key(1), key(2)])
+        last = await table.upsert([row(n, 9.0) for n in range(3, 30)])
+        async with connect(shared_server.url) as other:
+            again = await other.table(table.name)
+            async with mirror(again, state=kept) as local:
+                await same(local, again, last)
+                assert local.log_offsets.keys() == {0, 1, 2}
+
+
+async def test_a_mirror_rides_through_a_crash_of_the_server(server: ServerProcess) -> None:
+    async with connect(server.url) as client:
+        table = await make(client, "crash", 100)
+        async with mirror(table) as local:
+            server.kill()
+            server.restart()
+            last = await table.upsert([row(n, 2.0) for n in range(40, 140)])
+            await same(local, table, last)
+
+
+async def test_columns_added_later_are_mirrored(shared_server: ServerProcess) -> None:
+    async with connect(shared_server.url) as client:
+        table = await make(client, "columns", 10)
+        async with mirror(table) as local:
+            table = await client.alter_table(table.name, add_columns=pa.schema([("note", pa.string())]))
+            last = await table.upsert([{**row(3), "note": "new"}])
+            await same(local, table, last)
+            assert local.get(key(3)) == {**row(3), "note": "new"}
+            assert local.get(key(4)) == {**row(4), "note": None}
+
+
+async def test_changed_returns_when_something_has(shared_server: ServerProcess) -> None:
+    async with connect(shared_server.url) as client:
+        table = await make(client, "changed", 10)
+        async with mirror(table) as local:
+            await local.changed()  # the rows it began with
+            waiting = asyncio.create_task(local.changed())
+            await table.upsert([row(3)])  # the same row again
+            await table.upsert([row(3, 7.0)])
+            await waiting
+            assert local.get(key(3)) == row(3, 7.0)
+
+
+async def test_what_ends_the_stream_is_raised_by_every_read(shared_server: ServerProcess) -> None:
+    async with connect(shared_server.url) as client:
+        table = await make(client, "dropped", 10)
+        async with mirror(table) as local:
+            await local.changed()
+            await client.drop_table(table.name)
+            with pytest.raises(TableNotFound):
+                await local.changed()
+            with pytest.raises(TableNotFound):
+                local.get(key(1))
+
+
+async def test_a_mirror_says_how_it_is_used(shared_server: ServerProcess) -> None:
+    async with connect(shared_server.url) as client:
+        table = await make(client, "usage", 1)
+        local = mirror(table)
+        with pytest.raises(UsageError, match="entered"):
+            local.get(key(1))
+        async with local:
+            with pytest.raises(InvalidKey):
+                local.get([key(1)])
+            with pytest.raises(InvalidKey):
+                local.get("t1")

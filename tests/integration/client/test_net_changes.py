@@ -1,0 +1,212 @@
+"""Catching up by net changes: what they amount to is what every change amounts to, wherever the stream was cut."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import Scan, ScanSource, StartFrom, StopAt, Table, UsageError, connect
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
+KEYS = 600
+EARLIER = 3
+"""Changes that a bucket of this server may be behind without catching up."""
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that catches up at once, and has little memory for it."""
+    arguments = ("--set", f"catch_up_changes={EARLIER}", "--set", f"catch_up_memory_bytes={1 << 20}")
+    with ServerProcess(tmp_path_factory.mktemp("net") / "data", *arguments) as server:
+        yield server
+
+
+async def write_something(table: Table, chance: random.Random, commits: int) -> None:
+    for _ in range(commits):
+        numbers = [chance.randrange(KEYS) for _ in range(chance.randrange(1, 300))]
+        if chance.random() < 0.35:
+            await table.delete(numbers)
+        else:
+            # Few values, so that rows often come to be as they were.
+            await table.upsert([{"k": n, "v": f"v{chance.randrange(3)}"} for n in numbers])
+
+
+async def state_of(table: Table) -> tuple[dict[int, int], dict[int, Any]]:
+    async with table.scan().stream() as stream:
+        rows = {row["k"]: row["v"] async for batch in stream for row in batch.to_pylist()}
+        return stream.log_offsets, rows
+
+
+def replay(changes: list[dict[str, Any]], before: Mapping[int, Any]) -> dict[int, Any]:
+    """What changes amount to; each fits the state before it, and no key has more than one net change."""
+    rows = dict(before)
+    seen: set[tuple[int, str]] = set()
+    for change in changes:
+        key, kind, value = change["k"], change["_change_type"], change["v"]
+        assert (key, kind) not in seen
+        seen.add((key, kind))
+        if kind == "+I":
+            assert key not in rows
+            rows[key] = value
+        elif kind == "-D":
+            assert rows.pop(key) == value
+        elif kind == "-U":
+            assert rows[key] == value
+        else:
+            assert rows[key] != value
+            rows[key] = value
+    return rows
+
+
+def net(table: Table, offsets: Mapping[int, int]) -> Scan:
+    changes = table.scan().with_source(ScanSource.LOG).with_row_kind().with_catch_up("net")
+    return changes.start_from(StartFrom.offsets(offsets)).stop_at(StopAt.LATEST)
+
+
+async def test_net_changes_amount_to_all_changes(hasty: ServerProcess) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    async with connect(hasty.url) as client:
+        table = await client.create_table("net.all", SCHEMA, primary_key=["k"], buckets=3)
+        states = [await state_of(table)]
+        for _ in range(3):
+            await write_something(table, chance, 12)
+            states.append(await state_of(table))
+        now = states[-1][1]
+        for offsets, before in states:
+            changes = await net(table, offsets).to_pylist()
+            assert replay(changes, before) == now, seed
+            assert {c["k"] for c in changes} == {k for k in {*before, *now} if before.get(k) != now.get(k)}
+            part = await net(table, offsets).where("k < 100").to_pylist()
+            assert replay(part, {k: v for k, v in before.items() if k < 100}) == {
+                k: v for k, v in now.items() if k < 100
+            }
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 5, 17])
+async def test_a_cut_loses_no_net_change_and_repeats_none(hasty: ServerProcess, chunks: int) -> None:
+    chance = random.Random(chunks)
+    async with connect(hasty.url) as client:
+        table = await client.create_table(f"net.cut{chunks}", SCHEMA, primary_key=["k"], buckets=2)
+        await write_something(table, chance, 8)
+        offsets, before = await state_of(table)
+        await write_something(table, chance, 12)
+        whole = await net(table, offsets).to_pylist()
+        changes: list[dict[str, Any]] = []
+        scan, complete = net(table, offsets).with_chunk(rows=10), False
+        while not complete:
+            complete, read = True, 0
+            async with scan.stream() as stream:
+                async for rows in stream:
+                    changes += rows.to_pylist()
+                    read += 1
+                    if read == chunks:
+                        assert stream.resume_token is not None
+                        scan, complete = scan.resume_from(stream.resume_token), False
+                        break
+        assert sorted(changes, key=_place) == sorted(whole, key=_place)
+        assert replay(changes, before) == (await state_of(table))[1]
+
+
+def _place(change: dict[str, Any]) -> tuple[int, int, str]:
+    return change["_bucket"], change["_log_offset"], change["_change_type"]
+
+
+async def test_a_stream_that_is_not_far_behind_has_every_change(hasty: ServerProcess) -> None:
+    async with connect(hasty.url) as client:
+        table = await client.create_table("net.near", SCHEMA, primary_key=["k"], buckets=1)
+        async with table.scan().with_source(ScanSource.LOG).with_row_kind().with_catch_up("net").stream() as stream:
+            for value in range(5):
+                await table.upsert([{"k": 1, "v": str(value)}])
+                kinds = (await anext(stream))["_change_type"].to_pylist()
+                assert kinds == (["-U", "+U"] if value else ["+I"])
+
+
+async def test_columns_added_in_between_are_null_in_older_rows(hasty: ServerProcess) -> None:
+    async with connect(hasty.url) as client:
+        table = await client.create_table("net.added", SCHEMA, primary_key=["k"], buckets=1)
+        offsets, _ = await state_of(table)
+        await table.upsert([{"k": n, "v": "old"} for n in range(10)])
+        table = await client.alter_table(table.name, add_columns=pa.schema([("w", pa.int32())]))
+        await table.upsert([{"k": 0, "v": "new", "w": 7}])
+        rows = {row["k"]: row["w"] for row in await net(table, offsets).to_pylist()}
+        assert rows == {0: 7, **dict.fromkeys(range(1, 10))}
+
+
+@pytest.mark.parametrize("where", [None, "k < 100", "v = 'v1'"])
+async def test_without_rows_before_the_last_change_of_each_key_is_the_net_one(
+    hasty: ServerProcess, where: str | None
+) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    schema = pa.schema([SCHEMA[0], SCHEMA[1].with_nullable(False)])
+    async with connect(hasty.url) as client:
+        name = f"net.upsert{chance.random():.9f}".replace("0.", "")
+        table = await client.create_table(name, schema, primary_key=["k"], buckets=3, changelog="upsert")
+        await write_something(table, chance, 4)
+        async with table.scan(where=where).stream() as stream:
+            rows = {row["k"]: row["v"] async for batch in stream for row in batch.to_pylist()}
+            offsets = stream.log_offsets
+        await write_something(table, chance, 12)
+        scan = net(table, offsets) if where is None else net(table, offsets).where(where)
+        changes = await scan.with_unmatched("delete").to_pylist()
+        for change in changes:
+            assert change["_change_type"] in ("+U", "-D"), seed
+            if change["_change_type"] == "+U":
+                rows[change["k"]] = change["v"]
+            else:
+                assert change["v"] is None
+                rows.pop(change["k"], None)
+        assert len({change["k"] for change in changes}) == len(changes) > 0
+        assert rows == {row["k"]: row["v"] for row in await table.scan(where=where).to_pylist()}, seed
+
+
+async def test_nothing_is_left_on_disk(hasty: ServerProcess) -> None:
+    async with connect(hasty.url) as client:
+        table = await client.create_table("net.spilled", SCHEMA, primary_key=["k"], buckets=1)
+        offsets, _ = await state_of(table)
+        await table.upsert(pa.table({"k": range(60_000), "v": [f"value {n} of many" for n in range(60_000)]}))
+        assert len(await net(table, offsets).to_arrow()) == 60_000
+        async for _ in net(table, offsets).stream():
+            break
+        await client.drop_table(table.name)
+    assert not list(hasty.data_dir.rglob("net-*"))
+
+
+async def test_an_unknown_way_to_catch_up_is_refused(hasty: ServerProcess) -> None:
+    async with connect(hasty.url) as client:
+        table = await client.create_table("net.usage", SCHEMA, primary_key=["k"])
+        with pytest.raises(UsageError, match='"all" or "net"'):
+            table.scan().with_source(ScanSource.LOG).with_catch_up("some")  # type: ignore[arg-type]
+
+
+async def test_a_consumer_goes_on_in_the_middle_of_net_changes(hasty: ServerProcess) -> None:
+    chance = random.Random(11)
+    async with connect(hasty.url) as client:
+        table = await client.create_table("net.consumer", SCHEMA, primary_key=["k"], buckets=2)
+        offsets, before = await state_of(table)
+        await write_something(table, chance, 15)
+        whole = await net(table, offsets).to_pylist()
+        changes: list[dict[str, Any]] = []
+        scan = net(table, offsets).with_chunk(rows=25).with_consumer_id("slow")
+        batches = 1
+        while batches:
+            batches = 0
+            async with scan.stream() as stream:
+                async for rows in stream:
+                    changes += rows.to_pylist()
+                    await stream.commit()
+                    batches += 1
+                    if batches == 3:
+                        break
+        assert sorted(changes, key=_place) == sorted(whole, key=_place)
+        assert replay(changes, before) == (await state_of(table))[1]

@@ -1,0 +1,419 @@
+"""Watching the first rows against a real server: every change once, with what moved, whatever happens to the server."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import ClientConfig, SchemaMismatch, TableNotFound, TopN, Unavailable, UsageError, connect, sync
+from tests.support.tables import SCORES, scores
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from aio_client import Client, Table, TopNWatch
+    from tests.support.server_process import ServerProcess
+
+EVERY = 0.1
+
+
+async def new_table(client: Client, name: str, rows: dict[str, int | None]) -> Table:
+    table = await client.create_table(name, SCORES, primary_key=["player"], buckets=2)
+    await table.upsert(scores(list(rows), list(rows.values())))
+    return table
+
+
+def ranks(top: TopN) -> list[tuple[str, int]]:
+    return list(zip(top.rows["player"].to_pylist(), top.rows["score"].to_pylist(), strict=True))
+
+
+def pairs(moves: pa.Table) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in moves.columns), strict=True))
+
+
+async def told(watch: TopNWatch) -> TopN:
+    async with asyncio.timeout(20):
+        return await anext(watch)
+
+
+@pytest.mark.asyncio
+async def test_the_first_answer_comes_at_once_and_then_what_changes(client: Client, name: str) -> None:
+    table = await new_table(client, name, {"ann": 5, "bob": 3, "cid": 1})
+    async with table.watch_top_n(2, "score", every=EVERY) as watch:
+        first = await told(watch)
+        assert ranks(first) == [("ann", 5), ("bob", 3)]
+        assert (pairs(first.entered), pairs(first.left)) == ([("ann", 1), ("bob", 2)], [])
+        await table.upsert(scores(["cid"], [9]))
+        top = await told(watch)
+        assert ranks(top) == [("cid", 9), ("ann", 5)]
+        assert (pairs(top.entered), pairs(top.left), pairs(top.moved)) == ([("cid", 1)], [("bob", 2)], [("ann", 1, 2)])
+        assert await table.top_n_if_changed(top.version, 2, "score") is None
+        # Another value at the same rank: nothing moved, and yet it is told.
+        await table.upsert(scores(["cid"], [8]))
+        top = await told(watch)
+        assert ranks(top) == [("cid", 8), ("ann", 5)]
+        assert [part.num_rows for part in (top.entered, top.left, top.moved)] == [0, 0, 0]
+
+
+@pytest.mark.asyncio
+async def test_random_changes_are_told_exactly_and_only_when_the_rows_differ(client: Client, name: str) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    model: dict[str, int | None] = {f"p{number}": rng.randint(0, 20) for number in range(12)}
+    table = await new_table(client, name, model)
+    descending, ties = rng.random() < 0.5, rng.choice(["key", "all"])
+    watch = table.watch_top_n(4, "score", descending=descending, ties=ties, every=EVERY)  # type: ignore[arg-type]
+
+    def expected() -> list[tuple[str, int | None]]:
+        order = sorted(
+            model.items(),
+            key=lambda row: (row[1] is None, (-row[1] if descending else row[1]) if row[1] is not None else 0, row[0]),
+        )
+        last = order[:4][-1][1]
+        behind = [row for row in order[4:] if row[1] == last] if ties == "all" else []
+        return order[:4] + behind
+
+    before: dict[str, int] = {}
+    shown: list[tuple[str, int | None]] | None = None
+    for step in range(12):
+        where = f"{seed=}, {step=}"
+        if shown != expected():
+            top = await told(watch)
+            assert ranks(top) == expected(), where
+            now = {player: rank for rank, (player, _) in enumerate(expected(), 1)}
+            assert pairs(top.entered) == [(key, rank) for key, rank in now.items() if key not in before], where
+            assert pairs(top.left) == [(key, rank) for key, rank in before.items() if key not in now], where
+            assert pairs(top.moved) == [
+                (key, before[key], rank) for key, rank in now.items() if before.get(key, rank) != rank
+            ], where
+            before, shown = now, expected()
+        for player in rng.sample(sorted(model), 2):
+            if rng.random() < 0.2 and len(model) > 6:
+                del model[player]
+                await table.delete([player])
+            else:
+                model[player] = rng.choice([None, rng.randint(0, 20)])
+                await table.upsert(scores([player], [model[player]]))
+
+
+@pytest.mark.asyncio
+async def test_a_table_that_changes_behind_its_first_rows_tells_nothing_and_reads_once(
+    client: Client, name: str
+) -> None:
+    table = await new_table(client, name, {"ann": 5, "bob": 3, "cid": 1})
+    watch = table.watch_top_n(2, "score", every=EVERY)
+    await told(watch)
+    await table.upsert(scores(["cid"], [2]))
+    waiting = asyncio.ensure_future(anext(watch))
+
+    async def polled() -> bool:
+        return watch.unchanged >= 4
+
+    await await_until(polled, "asked four more times")
+    assert not waiting.done()
+    before = await client.server_stats()
+    polls = watch.unchanged
+
+    async def polled_more() -> bool:
+        return watch.unchanged >= polls + 3
+
+    await await_until(polled_more, "asked three more times")
+    after = await client.server_stats()
+    assert after.rows_scanned == before.rows_scanned
+    assert after.unchanged_answers - before.unchanged_answers >= 3
+    await table.upsert(scores(["cid"], [4]))
+    assert pairs((await waiting).entered) == [("cid", 2)]
+
+
+@pytest.mark.asyncio
+async def test_columns_without_the_key_are_returned_as_asked_and_moves_have_the_key(client: Client, name: str) -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string()), ("score", pa.float64())])
+    table = await client.create_table(name, schema, primary_key=["a", "b"])
+    await table.upsert([{"a": 1, "b": "x", "score": 1.0}, {"a": 1, "b": "y", "score": float("nan")}])
+    watch = table.watch_top_n(5, "score", columns=["score", "b"], every=EVERY)
+    top = await told(watch)
+    assert top.rows.schema.names == ["score", "b"]
+    assert top.rows["b"].to_pylist() == ["y", "x"]
+    assert top.entered.schema.names == ["a", "b", "rank"]
+    await table.upsert([{"a": 2, "b": "x", "score": 2.0}])
+    top = await told(watch)
+    assert (pairs(top.entered), pairs(top.moved)) == ([(2, "x", 2)], [(1, "x", 2, 3)])
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_read_loses_nothing(client: Client, name: str) -> None:
+    table = await new_table(client, name, {"ann": 5})
+    watch = table.watch_top_n(2, "score", every=EVERY)
+    await told(watch)
+    for number in range(10):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02 * number):
+                await anext(watch)
+        if number == 5:
+            await table.upsert(scores(["bob"], [1]))
+            break
+    assert pairs((await told(watch)).entered) == [("bob", 2)]
+
+
+@pytest.mark.asyncio
+async def test_closing_ends_a_read_that_waits_and_those_that_come(client: Client, name: str) -> None:
+    table = await new_table(client, name, {"ann": 5})
+    watch = table.watch_top_n(1, "score", every=1000)
+    await told(watch)
+    waiting = asyncio.ensure_future(anext(watch, "closed"))
+    await asyncio.sleep(0)
+    with pytest.raises(UsageError, match="another task"):
+        await anext(watch)
+    await watch.aclose()
+    await watch.aclose()
+    assert await waiting == "closed"
+    assert [top async for top in watch] == []
+
+
+@pytest.mark.asyncio
+async def test_closing_the_client_ends_a_watch_that_waits(shared_server: ServerProcess, name: str) -> None:
+    client = await connect(shared_server.url)
+    table = await new_table(client, name, {"ann": 5})
+    watch = table.watch_top_n(1, "score", every=1000)
+    await told(watch)
+    waiting = asyncio.ensure_future(anext(watch))
+    await asyncio.sleep(0)
+    await client.aclose()
+    with pytest.raises(UsageError, match="closed"):
+        await waiting
+
+
+@pytest.mark.asyncio
+async def test_a_dropped_table_ends_its_watches(client: Client, name: str) -> None:
+    table = await new_table(client, name, {"ann": 5})
+    watch = table.watch_top_n(1, "score", every=EVERY)
+    await told(watch)
+    await client.drop_table(name)
+    for _ in range(2):
+        with pytest.raises(TableNotFound):
+            await told(watch)
+
+
+@pytest.mark.asyncio
+async def test_a_table_created_anew_with_another_key_ends_its_watches(client: Client, name: str) -> None:
+    table = await new_table(client, name, {"ann": 5})
+    watch = table.watch_top_n(1, "score", every=EVERY)
+    await told(watch)
+    await client.drop_table(name)
+    await client.create_table(name, pa.schema([("id", pa.int64()), ("score", pa.int64())]), primary_key=["id"])
+    with pytest.raises(SchemaMismatch, match="created anew"):
+        await told(watch)
+
+
+@pytest.mark.asyncio
+async def test_added_columns_are_told_and_break_nothing(client: Client, name: str) -> None:
+    table = await new_table(client, name, {"ann": 5})
+    watch = table.watch_top_n(1, "score", every=EVERY)
+    narrow = table.watch_top_n(1, "score", columns=["score"], every=EVERY)
+    await told(watch)
+    await told(narrow)
+    await client.alter_table(name, add_columns=pa.schema([("team", pa.string())]))
+    top = await told(watch)
+    assert top.rows.to_pylist() == [{"player": "ann", "score": 5, "team": None}]
+    assert [part.num_rows for part in (top.entered, top.left, top.moved)] == [0, 0, 0]
+    await table.upsert(scores(["ann"], [6]))
+    assert (await told(narrow)).rows.to_pylist() == [{"score": 6}]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"n": 0}, {"n": 100_001}, {"n": True}, {"by": 3}, {"every": 0.09}, {"every": None}, {"ties": "none"}],
+)
+def test_what_cannot_be_watched_is_refused_at_once(
+    sync_client: sync.Client, name: str, arguments: dict[str, Any]
+) -> None:
+    table = sync_client.create_table(name, SCORES, primary_key=["player"])
+    with pytest.raises(UsageError):
+        table.watch_top_n(**{"n": 1, "by": "score", **arguments})
+
+
+@pytest.mark.asyncio
+async def test_a_column_that_does_not_exist_ends_the_watch(client: Client, name: str) -> None:
+    table = await new_table(client, name, {"ann": 5})
+    with pytest.raises(SchemaMismatch, match="scroe"):
+        await told(table.watch_top_n(1, "scroe", every=EVERY))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_watch_rides_through_a_restart_of_the_server(server: ServerProcess, end: str) -> None:
+    async with connect(server.url) as client:
+        table = await new_table(client, "game.scores", {"ann": 5, "bob": 3})
+        watch = table.watch_top_n(2, "score", every=EVERY)
+        await told(watch)
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.to_thread(server.kill if end == "kill" else server.stop)
+
+        async def troubled() -> bool:
+            return isinstance(watch.trouble, Unavailable)
+
+        await await_until(troubled, "noticed that the server is away")
+        await asyncio.to_thread(server.restart)
+        polls = watch.unchanged
+
+        async def polled() -> bool:
+            return watch.unchanged > polls
+
+        await await_until(polled, "answered again", timeout=30)
+        assert watch.trouble is None
+        assert not waiting.done()
+        assert (await client.server_stats()).rows_scanned == 0
+        await table.upsert(scores(["bob"], [7]))
+        async with asyncio.timeout(20):
+            assert pairs((await waiting).moved) == [("bob", 2, 1), ("ann", 1, 2)]
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_stays_away_ends_the_watch(server: ServerProcess) -> None:
+    async with connect(server.url, operation_timeout=0.5) as client:
+        table = await new_table(client, "game.scores", {"ann": 5})
+        watch = table.watch_top_n(2, "score", every=EVERY)
+        await told(watch)
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(Unavailable):
+            await told(watch)
+
+
+def test_the_blocking_watch_gives_what_the_other_does(sync_client: sync.Client, name: str) -> None:
+    table = sync_client.create_table(name, SCORES, primary_key=["player"])
+    table.upsert(scores(["ann", "bob"], [5, 3]))
+    with table.watch_top_n(2, "score", every=EVERY) as watch:
+        assert ranks(next(watch)) == [("ann", 5), ("bob", 3)]
+        table.upsert(scores(["cid"], [9]))
+        top = next(watch)
+        assert (pairs(top.entered), pairs(top.left), pairs(top.moved)) == ([("cid", 1)], [("bob", 2)], [("ann", 1, 2)])
+        assert watch.latest() is not None
+    assert list(watch) == []
+
+
+def test_what_was_not_taken_is_given_as_one_change(sync_client: sync.Client, name: str) -> None:
+    table = sync_client.create_table(name, SCORES, primary_key=["player"])
+    table.upsert(scores(["ann", "bob"], [5, 3]))
+    with table.watch_top_n(3, "score", every=EVERY) as watch:
+
+        def is_there(player: str) -> bool:
+            top = watch.latest()
+            return top is not None and player in top.rows["player"].to_pylist()
+
+        next(watch)
+        for player, score in (("cid", 9), ("dan", 8)):
+            table.upsert(scores([player], [score]))
+            wait_until(partial(is_there, player), f"{player} is there")
+        top = next(watch)
+        assert pairs(top.entered) == [("cid", 1), ("dan", 2)]
+        assert pairs(top.moved) == [("ann", 1, 3)]
+        assert pairs(top.left) == [("bob", 2)]
+
+
+def test_latest_never_blocks_and_raises_what_ended_the_watch(sync_client: sync.Client, name: str) -> None:
+    table = sync_client.create_table(name, SCORES, primary_key=["player"])
+    table.upsert(scores(["ann"], [5]))
+    watch = table.watch_top_n(1, "score", every=EVERY)
+    top = wait_until(watch.latest, "the first answer")
+    assert top is not None
+    assert ranks(top) == [("ann", 5)]
+    sync_client.drop_table(name)
+
+    def ended() -> bool:
+        try:
+            watch.latest()
+        except TableNotFound:
+            return True
+        return False
+
+    wait_until(ended, "the watch has ended")
+    with pytest.raises(TableNotFound):
+        list(watch)
+
+
+def test_closing_from_another_thread_ends_a_blocking_read(sync_client: sync.Client, name: str) -> None:
+    table = sync_client.create_table(name, SCORES, primary_key=["player"])
+    watch = table.watch_top_n(1, "score", every=EVERY)
+    next(watch)
+    found: list[list[TopN]] = []
+    reader = threading.Thread(target=lambda: found.append(list(watch)))
+    reader.start()
+    watch.close()
+    reader.join(20)
+    assert found == [[]]
+
+
+def test_closing_the_client_ends_a_blocking_read(shared_server: ServerProcess, name: str) -> None:
+    client = sync.Client(ClientConfig(url=shared_server.url))
+    watch = client.create_table(name, SCORES, primary_key=["player"]).watch_top_n(1, "score", every=1000)
+    next(watch)
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            next(watch)
+        except UsageError as error:
+            failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    client.close()
+    reader.join(20)
+    assert len(failures) == 1
+
+
+def test_a_blocking_watch_that_is_dropped_asks_no_more(sync_client: sync.Client, name: str) -> None:
+    table = sync_client.create_table(name, SCORES, primary_key=["player"])
+    watch = table.watch_top_n(1, "score", every=EVERY)
+    next(watch)
+    polls = watch._polls
+    del watch
+    gc.collect()
+    wait_until(lambda: polls._closed and polls._waiting is None, "it has ended")
+
+
+def test_a_client_of_which_only_a_watch_was_left_closes_itself(shared_server: ServerProcess, name: str) -> None:
+    client = sync.Client(ClientConfig(url=shared_server.url))
+    watch = client.create_table(name, SCORES, primary_key=["player"]).watch_top_n(1, "score", every=EVERY)
+    thread = client._runner._thread
+    del client
+    next(watch)
+    assert thread.is_alive()
+    del watch
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_the_conditional_answers_of_the_blocking_client(sync_client: sync.Client, name: str) -> None:
+    table = sync_client.create_table(name, SCORES, primary_key=["player"])
+    table.upsert(scores(["ann", "bob"], [5, 3]))
+    counted = table.count_if_changed(None)
+    assert counted is not None
+    assert counted.value == 2
+    top = table.top_n_if_changed(None, 1, "score", ties="all")
+    summed = table.aggregate_if_changed(None, {"score": "sum"}, group_by=["player"])
+    assert top is not None
+    assert summed is not None
+    assert top.value["player"].to_pylist() == ["ann"]
+    assert summed.value["score_sum"].to_pylist() == [5, 3]
+    for version in {counted.version, top.version, summed.version}:
+        assert table.count_if_changed(version, "score > 1") is None
+        assert table.top_n_if_changed(version, 1, "score") is None
+        assert table.aggregate_if_changed(version, {"score": "sum"}) is None
+        with table.scan().if_changed_since(version).stream() as stream:
+            assert stream.unchanged
+            assert list(stream) == []
+    with table.scan().stream() as stream:
+        assert (stream.version, stream.unchanged) == (counted.version, False)
+    for wrong in ("text", b"", 3):
+        with pytest.raises(UsageError, match="version"):
+            table.count_if_changed(wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="version"):
+            table.scan().if_changed_since(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,40 @@
+"""Fixtures of the examples' tests: a headless Chromium, and the examples' commands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+)
+CHROMEDRIVER = shutil.which("chromedriver") or ""
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[webdriver.Chrome]:
+    """Chromium without a window; skips where there is none, and fails where SCANKV_REQUIRE_CHROMIUM says there must."""
+    if not (CHROMIUM and CHROMEDRIVER):
+        missing = "Chromium or its driver is not installed (Debian: apt-get install chromium chromium-driver)"
+        if os.environ.get("SCANKV_REQUIRE_CHROMIUM"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    # The sandbox needs rights that containers do not have; the page is our own, on loopback.
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1100"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=Service(CHROMEDRIVER))
+    try:
+        yield browser
+    finally:
+        browser.quit()

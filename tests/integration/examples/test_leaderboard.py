@@ -1,0 +1,238 @@
+"""The page of `python -m examples.leaderboard` in a real browser, beside the server whose tables it shows."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+
+import pyarrow.compute as pc
+import pytest
+
+from aio_client.sync import connect
+from examples.leaderboard.replay import FLIGHTS, ROUTES
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from selenium.webdriver import Chrome
+
+    from aio_client.sync import Client, Table
+
+ROOT = Path(__file__).parents[3]
+INTERVAL = 2.0
+WATCHES = 4
+POLL_SECONDS = INTERVAL / 2
+Cells = list[list[str]]
+
+
+class Board:
+    """The command, and the page that it serves.
+
+    Attributes:
+        server: The address of its server.
+        page: That of its page.
+        process: The command's process.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "examples.leaderboard", "--port", "0", "--no-browser", *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True, bufsize=1
+        )
+        self.server, self.page = self._said("server"), self._said("page")
+
+    def _said(self, what: str) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(what):
+                return line.split()[1]
+        self.process.stdout.close()
+        raise AssertionError(f"the command ended with {self.process.wait()} before it said its {what}")
+
+    def interrupt(self) -> int:
+        """Ctrl-C; its exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(30)
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[Board]:
+    board = Board(*arguments)
+    try:
+        yield board
+    finally:
+        if board.process.poll() is None:
+            board.interrupt()
+        assert board.process.stdout is not None
+        board.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("leaderboard") / "data") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[Client]:
+    with connect(server.url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def board(server: ServerProcess, browser: Chrome) -> Iterator[Board]:
+    """The page over the flights of the first days, of which no more depart; only where there is a browser."""
+    with running("--url", server.url, "--start", "2013-01-08", "--hours-per-second", "0") as board:
+        yield board
+
+
+TABLES = """
+return [...document.querySelectorAll("table")].map(
+    table => [...table.rows].map(row => [...row.cells].map(cell => cell.innerText.trim())))
+"""
+
+
+def tables_of(browser: Chrome) -> list[Cells]:
+    """The cells of the three tables without their headings; none while the page is being drawn."""
+    tables: list[Cells] = browser.execute_script(TABLES)
+    return [rows[1:] for rows in tables] if len(tables) == 3 else []
+
+
+def shown(browser: Chrome) -> tuple[Cells, Cells, Cells]:
+    """The routes with most flights, the flights with the longest delays, the routes with the longest mean delays."""
+    busiest, flights, delayed = wait_until(lambda: tables_of(browser), "the tables on the page", 30)
+    return busiest, flights, delayed
+
+
+def busiest_routes(routes: Table) -> Cells:
+    rows = routes.top_n(10, "flights").to_pylist()
+    return [
+        [str(rank), f"{row['origin']} → {row['dest']}", f"{row['flights']:,}", f"{row['mean_delay']:.1f} min"]
+        for rank, row in enumerate(rows, 1)
+    ]
+
+
+def delayed_routes(routes: Table) -> Cells:
+    rows = routes.top_n(10, "mean_delay", "flights >= 50").to_pylist()
+    return [
+        [str(rank), f"{row['origin']} → {row['dest']}", f"{row['mean_delay']:.1f}"] for rank, row in enumerate(rows, 1)
+    ]
+
+
+def delayed_flights(flights: Table) -> Cells:
+    rows = flights.top_n(5, "dep_delay").to_pylist()
+    return [
+        [
+            *(str(rank), f"{row['carrier']} {row['flight']}", f"{row['origin']} → {row['dest']}"),
+            *(row["time_hour"][:10], f"{row['dep_delay'] / 60:.1f} h"),
+        ]
+        for rank, row in enumerate(rows, 1)
+    ]
+
+
+def busy_route(flights: int) -> list[dict[str, Any]]:
+    route = {"origin": "EWR", "dest": "ZRH", "mean_delay": -3.0, "last_departure": "2013-01-08T05:00:00Z"}
+    return [{**route, "flights": flights}]
+
+
+def test_the_page_has_the_numbers_of_the_server(board: Board, browser: Chrome, client: Client) -> None:
+    routes, flights = client.table(ROUTES), client.table(FLIGHTS)
+    browser.get(board.page)
+    busiest, single, delayed = shown(browser)
+    assert [row[:4] for row in busiest] == busiest_routes(routes)
+    assert delayed == delayed_routes(routes)
+    assert single == delayed_flights(flights)
+    assert pc.sum(routes.scan().to_arrow()["flights"]).as_py() == flights.count("dep_delay IS NOT NULL")
+    wait_until(lambda: browser.execute_script("return document.querySelector('canvas, svg.marks')"), "the chart", 20)
+    assert "Departed until 2013-01-07 23:00 UTC" in browser.execute_script("return document.body.innerText")
+    assert hosts_asked(browser) == {urlparse(board.page).netloc}
+    assert [entry for entry in log_of(browser, "browser") if entry["level"] == "SEVERE"] == []
+
+
+def log_of(browser: Chrome, kind: str) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = browser.get_log(kind)  # type: ignore[no-untyped-call]
+    return entries
+
+
+def hosts_asked(browser: Chrome) -> set[str]:
+    """Where the page has sent requests to; those of the browser itself for its own pages have no host."""
+    messages = [json.loads(entry["message"])["message"] for entry in log_of(browser, "performance")]
+    urls = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+    urls += [each["params"]["url"] for each in messages if each["method"] == "Network.webSocketCreated"]
+    return {urlparse(url).netloc for url in urls if urlparse(url).scheme not in ("data", "blob", "chrome", "about")}
+
+
+def test_a_write_is_on_the_page_within_one_interval_with_what_moved(
+    board: Board, browser: Chrome, client: Client, server: ServerProcess
+) -> None:
+    routes = client.table(ROUTES)
+    browser.get(board.page)
+    shown(browser)
+    waits = []
+    assert {row[4] for row in shown(browser)[0]} == {""}
+    for flights in (90_000, 91_000, 92_000):
+        routes.upsert(busy_route(flights))
+        written = time.monotonic()
+        wait_until(lambda: shown(browser)[0][0][2] == f"{flights:,}", f"{flights:,} flights on the page", 30)  # noqa: B023
+        waits.append(time.monotonic() - written)
+        if flights == 90_000:
+            busiest = shown(browser)[0]
+            assert busiest[0][1] == "EWR → ZRH"
+            assert [row[4] for row in busiest] == ["new", *["▼ down 1"] * 9]
+    # Of the best, since other tests share this machine.
+    assert min(waits) <= INTERVAL, waits
+    routes.delete([("EWR", "ZRH")])
+    wait_until(lambda: [row[:4] for row in shown(browser)[0]] == busiest_routes(routes), "the route gone", 30)
+
+    server.kill()
+    server.restart()
+    routes.upsert(busy_route(93_000))
+    wait_until(lambda: shown(browser)[0][0][2] == "93,000", "the page of the restarted server", 30)
+    routes.delete([("EWR", "ZRH")])
+
+
+def test_while_nothing_is_written_all_tabs_together_cost_one_unchanged_answer_a_watch(
+    board: Board, browser: Chrome, client: Client
+) -> None:
+    browser.get(board.page)
+    browser.switch_to.new_window("tab")
+    browser.get(board.page)
+    shown(browser)
+    before, started = client.server_stats(), time.monotonic()
+    wait_until(
+        lambda: client.server_stats().unchanged_answers >= before.unchanged_answers + 3 * WATCHES, "three polls", 30
+    )
+    after, seconds = client.server_stats(), time.monotonic() - started
+    assert after.unchanged_answers - before.unchanged_answers <= WATCHES * (seconds / POLL_SECONDS + 1)
+    assert after.rows_scanned == before.rows_scanned
+    assert after.computed_answers == before.computed_answers
+    assert after.cached_answers == before.cached_answers
+    assert after.scans_started == before.scans_started
+    assert after.bytes_returned == before.bytes_returned
+    browser.close()
+    browser.switch_to.window(browser.window_handles[0])
+
+
+def test_one_command_starts_all_and_an_interrupt_stops_all(browser: Chrome) -> None:
+    with running("--start", "2013-01-02", "--hours-per-second", "4") as board:
+        browser.get(board.page)
+        first = shown(browser)[0]
+        wait_until(lambda: shown(browser)[0] != first, "flights departing", 30)
+        with connect(board.server) as client:
+            assert {table.name for table in client.tables()} == {FLIGHTS, ROUTES}
+        browser.get("about:blank")
+        assert board.interrupt() == 0
+        for address in (board.server, urlparse(board.page).netloc):
+            host, _, port = address.partition(":")
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((host, int(port)), 5)

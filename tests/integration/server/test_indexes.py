@@ -1,0 +1,291 @@
+"""Indexes as a client sees them: what they answer, how little they read, and that they never change an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import col
+from protos.scankv.v1 import lookup_pb2, scan_pb2, table_pb2, write_pb2
+from table_model.expressions.wire import to_proto
+from tests.support.tables import exact_rows, ipc_stream
+from tests.support.waiting import await_until
+from tests.support.wire import Wire, refusal
+
+if TYPE_CHECKING:
+    from aio_client import Client, Scan, Table
+    from table_model.expressions import Predicate
+    from tests.support.server_process import ServerProcess
+
+SCHEMA = pa.schema(
+    [
+        pa.field("player", pa.string(), nullable=False),
+        ("league", pa.string()),
+        ("score", pa.int64()),
+        ("level", pa.float64()),
+        ("note", pa.string()),
+    ]
+)
+ROWS = 100_000
+INDEXES = [["score"], ["league", "score"], ["level"]]
+TABLES = {True: "indexes.with", False: "indexes.without"}
+
+
+def rows() -> pa.RecordBatch:
+    places = range(ROWS)
+    return pa.RecordBatch.from_pydict(
+        {
+            "player": [f"player {place:06}" for place in places],
+            "league": [None if place % 11 == 0 else f"league {place % 5_000}" for place in places],
+            "score": [None if place % 1000 == 5 else place * 7919 % ROWS for place in places],
+            "level": [
+                float("nan") if place % 500 == 1 else -0.0 if place % 500 == 2 else place / 10 for place in places
+            ],
+            "note": [f"note {place}" for place in places],
+        },
+        schema=SCHEMA,
+    )
+
+
+def create(wire: Wire, name: str, indexes: list[list[str]], buckets: int = 4) -> None:
+    wire.tables.CreateTable(
+        table_pb2.CreateTableRequest(
+            name=name,
+            arrow_schema=SCHEMA.serialize().to_pybytes(),
+            primary_key=["player"],
+            buckets=buckets,
+            indexes=[table_pb2.IndexColumns(columns=columns) for columns in indexes],
+        )
+    )
+
+
+def write(wire: Wire, name: str, batch: pa.RecordBatch) -> None:
+    wire.writes.Upsert(write_pb2.UpsertRequest(table=name, rows=ipc_stream(SCHEMA, batch)))
+
+
+@pytest.fixture(scope="module")
+def tables(shared_server: ServerProcess) -> dict[bool, str]:
+    """The same rows with indexes and without."""
+    with Wire(shared_server.url) as wire:
+        for indexed, name in TABLES.items():
+            create(wire, name, INDEXES if indexed else [])
+            write(wire, name, rows())
+    return TABLES
+
+
+def top(wire: Wire, table: str, **question: Any) -> tuple[pa.Table, lookup_pb2.TopNResponse]:
+    where = question.pop("where", None)
+    columns = question.pop("columns", None)
+    request = lookup_pb2.TopNRequest(
+        table=table,
+        where=None if where is None else to_proto(where),
+        columns=None if columns is None else scan_pb2.ColumnNames(names=columns),
+        **question,
+    )
+    response = wire.lookups.TopN(request)
+    return pa.ipc.open_stream(response.rows).read_all(), response
+
+
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize("by", ["score", "level"])
+@pytest.mark.parametrize("n", [1, 10, 1000, 10_000, 10_001])
+def test_top_n_is_the_same_with_and_without_the_index(
+    wire: Wire, tables: dict[bool, str], ascending: bool, by: str, n: int
+) -> None:
+    found, told = top(wire, tables[True], by=by, n=n, ascending=ascending)
+    expected, plain = top(wire, tables[False], by=by, n=n, ascending=ascending)
+    assert exact_rows(found) == exact_rows(expected)
+    assert found.schema == expected.schema
+    assert list(told.index) == ([by] if n <= 10_000 else [])
+    assert (list(plain.index), plain.rows_scanned) == ([], ROWS)
+    assert told.rows_scanned <= 4 * n + 20 or n > 10_000
+
+
+def test_the_first_ten_of_a_hundred_thousand_rows_take_forty_reads(wire: Wire, tables: dict[bool, str]) -> None:
+    before = wire.server().rows_scanned
+    _, told = top(wire, tables[True], by="score", n=10, columns=["player", "note"])
+    assert 20 <= told.rows_scanned <= 40
+    _, covered = top(wire, tables[True], by="score", n=10, columns=["score", "player"])
+    assert 10 <= covered.rows_scanned <= 30
+    assert wire.server().rows_scanned - before == told.rows_scanned + covered.rows_scanned
+
+
+@pytest.mark.parametrize(
+    ("where", "index"),
+    [
+        (col("league") == "league 7", ["league", "score"]),
+        (col("league").is_null() & (col("score") < 50_000), ["league", "score"]),
+        ((col("score") >= 99_000) & col("player").contains("1"), ["score"]),
+        (col("score").is_null(), ["score"]),
+        (col("score").between(500, 400), ["score"]),
+        ((col("player") == "player 000017"), []),
+        (col("note") == "note 5", []),
+        (col("player").contains("99999"), []),  # given up
+    ],
+    ids=repr,
+)
+def test_top_n_with_a_condition_is_the_same(
+    wire: Wire, tables: dict[bool, str], where: Predicate, index: list[str]
+) -> None:
+    for ascending in (False, True):
+        question: dict[str, Any] = {"by": "score", "n": 15, "ascending": ascending, "where": where}
+        found, told = top(wire, tables[True], **question)
+        assert exact_rows(found) == exact_rows(top(wire, tables[False], **question)[0])
+        assert list(told.index) == index
+
+
+def test_ties_are_all_returned_with_and_without_the_index(wire: Wire, tables: dict[bool, str]) -> None:
+    for question in (
+        {"by": "level", "n": 3},  # 200 NaN
+        {"by": "level", "n": 1, "ascending": True},  # 200 zeros and one more
+        {"by": "score", "n": 1, "where": col("score").is_null()},
+        {"by": "score", "n": 1},
+    ):
+        found, _ = top(wire, tables[True], with_ties=True, **question)
+        expected, _ = top(wire, tables[False], with_ties=True, **question)
+        assert exact_rows(found) == exact_rows(expected)
+        assert found.num_rows in (1, 100, 200, 201)
+
+
+@pytest.mark.asyncio
+async def test_a_scan_of_few_rows_reads_only_these(client: Client, tables: dict[bool, str]) -> None:
+    plain, indexed = [await client.table(tables[way]) for way in (False, True)]
+    for where in (
+        col("league") == "league 7",
+        col("score").between(500, 519),
+        col("score").is_in([3, 50_000, 10**9]),
+        (col("league") == "league 7") & (col("score") > 50_000) & col("note").contains("1"),
+        col("level") > 9999.5,
+    ):
+        for columns, ordered in ((None, False), (None, True), (["score"], False)):
+
+            def scan_of(table: Table, columns: Any = columns, ordered: bool = ordered, where: Any = where) -> Scan:
+                scan = table.scan(columns, where=where)
+                return scan.ordered().reverse() if ordered else scan
+
+            scan = scan_of(indexed)
+            assert (await scan.explain()).index
+            async with scan.stream() as stream:
+                found = [row async for batch in stream for row in exact_rows(batch)]
+            assert found == exact_rows(await scan_of(plain).to_arrow())
+            assert stream.statistics().rows_scanned <= 20
+
+
+@pytest.mark.asyncio
+async def test_explain_tells_what_will_be_read(client: Client, tables: dict[bool, str]) -> None:
+    table = await client.table(tables[True])
+    told = await table.scan(["note"], where=(col("league") == "league 7") & col("note").contains("1")).explain()
+    assert (told.index, told.index_keys) == (("league", "score"), 10_000)
+    assert told.index_range == "col(\"league\") == 'league 7'"
+    assert told.columns_read == ("note",)
+    text = str(told)
+    assert "told by the index on (league, score): col(\"league\") == 'league 7'; if over 10,000: all keys" in text
+    by_key = await table.scan(where=(col("league") == "league 7") & (col("player") == "x")).explain()
+    assert (by_key.index, by_key.index_range, by_key.index_keys) == ((), None, 0)
+    assert not (await table.scan(where=col("score") != 7).explain()).index
+
+
+@pytest.mark.asyncio
+async def test_a_pinned_snapshot_has_its_indexes(client: Client, wire: Wire, name: str) -> None:
+    create(wire, name, INDEXES)
+    write(wire, name, rows().slice(0, 3000))
+    table = await client.table(name)
+    where = col("league") == "league 7"
+    async with table.snapshot(ttl=60) as pin:
+        before = exact_rows(await table.scan(where=where).to_arrow())
+        assert before
+        await table.delete(["player 000007"])
+        scan = table.scan(where=where).at(pin)
+        assert (await scan.explain()).index == ("league", "score")
+        assert exact_rows(await scan.to_arrow()) == before
+        snapshot = scan_pb2.PinnedSnapshot(snapshot_id=pin.id)
+        found, told = top(wire, name, by="score", n=5, where=where, snapshot=snapshot)
+        assert list(told.index) == ["league", "score"]
+        assert "player 000007" in found["player"].to_pylist()
+        assert "player 000007" not in top(wire, name, by="score", n=5, where=where)[0]["player"].to_pylist()
+        with_index_later = table_pb2.AlterTableRequest(
+            name=name, add_indexes=[table_pb2.IndexColumns(columns=["note"])]
+        )
+        wire.tables.AlterTable(with_index_later)
+        assert not (await table.scan(where=col("note") == "note 5").at(pin).explain()).index
+
+
+@pytest.mark.asyncio
+async def test_an_index_that_is_added_is_used_once_it_is_whole_and_one_that_is_dropped_no_more(
+    client: Client, wire: Wire, name: str
+) -> None:
+    create(wire, name, [])
+    write(wire, name, rows().slice(0, 20_000))
+    table = await client.table(name)
+    scan = table.scan(where=col("score") == 7919 * 5 % ROWS)
+    expected = exact_rows(await scan.to_arrow())
+    columns = table_pb2.IndexColumns(columns=["score"])
+    wire.tables.AlterTable(table_pb2.AlterTableRequest(name=name, add_indexes=[columns]))
+
+    async def ready() -> bool:
+        assert exact_rows(await scan.to_arrow()) == expected
+        request = table_pb2.GetTableRequest(name=name, statistics=True)
+        return bool(wire.tables.GetTable(request).indexes[0].ready)
+
+    await await_until(ready, "an index that is ready")
+    assert (await scan.explain()).index == ("score",)
+    assert exact_rows(await scan.to_arrow()) == expected
+    wire.tables.AlterTable(table_pb2.AlterTableRequest(name=name, drop_indexes=[columns]))
+    assert not (await scan.explain()).index
+    assert exact_rows(await scan.to_arrow()) == expected
+
+
+@pytest.mark.asyncio
+async def test_entries_and_rows_are_one_view_beside_writers(client: Client, wire: Wire, name: str) -> None:
+    """Players move between two leagues, always all of them in one batch: a scan by league sees all or none."""
+    create(wire, name, [["league", "score"]], buckets=1)
+    players = [f"player {number}" for number in range(40)]
+    table = await client.table(name)
+
+    async def move(turn: int) -> None:
+        league = "even" if turn % 2 == 0 else "odd"
+        await table.upsert([{"player": p, "league": league, "score": turn, "note": f"{turn}"} for p in players])
+
+    await move(0)
+
+    async def writer() -> None:
+        for turn in range(1, 60):
+            await move(turn)
+
+    writing = asyncio.create_task(writer())
+    seen = 0
+    while not writing.done():
+        found = await table.scan(["note", "score"], where=col("league") == "even").to_pylist()
+        assert len(found) in (0, 40)
+        assert len({row["note"] for row in found}) <= 1
+        assert all(row["note"] == str(row["score"]) for row in found)
+        first = await table.top_n(7, by="score", columns=["score", "note", "league"])
+        assert len({row["note"] for row in first.to_pylist()}) == 1
+        seen += 1
+    await writing
+    assert seen > 3
+
+
+def test_wrong_questions_are_refused_before_an_index_is_looked_at(wire: Wire, tables: dict[bool, str]) -> None:
+    for request, reason in (
+        (lookup_pb2.TopNRequest(by="score", n=100_001), "INVALID_REQUEST"),
+        (lookup_pb2.TopNRequest(by="scroe", n=1), "SCHEMA_MISMATCH"),
+        (lookup_pb2.TopNRequest(by="score", n=1, where=to_proto(col("scroe") == 1)), "SCHEMA_MISMATCH"),
+    ):
+        request.table = tables[True]
+        assert refusal(wire.lookups.TopN, request).reason == reason
+
+
+def test_too_many_ties_are_refused(wire: Wire, name: str) -> None:
+    create(wire, name, [["score"]], buckets=1)
+    for start in (0, 60_000):
+        part = range(start, start + 60_000)
+        columns = [pa.array([f"{place}" for place in part]), *(pa.nulls(60_000, type_) for type_ in SCHEMA.types[1:])]
+        write(wire, name, pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+    for by in ("score", "level"):
+        request = lookup_pb2.TopNRequest(table=name, by=by, n=1, with_ties=True)
+        found = refusal(wire.lookups.TopN, request)
+        assert (found.reason, "over 100,000" in found.message) == ("INVALID_REQUEST", True)

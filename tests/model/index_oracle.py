@@ -1,0 +1,101 @@
+"""What a table answers, in plain Python: the rows for which a predicate is true, and the first ones by a column."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow.types as pat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from tests.model.model_table import Row
+
+Truth: TypeAlias = "Callable[[Mapping[str, Any]], bool | None]"
+"""What a predicate is of the values of one row, by name, as `plain` gives them."""
+
+
+class Answers:
+    """The rows of a table at one moment, and what must be answered about them.
+
+    Attributes:
+        schema: The columns.
+        key: The key columns in key order.
+        rows: All rows by ascending key, as `exact_rows` gives them.
+    """
+
+    def __init__(self, schema: pa.Schema, key: Sequence[str], rows: Iterable[Row]) -> None:
+        self.schema = schema
+        self.key = tuple(key)
+        self._places = {name: place for place, name in enumerate(schema.names)}
+        self._key_columns = [(self._places[name], schema.field(name).type) for name in key]
+        self.rows = sorted(rows, key=self.order_of_key)
+        types = [field.type for field in schema]
+        self._plain = [dict(zip(schema.names, map(plain, types, row), strict=True)) for row in self.rows]
+
+    def order_of_key(self, row: Row) -> tuple[Any, ...]:
+        """What compares, for rows of this table, as their keys do; equal for equal keys."""
+        return tuple(order_of(plain(type_, row[place])) for place, type_ in self._key_columns)
+
+    def where(self, truth: Truth | None) -> list[Row]:
+        """The rows for which a predicate is true, by ascending key."""
+        if truth is None:
+            return list(self.rows)
+        return [row for row, values in zip(self.rows, self._plain, strict=True) if truth(values) is True]
+
+    def first(self, n: int, by: str, truth: Truth | None, *, descending: bool, with_ties: bool = False) -> list[Row]:
+        """The first rows in the order of a column: nulls last, equal ones by ascending key; with ties, also those."""
+        place, type_ = self._places[by], self.schema.field(by).type
+        found = self.where(truth)
+        valued = [row for row in found if row[place] is not None]
+        # Python's sort is stable in both directions.
+        valued.sort(key=lambda row: order_of(plain(type_, row[place])), reverse=descending)
+        ordered = valued + [row for row in found if row[place] is None]
+        end = min(n, len(ordered))
+        last = ordered[end - 1][place] if end else None
+        while with_ties and 0 < end < len(ordered) and _same(type_, ordered[end][place], last):
+            end += 1
+        return ordered[:end]
+
+    def projected(self, rows: Iterable[Row], columns: Sequence[str] | None) -> list[Row]:
+        """Rows with some of their columns only, in the order given; None: all."""
+        if columns is None:
+            return list(rows)
+        return [tuple(row[self._places[name]] for name in columns) for row in rows]
+
+
+def plain(type_: pa.DataType, exact: Any) -> Any:
+    """A value of `exact_rows` as Python compares it by the rules of SQL and IEEE 754: text by its bytes."""
+    if exact is None:
+        return None
+    if pat.is_floating(type_):
+        bits, number = {16: ("<H", "<e"), 32: ("<i", "<f"), 64: ("<q", "<d")}[type_.bit_width]
+        (value,) = struct.unpack(number, struct.pack(bits, exact))
+        return value
+    return exact.encode() if pat.is_string(type_) else exact
+
+
+def plain_scalar(scalar: pa.Scalar) -> Any:
+    """The same of an Arrow scalar."""
+    if not scalar.is_valid:
+        return None
+    if pat.is_string(scalar.type):
+        return scalar.as_py().encode()
+    return scalar.value if pat.is_temporal(scalar.type) else scalar.as_py()
+
+
+def order_of(value: Any) -> Any:
+    """What compares as `plain` values of a column are ordered: NaN equals NaN and is above infinity. Not for null."""
+    if isinstance(value, float):
+        return (1, 0.0) if math.isnan(value) else (0, value)
+    return value
+
+
+def _same(type_: pa.DataType, one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
+    return bool(order_of(plain(type_, one)) == order_of(plain(type_, other)))

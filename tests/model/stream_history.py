@@ -1,0 +1,322 @@
+"""A random history of one table, followed by streams that are cut, handed over and cancelled, over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from aio_client import ConnectionFailed, ScanSource, StartFrom, StopAt, col, connect
+from aio_client.testing import Fault, FaultProxy
+from streaming_server.storage.offsets import count_of
+from table_model.buckets import bucket_of_one
+from table_model.key_codec import KeyCodec
+from tests.model.replay import Replay, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from random import Random
+
+    from aio_client import Client, Predicate, Scan, ScanStream, Table
+    from tests.model.restarts import Restarts
+    from tests.support.server_process import ServerProcess
+
+_T = TypeVar("_T")
+
+KEYS = 120
+BUCKETS = 3
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64()), ("text", pa.string())])
+_BUCKET_OF = {key: bucket_of_one(KeyCodec([pa.int64()]).encode_one([key]), BUCKETS) for key in range(KEYS)}
+_MOST_ADDED_COLUMNS = 3
+
+Rows = dict[int, Row]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Between two writes.
+
+    Attributes:
+        offsets: The next offset of each bucket.
+        time: By the clock of this machine.
+        rows: The rows of each bucket.
+    """
+
+    offsets: dict[int, int]
+    time: datetime
+    rows: dict[int, Rows]
+
+
+@dataclass
+class Written:
+    """A table, which only this writes, and all that it ever was."""
+
+    table: Table
+    client: Client
+    random: Random
+    changelog: str = "full"
+    rows: Rows = field(default_factory=dict)
+    moments: list[Moment] = field(default_factory=list)
+    at: dict[tuple[int, int], Rows] = field(default_factory=dict)
+    """The rows of a bucket when it had had so many changes, by bucket and their number."""
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=40))
+
+    @property
+    def now(self) -> Moment:
+        """The last moment."""
+        return self.moments[-1]
+
+    def note(self, offsets: dict[int, int]) -> None:
+        """After a write."""
+        before = self.moments[-1].offsets if self.moments else dict.fromkeys(range(BUCKETS), 0)
+        by_bucket: dict[int, Rows] = {bucket: {} for bucket in range(BUCKETS)}
+        for key, row in self.rows.items():
+            by_bucket[_BUCKET_OF[key]][key] = row
+        self.moments.append(Moment({**before, **offsets}, datetime.now(UTC), by_bucket))
+        for bucket, offset in self.moments[-1].offsets.items():
+            self.at[bucket, count_of(offset)] = by_bucket[bucket]
+
+    async def step(self) -> None:
+        """One random write."""
+        action = self.random.choices([self._upsert, self._rewrite, self._delete, self._alter], [10, 2, 4, 1])[0]
+        self.log.append(action.__name__)
+        await action()
+
+    async def until_done(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Makes a call until it is answered."""
+        while True:
+            try:
+                return await call()
+            except ConnectionFailed as error:
+                self.log.append(error.reason)
+                await self.client.wait_ready()
+
+    async def _upsert(self) -> None:
+        count = self.random.choice([1, 1, 5, 40, 200])
+        await self._put([self._row(key) for key in self.random.choices(range(KEYS), k=count)])
+
+    async def _rewrite(self) -> None:
+        """Rows as they are, and some that are not: of the first no change may come, where old rows are read."""
+        there = self.random.sample(sorted(self.rows), min(len(self.rows), 20))
+        await self._put([self.rows[key] for key in there] + [self._row(self.random.randrange(KEYS))])
+
+    async def _put(self, rows: list[Row]) -> None:
+        data = pa.RecordBatch.from_pylist(rows, schema=self.table.schema)
+        result = await self.until_done(lambda: self.table.upsert(data))
+        self.rows |= {row["k"]: row for row in rows}
+        self.note(dict(result.log_offsets))
+
+    async def _delete(self) -> None:
+        keys = self.random.sample(range(KEYS), self.random.choice([1, 3, 30]))
+        result = await self.until_done(lambda: self.table.delete(keys))
+        self.rows = {key: row for key, row in self.rows.items() if key not in keys}
+        self.note(dict(result.log_offsets))
+
+    async def _alter(self) -> None:
+        added = len(self.table.schema) - len(SCHEMA)
+        if added == _MOST_ADDED_COLUMNS:
+            return
+        column = pa.schema([(f"added{added}", pa.int32())])
+        try:
+            await self.client.alter_table(self.table.name, add_columns=column)
+        except ConnectionFailed:
+            await self.client.wait_ready()
+        self.table = await self.until_done(lambda: self.client.table(self.table.name))
+
+    def _row(self, key: int) -> Row:
+        row: Row = {"k": key, "v": self.random.choice([None, *range(10)]), "text": self.random.choice(["a", "b" * 200])}
+        row |= {name: self.random.randrange(3) for name in self.table.schema.names[len(SCHEMA) :]}
+        return {name: value for name, value in row.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a reader of changes asks for."""
+
+    start: str
+    buckets: tuple[int, ...]
+    where: Predicate | None
+    matches: Callable[[Row], bool]
+    chunk_rows: int
+
+    @classmethod
+    def random(cls, random: Random) -> Kind:
+        """Most ask for everything."""
+        where, matches = random.choice(
+            [
+                (None, lambda _: True),
+                (None, lambda _: True),
+                (col("v") >= 5, lambda row: row.get("v", 0) >= 5),
+                (
+                    (col("k") < KEYS // 2) & (col("text") == "a"),
+                    lambda row: row["k"] < KEYS // 2 and row["text"] == "a",
+                ),
+            ]
+        )
+        start = random.choice(["full", "full", "earliest", "latest", "offsets", "timestamp", "last"])
+        buckets = random.choice([tuple(range(BUCKETS)), tuple(range(BUCKETS)), (1,), (2, 0)])
+        return cls(start, buckets, where, matches, random.choice([1, 2, 7, 50, 1000]))
+
+
+class Reader:
+    """One stream of changes, over all its cuts, and what it makes of them."""
+
+    def __init__(self, kind: Kind, written: Written, clients: list[Client], random: Random) -> None:
+        self.kind = kind
+        self.cuts: Counter[str] = Counter()
+        self._written = written
+        self._clients = clients
+        self._random = random
+        self._token: bytes | None = None
+        self._replay, self._start = self._beginning()
+
+    async def follow(self, done: asyncio.Event) -> None:
+        """Reads until the table is complete, then up to its end, and compares."""
+        while not done.is_set():
+            await self._read_for_a_while(done)
+        await self._read_to_the_end()
+        wanted = {bucket: self._seen(self._written.now.rows[bucket]) for bucket in self.kind.buckets}
+        if self._replay.whole:
+            found = {bucket: self._replay.rows.get(bucket, {}) for bucket in self.kind.buckets}
+            assert found == wanted
+        for bucket, rows in self._replay.rows.items():
+            assert rows.items() <= {**wanted[bucket]}.items()
+
+    def _beginning(self) -> tuple[Replay, StartFrom]:
+        kind, moment = self.kind, self._random.choice(self._written.moments)
+        selective, full = kind.where is not None, self._written.changelog == "full"
+        match kind.start:
+            case "full":
+                # After a cut, the rows are of several moments.
+                return Replay({}, selective=True, before_images=full), StartFrom.FULL
+            case "earliest":
+                return Replay({}, selective=selective, before_images=full), StartFrom.EARLIEST
+            case "offsets":
+                picked = {bucket: self._random.choice(self._written.moments) for bucket in kind.buckets}
+                rows = {bucket: self._seen(each.rows[bucket]) for bucket, each in picked.items()}
+                offsets = {bucket: each.offsets[bucket] for bucket, each in picked.items()}
+                return Replay(rows, selective=selective, before_images=full), StartFrom.offsets(offsets)
+            case "timestamp":
+                rows = {bucket: self._seen(moment.rows[bucket]) for bucket in kind.buckets}
+                return Replay(rows, selective=selective, before_images=full), StartFrom.timestamp(moment.time)
+            case "last":
+                last = StartFrom.last(self._random.choice([1, 10, 1000]))
+                return Replay(selective=selective, before_images=full), last
+        return Replay(selective=selective, before_images=full), StartFrom.LATEST
+
+    def _seen(self, rows: Rows) -> Rows:
+        return {key: row for key, row in rows.items() if self.kind.matches(row)}
+
+    def _scan(self, stop: StopAt | None) -> Scan:
+        kind, client = self.kind, self._random.choice(self._clients)
+        scan = client.scan(self._written.table.scan().with_source(ScanSource.LOG).with_row_kind().spec)
+        scan = scan.with_buckets(kind.buckets).with_chunk(rows=kind.chunk_rows).start_from(self._start).stop_at(stop)
+        scan = scan if kind.where is None else scan.where(kind.where).with_unmatched("delete")
+        return scan if self._token is None else scan.resume_from(self._token)
+
+    async def _read_for_a_while(self, done: asyncio.Event) -> None:
+        """Leaves the stream after some time; what was read on then goes on, in any client."""
+        reading = asyncio.create_task(self._read(None, self._random.choice([3, 30, 10_000])))
+        ending = asyncio.create_task(done.wait())
+        try:
+            await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
+            self.cuts["cancelled"] += not reading.done()
+        finally:
+            ending.cancel()
+            reading.cancel()
+        await asyncio.wait([reading])
+        if not reading.cancelled():
+            reading.result()
+
+    async def _read_to_the_end(self) -> None:
+        offsets = {bucket: self._written.now.offsets[bucket] for bucket in self.kind.buckets}
+        while not await self._read(StopAt.offsets(offsets), None):
+            pass
+
+    async def _read(self, stop: StopAt | None, batches: int | None) -> bool:
+        """Reads so many batches, or up to the stop; whether that was reached."""
+        stream = self._scan(stop).stream()
+        try:
+            async with stream:
+                assert self._token is not None or not self._replay.rows_seen, "rows came, but no token"
+                while batches is None or batches > 0:
+                    batch = await anext(stream, None)
+                    if batch is None:
+                        return True
+                    self._play(batch, stream)
+                    batches = None if batches is None else batches - 1
+            self.cuts["left"] += 1
+        except ConnectionFailed as error:
+            self.cuts[error.reason] += 1
+            await self._written.client.wait_ready()
+        finally:
+            self._token = stream.resume_token or self._token
+            self.cuts["resumed"] += len(stream.resumptions)
+        return False
+
+    def _play(self, batch: pa.RecordBatch, stream: ScanStream) -> None:
+        self._replay.play(batch)
+        if self.kind.start == "full" or not self._replay.whole:
+            return
+        (bucket,) = set(batch.column("_bucket").to_pylist())
+        then = self._written.at.get((bucket, count_of(stream.next_offsets[bucket])))
+        if then is not None:
+            assert self._replay.rows.get(bucket, {}) == self._seen(then), "the replay is not the table as of its offset"
+            self.cuts["compared"] += 1
+
+
+async def check_stream_history(
+    server: ServerProcess,
+    random: Random,
+    restarts: Restarts,
+    *,
+    name: str,
+    steps: int,
+    readers: int,
+    changelog: str = "full",
+) -> Counter[str]:
+    """Writes so many steps while so many readers follow; how often they were cut, and why."""
+    # With it, most of the time would go into the tracebacks that asyncio keeps for each of its callbacks.
+    asyncio.get_running_loop().set_debug(False)
+    done = asyncio.Event()
+    async with (
+        FaultProxy(server.url, seed=random.randrange(1 << 32)) as proxy,
+        connect(server.url) as direct,
+        connect(proxy.address, read_ahead_bytes=64 << 10) as cut,
+        asyncio.TaskGroup() as group,
+    ):
+        table = await direct.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, changelog=changelog)
+        written = Written(table, direct, random, changelog)
+        written.note({})
+        following: list[Reader] = []
+        group.create_task(restarts.run())
+        try:
+            for step in range(steps):
+                restarts.count_step()
+                await written.step()
+                if step * readers // steps >= len(following):
+                    reader = Reader(Kind.random(random), written, [direct, cut, cut], random)
+                    following.append(reader)
+                    written.log.append(f"reader {len(following)}: {reader.kind}")
+                    group.create_task(_noted(reader, written, proxy, done))
+                if random.random() < 0.15:
+                    proxy.apply(Fault(random.choice(["reset", "cut"]), after_bytes=random.choice([0, 500, 20_000])))
+        finally:
+            done.set()
+    seen: defaultdict[str, int] = defaultdict(int)
+    for reader in following:
+        for what, times in reader.cuts.items():
+            seen[what] += times
+    return Counter(seen)
+
+
+async def _noted(reader: Reader, written: Written, proxy: FaultProxy, done: asyncio.Event) -> None:
+    try:
+        await reader.follow(done)
+    except Exception as error:
+        error.add_note(f"{reader.kind}, {reader.cuts}; the last steps: {', '.join(written.log)}\n{proxy}")
+        raise

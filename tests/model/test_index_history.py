@@ -1,0 +1,44 @@
+"""Indexes and versions agree with a dictionary after every operation, alteration, restart and kill."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aio_client import connect
+from tests.model.history import noted
+from tests.model.index_history import IndexHistory
+from tests.model.offline_checks import check_stored_table
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from tests.support.server_process import ServerProcess
+
+
+@pytest.mark.asyncio
+async def test_indexes_and_versions_are_those_of_the_dictionary(server: ServerProcess) -> None:
+    seen = await check_history(server, seed=1, operations=45)
+    assert seen["scans with an index"] > 10, seen
+    assert min(seen["changed"], seen["unchanged"]) > 3, seen
+
+
+@pytest.mark.soak
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seed", range(1000, 1012))
+async def test_indexes_and_versions_are_those_of_the_dictionary_for_long(server: ServerProcess, seed: int) -> None:
+    await check_history(server, seed, operations=400)
+
+
+async def check_history(server: ServerProcess, seed: int, operations: int) -> Counter[str]:
+    """Runs the history of a seed, then looks at what lies on the disk; what was seen."""
+    with noted(f"seed {seed}"):
+        async with connect(server.url) as client:
+            history = await IndexHistory.begin(server, client, Random(seed))
+            await history.run(operations)
+            await history.check()
+        assert server.stop() == 0
+        check_stored_table(server.data_dir, history.table.name, history.model)
+    return history.seen

@@ -1,0 +1,52 @@
+"""Whatever happens to connections and server, a stream of changes played into a dictionary is the table."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aio_client import connect
+from tests.model.history import noted
+from tests.model.restarts import Restarts
+from tests.model.stream_history import check_stream_history
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("seed", "steps", "restarts", "changelog"),
+    [
+        (1, 70, 2, "full"),
+        (2, 40, 1, "upsert"),
+        *(pytest.param(seed, 2000, 20, "full", marks=pytest.mark.soak) for seed in range(100, 105)),
+        *(pytest.param(seed, 2000, 20, "upsert", marks=pytest.mark.soak) for seed in range(200, 203)),
+    ],
+)
+async def test_every_stream_replays_to_the_table_at_its_offset(
+    tmp_path: Path, seed: int, steps: int, restarts: int, changelog: str
+) -> None:
+    with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", "--set", "follow_heartbeat_seconds=0.2") as server:
+        random = Random(seed)
+        seen = await check_stream_history(
+            server,
+            random,
+            Restarts(server, random, steps=steps, restarts=restarts),
+            name="test.followed",
+            steps=steps,
+            readers=max(8, steps // 20),
+            changelog=changelog,
+        )
+        assert min(seen[what] for what in ("left", "cancelled", "resumed", "compared")) > 0, seen
+        async with connect(server.url) as client:
+
+            async def nothing_is_held() -> bool:
+                stats = await client.server_stats()
+                return (stats.live_scans, stats.open_cursors) == (0, 0)
+
+            await await_until(nothing_is_held, "everything freed")

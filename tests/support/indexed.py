@@ -1,0 +1,176 @@
+"""Tables with indexes on disk without a server, read by an index and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from streaming_server.scan.chunk_source import View, total_rows
+from streaming_server.scan.held_view import HeldView, whole_indexes
+from streaming_server.scan.index_lookup import read_through_index
+from streaming_server.scan.opening import OpenedScan, ReadPlan, open_scan
+from streaming_server.storage.row_codec import RowCodec
+from table_model.key_range import KeyRange
+from tests.support.offline import opened
+from tests.support.tables import define
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from streaming_server.scan.row_reader import RowReader
+    from table_model.errors import ScanKvError
+    from table_model.expressions import Predicate
+    from tests.support.offline import OfflineBucket
+
+_ALL_KEYS = KeyRange()
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.int16(), nullable=False),
+        pa.field("l", pa.string(), nullable=False),
+        ("league", pa.string()),
+        ("number", pa.int64()),
+        ("real", pa.float64()),
+        ("small", pa.float32()),
+        ("money", pa.decimal128(9, 2)),
+        ("flag", pa.bool_()),
+        pa.field("name", pa.string(), nullable=False),
+        ("at", pa.timestamp("ns")),
+        ("items", pa.list_(pa.int64())),
+    ]
+)
+INDEXES = [
+    ["number"],
+    ["real"],
+    ["league", "number"],
+    ["league", "small", "name"],
+    ["flag", "name"],
+    ["money"],
+    ["at"],
+    ["league", "k"],
+    ["small"],
+]
+VALUES: dict[str, list[Any]] = {
+    "league": [None, "", "x", "x\0", "xy", "y"],
+    "number": [None, -(2**63), -1, 0, 1, 2, 3, 2**63 - 1],
+    "real": [None, float("-inf"), -2.5, -0.0, 0.0, 1.5, float("inf"), float("nan")],
+    "small": [None, float("-inf"), -0.0, 0.0, 0.5, 0.10000000149011612, float("nan")],
+    "flag": [None, False, True],
+    "name": ["", "a", "a\0", "ab", "b", "ü"],
+    "at": [None, -1, 0, 1, 2**40],
+    "items": [None, [1], [2, 3]],
+}
+
+
+def random_rows(count: int, seed: int) -> pa.RecordBatch:
+    """Rows with few different values in each column: nulls, NaN, both zeros, texts with zero bytes, many ties."""
+    rng = random.Random(seed)
+    places = list(range(count))
+    arrays = [
+        pa.array([place // 3 - 20 for place in places], pa.int16()),
+        pa.array([["", "x", "x\0"][place % 3] for place in places], pa.string()),
+    ]
+    for field in list(SCHEMA)[2:]:
+        if pa.types.is_decimal(field.type):
+            cents = [rng.choice([None, -99999, -1, 0, 250]) for _ in places]
+            arrays.append(pa.array(cents, pa.decimal128(9, 0)).view(field.type))
+            continue
+        values = [rng.choice(VALUES[field.name]) for _ in places]
+        arrays.append(pa.array(values, field.type, from_pandas=False))
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+class IndexedTable:
+    """Buckets of one table, open.
+
+    Attributes:
+        rows: All rows that were written.
+        buckets: Its buckets, by number.
+    """
+
+    def __init__(self, buckets: dict[int, OfflineBucket], rows: pa.RecordBatch) -> None:
+        self.rows = rows
+        self.buckets = buckets
+        self.definition = buckets[0].definition
+        self.codec = RowCodec(self.definition)
+        self.keys = buckets[0].keys.codec
+        states = {number: offline.bucket.state for number, offline in buckets.items()}
+        self.view = View(
+            {number: state.log_offset for number, state in states.items()},
+            time.time_ns() // 1000,
+            total_rows(state.rows for state in states.values()),
+        )
+
+    def held(self) -> HeldView:
+        """All of it, held."""
+        filled = {number: one.bucket for number, one in self.buckets.items() if one.bucket.state.rows}
+        ready = [bucket.state.ready_indexes for bucket in filled.values()]
+        return HeldView(
+            codec=self.codec,
+            keys=self.keys,
+            view=self.view,
+            buckets=filled,
+            indexes=whole_indexes(self.buckets[0].indexes, ready),
+            on_error=in_bucket,
+        )
+
+    def opened(self, plan: ReadPlan, *, indexed: bool) -> tuple[OpenedScan, RowReader]:
+        """A scan, and how it reads."""
+        reader = plan.reader(self.codec, self.keys)
+        if indexed:
+            reader = asyncio.run(read_through_index(reader, self.held()))
+        bucket_of = {number: one.bucket for number, one in self.buckets.items()}.__getitem__
+        return open_scan(plan, self.definition, reader, self.view, "", bucket_of, in_bucket), reader
+
+
+def in_bucket(number: int, error: ScanKvError) -> ScanKvError:
+    """What the engine does with an error of a bucket."""
+    error.details.setdefault("bucket", str(number))
+    return error
+
+
+def plan_of(
+    where: Predicate | None,
+    *,
+    columns: Sequence[str] | None = None,
+    reverse: bool = False,
+    ordered: bool = False,
+    limit: int | None = None,
+    token: bytes = b"",
+    key_range: KeyRange = _ALL_KEYS,
+) -> ReadPlan:
+    """A question about the rows of a table."""
+    return ReadPlan(
+        buckets=None,
+        columns=None if columns is None else tuple(columns),
+        where=where,
+        where_message=repr(where).encode(),
+        key_range=key_range,
+        reverse=reverse,
+        ordered=ordered,
+        limit=limit,
+        resume_token=token,
+    )
+
+
+@contextmanager
+def indexed_table(
+    path: Path, rows: pa.RecordBatch, *, buckets: int, indexes: Sequence[Sequence[str]] = INDEXES, **options: str
+) -> Iterator[IndexedTable]:
+    """A table of such rows, the key is (k, l), or k alone, with its entries in table files."""
+    key = [name for name in ("k", "l") if name in rows.schema.names]
+    definition = define(rows.schema, *key, buckets=buckets, **options).add_indexes(indexes)
+    with ExitStack() as stack:
+        offline = {number: stack.enter_context(opened(path / f"{number:04}", definition)) for number in range(buckets)}
+        _, numbers = offline[0].keys.encode(rows)
+        for number, bucket in offline.items():
+            part = rows.filter(pa.array(numbers == number))
+            if part.num_rows:
+                bucket.upsert_batch(part)
+            bucket.bucket.flush()
+        yield IndexedTable(offline, rows)

@@ -1,0 +1,178 @@
+"""Changes as the rows of a stream: with a predicate, what they are to those who see some rows only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streaming_server.scan.change_rows import ChangeRows
+from streaming_server.storage.changelog import Changes, LogRecord, RowKind
+from streaming_server.storage.offsets import make_offset
+from table_model.errors import SchemaMismatch
+from table_model.expressions import col
+from tests.support.tables import define
+
+if TYPE_CHECKING:
+    from table_model.expressions import Predicate
+    from table_model.schema import TableDefinition
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
+FIRST = define(SCHEMA)
+SECOND = FIRST.add_columns(pa.schema([("more", pa.string())]))
+# Without rows before: of these `v` is null only where a row was deleted.
+STRICT = define(pa.schema([SCHEMA[0], SCHEMA[1].with_nullable(False)]), changelog="upsert")
+INSERT, BEFORE, AFTER, DELETE = RowKind
+
+Change = tuple[RowKind, Any, Any]
+
+
+def record(changes: list[Change], offset: int = 0, definition: TableDefinition = FIRST, micros: int = 7) -> LogRecord:
+    kinds, *columns = zip(*changes, strict=True)
+    rows = pa.record_batch([list(column) for column in columns], schema=definition.schema.arrow)
+    times = np.full(len(kinds), micros, np.int64)
+    return LogRecord(offset, 0, definition.schema.id, times, Changes(np.array(kinds, np.uint8), rows))
+
+
+def told(batch: pa.RecordBatch) -> list[tuple[str, Any, Any]]:
+    return list(zip(*(batch.column(name).to_pylist() for name in ("_change_type", "k", "v")), strict=True))
+
+
+def test_a_change_has_its_kind_offset_bucket_and_time() -> None:
+    rows = ChangeRows(FIRST, None, None)
+    records = [record([(INSERT, 1, 5)], make_offset(1, 4)), record([(DELETE, 1, 5), (INSERT, 2, None)], 9, micros=8)]
+    batch = rows.of(records, 3, FIRST)
+    assert batch.schema.equals(rows.schema)
+    assert batch.schema.names == ["_change_type", "_log_offset", "_bucket", "_commit_timestamp", "k", "v"]
+    assert told(batch) == [("+I", 1, 5), ("-D", 1, 5), ("+I", 2, None)]
+    assert batch.column("_log_offset").to_pylist() == [make_offset(1, 4), 9, 10]
+    assert batch.column("_bucket").to_pylist() == [3, 3, 3]
+    assert batch.column("_commit_timestamp").cast(pa.int64()).to_pylist() == [7, 8, 8]
+
+
+def test_rows_of_the_table_are_inserts_without_offset_and_time() -> None:
+    batch = ChangeRows(FIRST, ("v",), None).of_table(pa.record_batch({"v": pa.array([1, None], pa.int64())}), 2)
+    assert batch.to_pylist() == [
+        {"_change_type": "+I", "_log_offset": None, "_bucket": 2, "_commit_timestamp": None, "v": v} for v in (1, None)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([(INSERT, 1, 1), (INSERT, 2, -1), (INSERT, 3, None)], [("+I", 1, 1)]),
+        ([(DELETE, 1, 1), (DELETE, 2, -1)], [("-D", 1, 1)]),
+        ([(BEFORE, 1, 1), (AFTER, 1, 2)], [("-U", 1, 1), ("+U", 1, 2)]),
+        ([(BEFORE, 1, -1), (AFTER, 1, 2)], [("+I", 1, 2)]),
+        ([(BEFORE, 1, 1), (AFTER, 1, -2)], [("-D", 1, 1)]),
+        ([(BEFORE, 1, None), (AFTER, 1, -2)], []),
+        # Halves: what belongs to them was before the start, or is behind the end.
+        ([(AFTER, 1, 1), (BEFORE, 2, 1)], [("+I", 1, 1), ("-D", 2, 1)]),
+        ([(AFTER, 1, -1), (BEFORE, 2, None)], []),
+        ([(BEFORE, 1, -1), (AFTER, 1, -2), (BEFORE, 2, 1), (AFTER, 2, 3)], [("-U", 2, 1), ("+U", 2, 3)]),
+    ],
+)
+def test_a_row_that_begins_to_match_is_inserted_and_one_that_ceases_to_is_deleted(
+    changes: list[Change], expected: list[tuple[str, int, int]]
+) -> None:
+    rows = ChangeRows(FIRST, None, col("v") > 0)
+    assert rows.selective
+    batch = rows.of([record(changes)], 0, FIRST)
+    assert told(batch) == expected
+    kept = [place for place, (_, key, v) in enumerate(changes) if (key, v) in {(k, v) for _, k, v in expected}]
+    assert batch.column("_log_offset").to_pylist() == kept
+
+
+VALUES = st.none() | st.integers(-3, 3)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["put", "put", "delete"]), VALUES), max_size=25),
+    st.lists(st.integers(1, 4), min_size=1),
+)
+def test_what_is_seen_replays_to_the_rows_that_match(
+    writes: list[tuple[int, str, int | None]], sizes: list[int]
+) -> None:
+    """However the commits lie in records, and records in reads."""
+    table, commits = dict[int, int | None](), list[list[Change]]()
+    for key, what, value in writes:
+        if what == "delete":
+            if key in table:
+                commits.append([(DELETE, key, table.pop(key))])
+            continue
+        commits.append([(BEFORE, key, table[key]), (AFTER, key, value)] if key in table else [(INSERT, key, value)])
+        table[key] = value
+    rows, replay, place, offset = ChangeRows(FIRST, None, col("v") > 0), dict[int, int | None](), 0, 0
+    for size in sizes * len(commits):
+        part = commits[place : place + size]
+        if not part:
+            break
+        records = []
+        for commit in part:
+            records.append(record(commit, offset))
+            offset += len(commit)
+        place += size
+        for kind, key, value in told(rows.of(records, 0, FIRST)):
+            if kind in ("-U", "-D"):
+                assert replay.pop(key) == value
+            else:
+                assert key not in replay
+                replay[key] = value
+    assert replay == {key: value for key, value in table.items() if value is not None and value > 0}
+
+
+def test_the_schema_grows_with_the_changes_and_older_ones_are_null_in_what_was_added() -> None:
+    rows = ChangeRows(FIRST, None, None)
+    assert told(rows.of([record([(INSERT, 1, 1)])], 0, SECOND)) == [("+I", 1, 1)]
+    assert (rows.schema_id, rows.schema.names[4:]) == (1, ["k", "v"])
+    rows_of_second = record([(INSERT, 2, 2, "x")], 1, SECOND)  # type: ignore[list-item]
+    batch = rows.of([record([(INSERT, 1, 1)]), rows_of_second], 0, SECOND)
+    assert (rows.schema_id, batch.schema.names[4:]) == (2, ["k", "v", "more"])
+    assert batch.column("more").to_pylist() == [None, "x"]
+    again = rows.of([record([(INSERT, 3, 3)], 5)], 0, SECOND)
+    assert again.column("more").to_pylist() == [None]
+
+
+def test_chosen_columns_stay_as_they_are_chosen() -> None:
+    rows = ChangeRows(FIRST, ("v", "k"), col("k") == 2)
+    batch = rows.of([record([(INSERT, 2, 2, "x"), (INSERT, 3, 3, "y")], 1, SECOND)], 0, SECOND)  # type: ignore[list-item]
+    assert batch.schema.names[4:] == ["v", "k"]
+    assert told(batch) == [("+I", 2, 2)]
+
+
+def test_a_column_or_a_predicate_that_does_not_fit_is_refused_at_the_opening() -> None:
+    with pytest.raises(SchemaMismatch):
+        ChangeRows(FIRST, ("nothing",), None)
+    with pytest.raises(SchemaMismatch):
+        ChangeRows(FIRST, None, col("more") == "x")
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (None, [("+U", 1, 5), ("-D", 1, None), ("+U", 2, -3), ("+U", 3, 4)]),
+        (col("k") >= 2, [("+U", 2, -3), ("+U", 3, 4)]),
+        (col("v") > 0, [("+U", 1, 5), ("-D", 1, None), ("-D", 2, None), ("+U", 3, 4)]),
+        # A deleted row is one, also where null would match.
+        (col("v").is_null(), [("-D", 1, None), ("-D", 1, None), ("-D", 2, None), ("-D", 3, None)]),
+        ((col("k") == 3) & (col("v") > 0), [("-D", 1, None), ("-D", 1, None), ("-D", 2, None), ("+U", 3, 4)]),
+    ],
+)
+def test_without_rows_before_what_does_not_match_is_deleted_unless_the_key_tells(
+    where: Predicate | None, expected: list[tuple[str, Any, Any]]
+) -> None:
+    rows = ChangeRows(STRICT, None, where)
+    assert [field.nullable for field in rows.schema][-2:] == [False, True]
+    kinds = np.array([AFTER, DELETE, AFTER, AFTER], np.uint8)
+    stored = pa.record_batch([[1, 1, 2, 3], [5, None, -3, 4]], schema=STRICT.change_schema_at(1))
+    times = np.full(4, 7, np.int64)
+    batch = rows.of([LogRecord(0, 0, 1, times, Changes(kinds, stored))], 0, STRICT)
+    batch.validate(full=True)
+    assert batch.schema.equals(rows.schema)
+    assert told(batch) == expected
+    assert batch.column("_log_offset").to_pylist() == ([2, 3] if len(expected) == 2 else [0, 1, 2, 3])
+    assert rows.of_table(stored.slice(0, 1), 0).schema.equals(rows.schema)

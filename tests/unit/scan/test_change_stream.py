@@ -1,0 +1,142 @@
+"""What a stream of changes carries: tokens that lose nothing, heartbeats, and another header where columns come."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import pyarrow as pa
+
+from protos.scankv.v1 import scan_pb2
+from streaming_server.scan.change_rows import ChangeRows
+from streaming_server.scan.change_stream import ChangeStream
+from streaming_server.scan.chunk_source import View
+from streaming_server.scan.log_plan import OpenedLog
+from streaming_server.scan.log_source import LogSource
+from streaming_server.scan.log_token import LogTokenWriter, read_log_token
+from streaming_server.scan.producer import ChunkSpec
+from streaming_server.scan.registry import LiveScan
+from streaming_server.scan.resume_token import Fingerprint
+from table_model.expressions import Predicate, col
+from tests.support.memory_log import MemoryTail, StopsAt
+from tests.support.tables import define
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FIRST = define(pa.schema([pa.field("k", pa.int64(), nullable=False)]))
+SECOND = FIRST.add_columns(pa.schema([("more", pa.string())]))
+FINGERPRINT = Fingerprint.of(table=["t"], schema=b"", query=[])
+
+Message = scan_pb2.ScanKvResponse
+
+
+def stream(
+    tail: MemoryTail,
+    stop: int | None = None,
+    *,
+    limit: int | None = None,
+    where: Predicate | None = None,
+    heartbeat_seconds: float = 60.0,
+) -> Iterator[Message | float]:
+    rows = ChangeRows(FIRST, None, where)
+    stops = StopsAt(None if stop is None else {0: stop})
+    source = LogSource("reader", rows, {0: tail}, View({0: 0}, 0, 0), stops, lambda: SECOND)
+    opened = OpenedLog(
+        source=source,
+        tokens=LogTokenWriter(FINGERPRINT),
+        definition=FIRST,
+        resumed_from=None,
+        limit=limit,
+        selective=rows.selective,
+        full=False,
+    )
+    scan = LiveScan(table="t", buckets=(0,), snapshot_id="", peer="", follows=True)
+    for message in ChangeStream(opened, ChunkSpec(rows=3, bytes=1 << 20), "s", scan, 0.0, heartbeat_seconds).messages():
+        yield Message.FromString(message) if isinstance(message, bytes) else message
+
+
+def place(token: bytes) -> tuple[int, int | None]:
+    """Where a token goes on in bucket 0, and what is left of the limit."""
+    position, left = read_log_token(token, FINGERPRINT)
+    return position.offsets[0], left
+
+
+def sent(messages: Iterator[Message | float], count: int) -> list[Message]:
+    """The next messages; where the stream would wait, it goes on at once."""
+    return list(islice((message for message in messages if isinstance(message, Message)), count))
+
+
+def kinds(messages: list[Message]) -> list[str | None]:
+    return [message.WhichOneof("message") for message in messages]
+
+
+def test_every_token_goes_on_behind_what_was_sent_so_far() -> None:
+    tail = MemoryTail(FIRST)
+    tail.put(*range(5))
+    messages = sent(stream(tail, stop=5), 5)
+    assert kinds(messages) == ["header", "chunk", "chunk", "heartbeat", "trailer"]
+    header, first, second, heartbeat, trailer = messages
+    tokens = header.header.resume_token, first.chunk.resume_token, second.chunk.resume_token
+    assert [place(token) for token in tokens] == [(0, None), (3, None), (5, None)]
+    assert (first.chunk.next_offset, second.chunk.next_offset) == (3, 5)
+    assert dict(heartbeat.heartbeat.next_offsets) == {0: 5}
+    data = first.chunk.record_batch + second.chunk.record_batch
+    assert (trailer.trailer.rows_returned, trailer.trailer.chunks) == (5, 2)
+    assert trailer.trailer.crc32c == google_crc32c.value(data)
+
+
+def test_the_header_of_new_columns_has_the_token_of_what_came_before_them() -> None:
+    tail = MemoryTail(SECOND)
+    tail.put(1)
+    tail.write((2, "x"), schema_id=2)
+    tail.sync()
+    messages = sent(stream(tail, stop=2), 3)
+    # Both changes are read at once, so that the header comes before the first of them, too.
+    assert kinds(messages) == ["header", "header", "chunk"]
+    assert place(messages[1].header.resume_token) == (0, None)
+    schemas = [pa.ipc.read_schema(pa.py_buffer(message.header.arrow_schema)) for message in messages[:2]]
+    assert [schema.names[4:] for schema in schemas] == [["k"], ["k", "more"]]
+    assert [message.header.schema_id for message in messages[:2]] == [1, 2]
+    rows = pa.ipc.read_record_batch(pa.py_buffer(messages[2].chunk.record_batch), schemas[1])
+    assert rows.column("more").to_pylist() == [None, "x"]
+
+
+def test_at_the_limit_the_position_is_behind_the_last_row_that_was_returned() -> None:
+    tail = MemoryTail(FIRST)
+    tail.put(*range(9))
+    for where, limit in ((None, 4), (col("k") >= 0, 4), (col("k") > 2, 1)):
+        messages = sent(stream(tail, limit=limit, where=where), 5 if limit == 4 else 4)
+        assert kinds(messages)[-2:] == ["heartbeat", "trailer"]
+        assert place(messages[-3].chunk.resume_token) == (4, 0)
+        assert messages[-3].chunk.next_offset == 4
+        assert dict(messages[-2].heartbeat.next_offsets) == {0: 4}
+        assert messages[-1].trailer.rows_returned == limit
+
+
+def test_a_stream_that_waits_says_for_how_long_and_then_that_it_is_there() -> None:
+    tail = MemoryTail(FIRST)
+    messages = stream(tail, heartbeat_seconds=30)
+    sent(messages, 1)
+    seconds = next(messages)
+    assert isinstance(seconds, float)
+    assert 29 < seconds <= 30
+    tail.put(7)
+    assert kinds(sent(messages, 1)) == ["chunk"]
+    messages = stream(tail, heartbeat_seconds=0.0001)
+    header, _, *_ = sent(messages, 2)
+    for message in sent(messages, 3):
+        assert place(message.heartbeat.resume_token) == (1, None)
+        assert message.heartbeat.watermark_micros > header.header.view_micros
+
+
+def test_what_is_left_out_is_in_the_position_of_the_next_heartbeat() -> None:
+    """Else a reader who goes on would have the server look at it again, time after time."""
+    tail = MemoryTail(FIRST)
+    tail.put(*range(8))
+    messages = stream(tail, where=col("k") < 0, heartbeat_seconds=0.0001)
+    sent(messages, 1)  # the header
+    tokens = [place(message.heartbeat.resume_token)[0] for message in sent(messages, 5)]
+    assert tokens == sorted(tokens)
+    assert tokens[-1] == 8

@@ -1,0 +1,223 @@
+"""Scans whose keys an index tells give the same rows in the same order as scans that look at all rows."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_server.scan.explaining import explain
+from streaming_server.scan.index_lookup import chosen_index
+from streaming_server.scan.row_reader import MAX_POINTS
+from streaming_server.storage.cursor import BucketCursor
+from table_model.errors import DataLoss
+from table_model.expressions import Predicate, all_of, col
+from table_model.expressions.nodes import FieldPath
+from table_model.key_range import KeyRange
+from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
+from tests.support.tables import exact_rows
+from tests.unit.table_model.expression_strategies import leaves_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from streaming_server.scan.opening import OpenedScan, ReadPlan
+    from streaming_server.scan.row_reader import RowReader
+
+_ALL_KEYS = KeyRange()
+NAMES = ["league", "number", "real", "small", "money", "flag", "name", "at"]
+
+
+@pytest.fixture(scope="module", params=[(1, 150), (3, 200), (4, 3)], ids=str)
+def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexedTable]:
+    buckets, rows = request.param
+    with indexed_table(tmp_path_factory.mktemp("where"), random_rows(rows, seed=rows), buckets=buckets) as found:
+        yield found
+
+
+def read(scan: OpenedScan, chunk_rows: int = 8192, chunks: int = 10**9) -> tuple[list[object], bytes]:
+    """The rows of the first chunks, and the token behind them."""
+    rows: list[object] = []
+    token, left = b"", scan.limit
+    with closing(scan.source) as source:
+        while chunks > 0 and left != 0:
+            chunk = source.next_chunk(chunk_rows if left is None else min(chunk_rows, left), 1 << 20)
+            if chunk is None:
+                break
+            rows += exact_rows(chunk.batch)
+            left = None if left is None else left - chunk.batch.num_rows
+            token = scan.tokens.token(source.position(), left)
+            chunks -= 1
+    assert BucketCursor.open_cursors == 0
+    return rows, token
+
+
+@given(st.data())
+@settings(max_examples=12)
+def test_rows_order_and_tokens_are_the_same_with_and_without_the_index(
+    table: IndexedTable, data: st.DataObject
+) -> None:
+    leaves = st.one_of([leaves_of(FieldPath((name,)), table.rows) for name in NAMES])
+    where = all_of(data.draw(st.lists(leaves, min_size=1, max_size=3)))
+    draw = data.draw
+    question: dict[str, Any] = {
+        "columns": draw(st.sampled_from([None, (), ("l", "k"), ("number",), ("items", "name"), ("k", "league", "l")])),
+        "reverse": draw(st.booleans()),
+        "ordered": draw(st.booleans()),
+        "limit": draw(st.sampled_from([None, None, 0, 1, 5, 70])),
+    }
+    chunk_rows, chunks = draw(st.sampled_from([1, 7, 8192])), draw(st.integers(1, 4))
+    first_indexed, then_indexed = draw(st.booleans()), draw(st.booleans())
+    plan = plan_of(where, **question)
+    limited = plan.limit is not None and not plan.ordered
+    plain, _ = table.opened(plan, indexed=False)
+    everything, _ = read(plain)
+    scan, _ = table.opened(plan, indexed=True)
+    assert scan.source.schema == plain.source.schema
+    by_index, _ = read(scan, chunk_rows)
+    assert by_index == everything
+    # Cut behind any chunk, the rest is the same however the parts are read: the index may come, or go.
+    begun, token = read(table.opened(plan, indexed=first_indexed)[0], chunk_rows, chunks)
+    if token:
+        rest, _ = read(table.opened(plan_of(where, **question, token=token), indexed=then_indexed)[0])
+        assert begun + rest == everything or (limited and len(begun + rest) == len(everything))
+
+
+NUMBERS = pa.schema([pa.field("k", pa.int64(), nullable=False), ("score", pa.int64()), ("text", pa.string())])
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def scores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexedTable]:
+    """12,000 rows, 20 of each score from 0 to 99 and the others without one."""
+    values = [place % 600 if place % 600 < 100 else None for place in range(12_000)]
+    rows = {"k": range(12_000), "score": values, "text": [f"text {place}" for place in range(12_000)]}
+    batch = pa.RecordBatch.from_pydict(rows, schema=NUMBERS)
+    with indexed_table(
+        tmp_path_factory.mktemp("scores"), batch, buckets=request.param, indexes=[["score"], ["text", "score"]]
+    ) as found:
+        yield found
+
+
+def scanned(table: IndexedTable, plan: ReadPlan) -> tuple[int, int]:
+    """How many rows a scan returns, and how many it reads."""
+    scan, _ = table.opened(plan, indexed=True)
+    rows, _ = read(scan)
+    return len(rows), scan.source.rows_scanned
+
+
+def test_a_value_that_twenty_rows_have_scans_twenty(scores: IndexedTable) -> None:
+    for columns in (None, ("k", "score"), ("text",)):
+        for ordered in (False, True):
+            plan = plan_of(col("score") == 7, columns=columns, ordered=ordered)
+            assert scanned(scores, plan) == (20, 20)
+    assert scanned(scores, plan_of(col("score").is_in([7, 9, 1000]))) == (40, 40)
+    assert scanned(scores, plan_of((col("score") >= 98) & col("text").contains("5"))) == (len_of(scores, 98), 40)
+    assert scanned(scores, plan_of(col("score") == 1000)) == (0, 0)
+
+
+def len_of(table: IndexedTable, least: int) -> int:
+    return sum(
+        score is not None and score >= least and "5" in text
+        for score, text in zip(table.rows["score"].to_pylist(), table.rows["text"].to_pylist(), strict=True)
+    )
+
+
+def test_more_rows_than_are_looked_up_are_read_one_after_another(scores: IndexedTable) -> None:
+    returned, read_ = scanned(scores, plan_of(col("score").is_null()))
+    assert returned == read_ == 10_000 == MAX_POINTS
+    everything = col("text") >= "text"
+    assert chosen_index(reader_of(scores, everything), scores.held().indexes) is not None
+    scan, reader = scores.opened(plan_of(everything), indexed=True)
+    assert reader.indexed is None
+    scan.source.close()
+    assert scanned(scores, plan_of(everything)) == (12_000, 12_000)
+
+
+def reader_of(table: IndexedTable, where: Predicate, key_range: KeyRange = _ALL_KEYS) -> RowReader:
+    return plan_of(where, key_range=key_range).reader(table.codec, table.keys)
+
+
+def test_the_key_goes_before_an_index_and_the_best_index_before_the_others(scores: IndexedTable) -> None:
+    indexes = scores.held().indexes
+
+    def chosen(where: Predicate, key_range: KeyRange = _ALL_KEYS) -> tuple[str, ...] | None:
+        choice = chosen_index(reader_of(scores, where, key_range), indexes)
+        return None if choice is None else choice.codec.index.columns
+
+    assert chosen(col("score") == 7) == ("score",)
+    assert chosen((col("score") == 7) & (col("text") == "x")) == ("text", "score")
+    assert chosen((col("score") == 7) & (col("text") > "x")) == ("score",)
+    assert chosen((col("score") > 7) & col("text").starts_with("x")) == ("text", "score")
+    assert chosen((col("score") == 7) & (col("k") > 5)) is None
+    assert chosen((col("score") == 7) & (col("k") == 5)) is None
+    assert chosen(col("score") == 7, KeyRange(b"\x80")) is None
+    assert chosen(col("score") != 7) is None
+    assert chosen((col("score") == 7) | (col("text") == "x")) is None
+
+
+def test_explain_tells_the_index_and_what_is_read_instead(scores: IndexedTable) -> None:
+    plan = plan_of((col("score") == 7) & col("text").contains("5"), columns=["k"])
+    reader = plan.reader(scores.codec, scores.keys)
+    choice = chosen_index(reader, scores.held().indexes)
+    told = explain(plan, scores.definition, reader, range(len(scores.buckets)), choice)
+    assert (list(told.index), told.index_range, told.index_keys) == (["score"], 'col("score") == 7', 10_000)
+    assert (list(told.ranges), told.points) == (["all keys"], 0)
+    assert told.residual == "col(\"text\").contains('5')"
+    assert list(told.columns_read) == ["text"]
+
+
+def test_a_row_that_is_missing_behind_an_entry_is_data_loss(tmp_path: Path) -> None:
+    rows = pa.RecordBatch.from_pydict({"k": range(50), "score": [1] * 50, "text": ["x"] * 50}, schema=NUMBERS)
+    with indexed_table(tmp_path, rows, buckets=2, indexes=[["score"]]) as table:
+        for offline in table.buckets.values():
+            batch = offline.bucket._store.batch()
+            batch.delete_rows([table.keys.encode_one([17])])
+            offline.bucket._store.write(batch)
+        scan, _ = table.opened(plan_of(col("score") == 1), indexed=True)
+        with pytest.raises(DataLoss, match="disagree; run `scankv check`"):
+            read(scan)
+        scan.source.close()
+        # The entries have all that is asked for here.
+        assert len(read(table.opened(plan_of(col("score") == 1, columns=["k"]), indexed=True)[0])[0]) == 50
+
+
+def test_two_entries_of_one_row_are_data_loss(tmp_path: Path) -> None:
+    rows = pa.RecordBatch.from_pydict({"k": range(5), "score": range(5), "text": ["x"] * 5}, schema=NUMBERS)
+    with indexed_table(tmp_path, rows, buckets=1, indexes=[["score"]]) as table:
+        offline = table.buckets[0]
+        stale = pa.RecordBatch.from_pydict({"k": [3], "score": [4], "text": ["x"]}, schema=NUMBERS)
+        keys, values = offline.indexes[0].entries(stale, pa.array([table.keys.encode_one([3])], pa.binary()))
+        batch = offline.bucket._store.batch()
+        batch.put_entries(keys.to_pylist(), values.to_pylist())
+        offline.bucket._store.write(batch)
+        with pytest.raises(DataLoss, match="several entries of one row"):
+            table.opened(plan_of(col("score") >= 3), indexed=True)
+
+
+def test_floats_are_looked_up_as_they_compare(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("x", pa.float32())])
+    values = [None, math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, 0.1, -0.1, 3.0]
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array(range(10), pa.int64()), pa.array(values, pa.float32(), from_pandas=False)], schema=schema
+    )
+    with indexed_table(tmp_path, rows, buckets=1, indexes=[["x"]]) as table:
+        for where, found in [
+            (col("x") > 5, [3]),
+            (col("x") == 0, [5, 6]),
+            (col("x").is_in([0.0, math.nan]), [5, 6]),
+            (col("x") > 0.1, [3, 7, 9]),  # as a float32, 0.1 is a little more
+            (col("x") <= -0.1, [4, 8]),
+            (col("x") <= 0.1, [4, 5, 6, 8]),
+            (col("x").is_null(), [0]),
+            (col("x").is_not_null(), [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+            (col("x") < math.nan, []),
+        ]:
+            scan, reader = table.opened(plan_of(where, columns=["k"]), indexed=True)
+            assert (reader.indexed is not None) == ("nan" not in repr(where) or "is_in" in repr(where))
+            assert read(scan)[0] == [(k,) for k in found]

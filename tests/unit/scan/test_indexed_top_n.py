@@ -1,0 +1,215 @@
+"""Top-N by an index gives the rows that looking at all of them gives, in the same order, to the byte."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_server.scan.indexed_top_n import FoundRows, chosen_order, top_by_index
+from streaming_server.scan.top_n import TopN, TopNSpec
+from streaming_server.storage.cursor import BucketCursor
+from table_model.errors import DataLoss, InvalidRequest
+from table_model.expressions import Predicate, all_of, col
+from table_model.expressions.nodes import Comparison, FieldPath, Operator
+from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
+from tests.support.tables import exact_rows
+from tests.unit.table_model.expression_strategies import leaves_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+ORDERS = {
+    "number": ["number"],
+    "real": ["real"],
+    "small": ["small"],
+    "money": ["money"],
+    "at": ["at"],
+    "name": ["flag", "name"],
+    "k": ["league", "k"],
+}
+"""Columns, each with the columns of an index that ends with it."""
+EQUAL: dict[str, list[Any]] = {"league": ["", "x", "x\0", "nowhere"], "flag": [False, True], "small": [0.0, 0.5]}
+
+
+@pytest.fixture(scope="module", params=[(1, 150), (3, 200), (5, 4), (2, 0)], ids=str)
+def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexedTable]:
+    buckets, rows = request.param
+    with indexed_table(tmp_path_factory.mktemp("top"), random_rows(rows, seed=rows), buckets=buckets) as found:
+        yield found
+
+
+def by_index(table: IndexedTable, spec: TopNSpec, where: Predicate | None = None) -> FoundRows | None:
+    held = table.held()
+    choice = chosen_order(spec, where, table.codec, table.keys, held.indexes)
+    found = None if choice is None else asyncio.run(top_by_index(spec, choice, held))
+    assert BucketCursor.open_cursors == 0
+    return found
+
+
+def by_looking_at_all(table: IndexedTable, spec: TopNSpec, where: Predicate | None = None) -> pa.RecordBatch:
+    scan, _ = table.opened(replace(plan_of(where, columns=[spec.by]), stored_rows=True), indexed=False)
+    top = TopN(spec, table.definition)
+    while (chunk := scan.source.next_chunk(64, 1 << 20)) is not None:
+        top.add(chunk.batch)
+        if top.is_due:
+            top.settle()
+    return top.result()
+
+
+@given(st.data())
+@settings(max_examples=15)
+def test_the_index_tells_the_rows_that_looking_at_all_of_them_finds(table: IndexedTable, data: st.DataObject) -> None:
+    by = data.draw(st.sampled_from(sorted(ORDERS)))
+    index = data.draw(st.sampled_from([one for one in table.buckets[0].indexes if one.index.columns[-1] == by]))
+    parts: list[Predicate] = []
+    for name in index.index.columns[:-1]:
+        if data.draw(st.integers(0, 3)) == 0:
+            parts.append(col(name).is_null())
+        else:
+            parts.append(col(name) == data.draw(st.sampled_from(EQUAL[name])))
+    others = [leaves_of(FieldPath((name,)), table.rows) for name in (by, by, *index.covered)]
+    parts += data.draw(st.lists(st.one_of(others), max_size=2))
+    where = all_of(parts) if parts else None
+    spec = TopNSpec(
+        by=by,
+        n=data.draw(st.sampled_from([1, 2, 5, 10, 37, 250])),
+        ascending=data.draw(st.booleans()),
+        columns=data.draw(st.sampled_from([None, (), ("k", "l"), (by,), ("items", "l")])),
+        with_ties=data.draw(st.booleans()),
+    )
+    found = by_index(table, spec, where)
+    if found is None:
+        return  # the key says more, or nothing is true of it
+    expected = by_looking_at_all(table, spec, where)
+    result = found.result()
+    result.validate(full=True)
+    assert result.schema == expected.schema
+    assert exact_rows(result) == exact_rows(expected)
+
+
+@pytest.mark.parametrize("by", sorted(ORDERS))
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize("with_ties", [False, True])
+def test_every_n_of_every_type_is_the_same_in_both_ways(
+    table: IndexedTable, by: str, ascending: bool, with_ties: bool
+) -> None:
+    leading = ORDERS[by][:-1]
+    where = col(leading[0]) == (True if leading == ["flag"] else "x") if leading else None
+    rows = table.rows.num_rows
+    for n in (1, max(rows // 5, 2), rows + 1):
+        spec = TopNSpec(by=by, n=n, ascending=ascending, columns=None, with_ties=with_ties)
+        found = by_index(table, spec, where)
+        assert found is not None
+        assert exact_rows(found.result()) == exact_rows(by_looking_at_all(table, spec, where))
+
+
+NUMBERS = pa.schema([pa.field("k", pa.int64(), nullable=False), ("score", pa.int64()), ("text", pa.string())])
+
+
+def numbers(scores: Sequence[int | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {"k": range(len(scores)), "score": scores, "text": [f"text {place}" for place in range(len(scores))]},
+        schema=NUMBERS,
+    )
+
+
+def top(n: int, *, ascending: bool = False, columns: tuple[str, ...] | None = None, ties: bool = False) -> TopNSpec:
+    return TopNSpec(by="score", n=n, ascending=ascending, columns=columns, with_ties=ties)
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def scores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexedTable]:
+    """20,000 rows of which each has another score, but for the least 1,000, and some without one."""
+    values = [None if place % 100 == 7 else max(place * 7919 % 20_000, 1000) for place in range(20_000)]
+    path = tmp_path_factory.mktemp("scores")
+    with indexed_table(path, numbers(values), buckets=request.param, indexes=[["score"]]) as found:
+        yield found
+
+
+@pytest.mark.parametrize("ascending", [False, True])
+def test_ten_rows_take_few_entries(scores: IndexedTable, ascending: bool) -> None:
+    for columns in (None, ("k", "score")):
+        found = by_index(scores, top(10, ascending=ascending, columns=columns))
+        assert found is not None
+        assert found.scanned <= 40 + 25 * ascending * (len(scores.buckets) > 1)
+        assert found.index == ("score",)
+        assert len(found.stored) == 10
+
+
+def test_many_ties_are_not_all_read(scores: IndexedTable) -> None:
+    found = by_index(scores, top(5, ascending=True))
+    assert found is not None
+    assert found.scanned < 60
+    everything = by_index(scores, top(5, ascending=True, ties=True))
+    assert everything is not None
+    assert 900 < len(everything.stored) < 1100
+
+
+def test_ten_thousand_rows_are_read_by_the_index_and_more_are_not(scores: IndexedTable) -> None:
+    spec = top(10_000, columns=("k",))
+    found = by_index(scores, spec)
+    assert found is not None
+    assert exact_rows(found.result()) == exact_rows(by_looking_at_all(scores, spec))
+    assert by_index(scores, top(10_001)) is None
+
+
+def test_an_index_is_given_up_where_it_would_not_find_the_rows_soon(tmp_path: Path) -> None:
+    with indexed_table(tmp_path, numbers(list(range(12_000))), buckets=2, indexes=[["score"]]) as table:
+        rare = Comparison(FieldPath(("k",)), Operator.NOT_EQUAL, FieldPath(("score",)))
+        assert by_index(table, top(10), rare) is None
+        last = by_index(table, top(10), col("score") < 500)
+        assert last is not None
+        assert last.scanned < 60
+
+
+def test_an_index_of_very_long_entries_is_given_up(tmp_path: Path) -> None:
+    long = pa.RecordBatch.from_pydict(
+        {"k": range(5000), "score": range(5000), "text": [f"{k:05}" + "x" * 16_000 for k in range(5000)]},
+        schema=NUMBERS,
+    )
+    with indexed_table(tmp_path, long, buckets=1, indexes=[["text"]]) as table:
+        for n, given_up in ((100, False), (5000, True)):
+            spec = TopNSpec(by="text", n=n, ascending=True, columns=("k",))
+            assert (by_index(table, spec) is None) == given_up
+
+
+def test_more_than_a_hundred_thousand_ties_are_refused_in_both_ways(tmp_path: Path) -> None:
+    rows = [5] * 100_002 + [9]
+    with indexed_table(tmp_path, numbers(rows), buckets=2, indexes=[["score"]]) as table:
+        for look in (by_index, by_looking_at_all):
+            with pytest.raises(InvalidRequest, match="over 100,000"):
+                look(table, top(2, columns=("k",), ties=True))
+            found = look(table, top(1, columns=("k",), ties=True))
+            assert found is not None
+        assert len(by_looking_at_all(table, top(2, columns=("k",)))) == 2
+
+
+def test_a_row_that_is_missing_behind_an_entry_is_data_loss(tmp_path: Path) -> None:
+    with indexed_table(tmp_path, numbers(list(range(100))), buckets=2, indexes=[["score"]]) as table:
+        key = table.keys.encode_one([97])
+        for offline in table.buckets.values():
+            batch = offline.bucket._store.batch()
+            batch.delete_rows([key])
+            offline.bucket._store.write(batch)
+        with pytest.raises(DataLoss, match="disagree; run `scankv check`") as caught:
+            by_index(table, top(10))
+        assert "bucket" in caught.value.details
+        assert by_index(table, top(2)) is not None
+
+
+def test_an_index_that_is_not_whole_in_every_bucket_is_not_used(tmp_path: Path) -> None:
+    with indexed_table(tmp_path, numbers(list(range(50))), buckets=2, indexes=[["score"]]) as table:
+        held = table.held()
+        assert len(held.indexes) == 1
+        state = table.buckets[1].bucket.state
+        object.__setattr__(state, "ready_indexes", ())
+        assert not table.held().indexes
+        assert by_index(table, top(3)) is None
+        object.__setattr__(state, "ready_indexes", (1,))

@@ -1,0 +1,186 @@
+"""The source of a stream of changes: whose turn it is, what wakes it, where it ends, and what it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pyarrow as pa
+import pytest
+
+from streaming_server.scan.change_rows import ChangeRows
+from streaming_server.scan.chunk_source import WAITING, Chunk, View
+from streaming_server.scan.log_source import LogSource
+from streaming_server.storage.changelog import RowKind
+from table_model.errors import DataLoss, ScanCancelled
+from tests.support.memory_log import MemoryTail, StopsAt
+from tests.support.tables import define
+
+pytestmark = pytest.mark.asyncio
+
+DEFINITION = define(pa.schema([pa.field("k", pa.int64(), nullable=False)]))
+MANY = 1 << 30
+
+
+def source(tails: dict[int, MemoryTail], stop: StopsAt | None = None, **starts: int) -> LogSource:
+    offsets = {bucket: starts.get(f"b{bucket}", 0) for bucket in tails}
+    rows = ChangeRows(DEFINITION, None, None)
+    return LogSource("reader", rows, tails, View(offsets, 0, 0), stop or StopsAt(), lambda: DEFINITION)
+
+
+def keys(chunk: object) -> list[int]:
+    assert isinstance(chunk, Chunk)
+    found: list[int] = chunk.batch.column("k").to_pylist()
+    return found
+
+
+async def test_buckets_that_have_something_take_turns() -> None:
+    tails = {0: MemoryTail(DEFINITION), 1: MemoryTail(DEFINITION), 2: MemoryTail(DEFINITION)}
+    tails[0].put(*range(6))
+    tails[2].put(*range(10, 14))
+    log = source(tails)
+    found = [keys(log.next_chunk(2, MANY)) for _ in range(5)]
+    assert found == [[0, 1], [10, 11], [2, 3], [12, 13], [4, 5]]
+    assert log.next_chunk(2, MANY) is WAITING
+    assert log.offsets == {0: 6, 1: 0, 2: 4}
+    assert log.rows_scanned == 10
+
+
+async def test_what_is_not_durable_is_not_shown() -> None:
+    tail = MemoryTail(DEFINITION)
+    tail.put(1)
+    tail.write((2,))
+    log = source({0: tail})
+    assert keys(log.next_chunk(8, MANY)) == [1]
+    assert log.next_chunk(8, MANY) is WAITING
+    tail.sync()
+    assert keys(log.next_chunk(8, MANY)) == [2]
+
+
+async def test_a_commit_wakes_the_source_that_waits_and_one_between_look_and_wait_too() -> None:
+    tails = {0: MemoryTail(DEFINITION), 1: MemoryTail(DEFINITION)}
+    log = source(tails)
+    assert log.next_chunk(8, MANY) is WAITING
+    waiting = asyncio.create_task(log.wait(60))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    tails[1].put(1)
+    async with asyncio.timeout(10):
+        await waiting
+    assert keys(log.next_chunk(8, MANY)) == [1]
+    assert log.next_chunk(8, MANY) is WAITING
+    tails[0].put(2)
+    async with asyncio.timeout(10):
+        await log.wait(60)
+    assert keys(log.next_chunk(8, MANY)) == [2]
+
+
+async def test_nobody_commits_and_the_wait_ends_in_its_time() -> None:
+    log = source({0: MemoryTail(DEFINITION)})
+    started = time.monotonic()
+    await log.wait(0.05)
+    assert time.monotonic() - started >= 0.045
+
+
+async def test_the_stop_is_the_end_even_when_there_is_more() -> None:
+    tails = {0: MemoryTail(DEFINITION), 1: MemoryTail(DEFINITION)}
+    tails[0].put(*range(5))
+    log = source(tails, StopsAt({0: 3, 1: 1}))
+    assert keys(log.next_chunk(8, MANY)) == [0, 1, 2]
+    assert log.next_chunk(8, MANY) is WAITING
+    tails[1].put(10, 11)
+    assert keys(log.next_chunk(8, MANY)) == [10]
+    assert log.next_chunk(8, MANY) is None
+    assert log.offsets == {0: 3, 1: 1}
+
+
+async def test_a_stop_that_lies_before_the_start_is_an_end_at_once() -> None:
+    tail = MemoryTail(DEFINITION)
+    tail.put(1, 2, 3)
+    assert source({0: tail}, StopsAt({0: 1}), b0=2).next_chunk(8, MANY) is None
+
+
+async def test_at_the_time_of_the_stop_nothing_is_read_before_the_end_is_known() -> None:
+    tail, stop = MemoryTail(DEFINITION), StopsAt(left=60.0)
+    tail.put(1)
+    log = source({0: tail}, stop)
+    assert keys(log.next_chunk(8, MANY)) == [1]
+    tail.put(2, 3)
+    stop.left, stop.then = 0.0, {0: 2}
+    assert log.next_chunk(8, MANY) is WAITING, "what is there may be of after the stop"
+    await log.wait(60)
+    assert keys(log.next_chunk(8, MANY)) == [2]
+    assert log.next_chunk(8, MANY) is None
+
+
+async def test_the_halves_of_an_update_come_together_when_one_row_is_asked_for() -> None:
+    tail = MemoryTail(DEFINITION)
+    tail.write((1,), (1,), (2,), (2,), kinds=[RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER] * 2)
+    tail.sync()
+    log = source({0: tail})
+    assert [keys(log.next_chunk(1, MANY)) for _ in range(2)] == [[1, 1], [2, 2]]
+
+
+async def test_what_was_not_read_is_kept_and_nothing_when_it_is_closed() -> None:
+    tails = {0: MemoryTail(DEFINITION), 1: MemoryTail(DEFINITION)}
+    for tail in tails.values():
+        for key in range(6):
+            tail.put(key)
+    log = source(tails, b0=2)
+    assert [tail.trim() for tail in tails.values()] == [2, 0]
+    log.next_chunk(3, MANY)
+    assert [tail.trim() for tail in tails.values()] == [5, 0]
+    log.close()
+    log.close()
+    assert [tail.trim() for tail in tails.values()] == [6, 6]
+    assert not any(tail.listeners for tail in tails.values())
+
+
+async def test_an_aborted_source_wakes_raises_and_lets_go() -> None:
+    tail = MemoryTail(DEFINITION)
+    tail.put(1)
+    log = source({0: tail})
+    waiting = asyncio.create_task(log.wait(60))
+    await asyncio.sleep(0)
+    log.abort(ScanCancelled("somebody said so"))
+    async with asyncio.timeout(10):
+        await waiting
+    for _ in range(2):
+        with pytest.raises(ScanCancelled, match="somebody"):
+            log.next_chunk(8, MANY)
+    assert tail.trim() == 1
+    assert not tail.listeners
+
+
+async def test_what_was_of_no_use_is_read_again() -> None:
+    tail = MemoryTail(DEFINITION)
+    tail.put(1, 2, 3)
+    log = source({0: tail})
+    assert keys(log.next_chunk(8, MANY)) == [1, 2, 3]
+    log.give_back(0, 0)
+    assert log.position().offsets == {0: 1}
+    assert keys(log.next_chunk(8, MANY)) == [2, 3]
+
+
+async def test_a_lost_change_is_data_loss() -> None:
+    tail = MemoryTail(DEFINITION)
+    tail.put(1, 2, 3)
+    tail.log.lose(1)
+    log = source({0: tail})
+    with pytest.raises(DataLoss):
+        log.next_chunk(8, MANY)
+
+
+async def test_the_watermark_is_now_while_nothing_waits_and_unknown_else() -> None:
+    tails = {0: MemoryTail(DEFINITION), 1: MemoryTail(DEFINITION)}
+    log = source(tails)
+    before = time.time_ns() // 1000
+    watermark = log.watermark()
+    assert watermark is not None
+    assert before <= watermark <= time.time_ns() // 1000
+    tails[1].write((1,))  # not yet durable, but of before the next watermark
+    assert log.watermark() is None
+    tails[1].sync()
+    assert log.watermark() is None
+    log.next_chunk(8, MANY)
+    assert log.watermark() is not None

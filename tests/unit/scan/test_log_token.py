@@ -1,0 +1,68 @@
+"""Resume tokens of changes: what is written is read, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streaming_server.scan.chunk_source import Position
+from streaming_server.scan.log_token import LaterView, LogPosition, LogTokenWriter, read_log_token
+from streaming_server.scan.resume_token import Fingerprint
+from table_model.errors import InvalidRequest, InvalidResumeToken
+
+
+def fingerprint(table: str = "t", query: str = "q") -> Fingerprint:
+    return Fingerprint.of(table=[table], schema=b"", query=[query])
+
+
+OFFSETS = st.integers(0, 2**63 - 1)
+PLACES = st.builds(Position, st.integers(0, 1023), st.binary(max_size=40))
+
+
+@st.composite
+def positions(draw: st.DrawFn) -> LogPosition:
+    buckets = draw(st.lists(st.integers(0, 1023), min_size=1, max_size=5, unique=True))
+    offsets = st.fixed_dictionaries(dict.fromkeys(sorted(buckets), OFFSETS))
+    views = draw(st.lists(st.builds(LaterView, PLACES, offsets), max_size=3))
+    scanning = draw(st.booleans())
+    scanned = draw(st.none() | PLACES) if scanning else None
+    return LogPosition(draw(offsets), scanned, tuple(views), scanning)
+
+
+@given(positions(), st.none() | st.integers(0, 2**63 - 1))
+def test_any_position_comes_back_with_what_is_left_of_the_limit(position: LogPosition, left: int | None) -> None:
+    token = LogTokenWriter(fingerprint()).token(position, left)
+    assert read_log_token(token, fingerprint()) == (position, left)
+
+
+@given(positions(), st.data())
+def test_a_token_with_any_byte_changed_or_missing_is_refused(position: LogPosition, data: st.DataObject) -> None:
+    token = LogTokenWriter(fingerprint()).token(position, None)
+    place = data.draw(st.integers(0, len(token) - 1))
+    changed = bytearray(token)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    for wrong in (bytes(changed), token[:place], token + b"x"):
+        with pytest.raises(InvalidResumeToken):
+            read_log_token(wrong, fingerprint())
+
+
+def test_a_token_is_of_its_table_and_query() -> None:
+    token = LogTokenWriter(fingerprint()).token(LogPosition({0: 5}), None)
+    with pytest.raises(InvalidResumeToken, match="another table"):
+        read_log_token(token, fingerprint(table="u"))
+    with pytest.raises(InvalidResumeToken, match="another query"):
+        read_log_token(token, fingerprint(query="r"))
+
+
+def test_a_token_of_rows_is_none_of_changes() -> None:
+    for wrong in (b"", b"nonsense", bytes(100)):
+        with pytest.raises(InvalidResumeToken):
+            read_log_token(wrong, fingerprint())
+
+
+def test_too_many_cuts_among_the_rows_are_an_error_and_no_shortened_token() -> None:
+    offsets = dict.fromkeys(range(1024), 1)
+    views = tuple(LaterView(Position(n, b"key"), offsets) for n in range(10))
+    with pytest.raises(InvalidRequest, match="too often"):
+        LogTokenWriter(fingerprint()).token(LogPosition(offsets, Position(9, b"key"), views, scanning=True), None)

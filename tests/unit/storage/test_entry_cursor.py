@@ -1,0 +1,86 @@
+"""Cursors over index entries: any range in both directions is read whole, as of one moment, and never ends short."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_server.storage.cursor import BucketCursor
+from table_model.key_range import KeyRange
+from tests.support.indexed import indexed_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from streaming_server.storage.bucket import Bucket
+    from streaming_server.storage.entry_cursor import EntryCursor
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("score", pa.int64())])
+ROWS = 2000
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    """Entries of two indexes, with those of the second one behind."""
+    rows = pa.RecordBatch.from_pydict({"k": range(ROWS), "score": [k * 7 % 400 for k in range(ROWS)]}, schema=SCHEMA)
+    path = tmp_path_factory.mktemp("entries")
+    with indexed_table(path, rows, buckets=1, indexes=[["score"], ["k"]]) as table:
+        yield table.buckets[0].bucket
+
+
+@pytest.fixture(scope="module")
+def everything(bucket: Bucket) -> list[bytes]:
+    keys, _ = read(bucket.entry_cursor(KeyRange()))
+    assert len(keys) == 2 * ROWS
+    assert keys == sorted(keys)
+    return keys
+
+
+def read(cursor: EntryCursor, step: int = 1000) -> tuple[list[bytes], list[bytes]]:
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    try:
+        while found := cursor.next_entries(step)[0:2]:
+            if not found[0]:
+                break
+            assert len(found[0]) == len(found[1]) <= step
+            keys += found[0]
+            values += found[1]
+        assert cursor.next_entries(step) == ([], [])
+        assert cursor.entries_scanned == len(keys)
+        return keys, values
+    finally:
+        cursor.close()
+        cursor.close()
+
+
+@given(st.data())
+@settings(max_examples=24)
+def test_a_range_has_all_its_entries_in_both_directions(
+    bucket: Bucket, everything: list[bytes], data: st.DataObject
+) -> None:
+    places = st.integers(0, len(everything) - 1)
+    ends = st.none() | places.map(lambda place: everything[place]) | places.map(lambda place: everything[place] + b"\0")
+    key_range = KeyRange(data.draw(ends), data.draw(ends))
+    reverse, step = data.draw(st.booleans()), data.draw(st.sampled_from([7, 64, 65, 5000]))
+    found, _ = read(bucket.entry_cursor(key_range, reverse=reverse), step)
+    assert found == [key for key in (everything[::-1] if reverse else everything) if key in key_range]
+    assert BucketCursor.open_cursors == 0
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_it_shows_the_moment_of_its_making(tmp_path: Path, reverse: bool) -> None:
+    rows = pa.RecordBatch.from_pydict({"k": range(50), "score": range(50)}, schema=SCHEMA)
+    with indexed_table(tmp_path, rows, buckets=1, indexes=[["score"]]) as table:
+        offline = table.buckets[0]
+        cursor = offline.bucket.entry_cursor(KeyRange(), reverse=reverse)
+        offline.upsert({"k": 100, "score": 7}, {"k": 3, "score": -5})
+        offline.delete({"k": 10})
+        keys, _ = read(cursor, 7)
+        assert len(keys) == 50
+        assert read(offline.bucket.entry_cursor(KeyRange()))[0] != sorted(keys)
