@@ -241,7 +241,7 @@ async def test_what_cannot_be_answered_is_refused_before_a_scan_starts(table: Ta
 async def test_it_is_listed_cancelled_and_limited_as_a_scan_is(tmp_path: Path) -> None:
     settings = "--set", "max_live_scans=1", "--set", "max_waiting_scans=0"
     with ServerProcess(tmp_path / "data", *settings) as server:
-        async with connect(server.url) as client, connect(server.url, operation_timeout=0.3) as impatient:
+        async with connect(server.url) as client, connect(server.url, operation_timeout=1) as impatient:
             schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
             table = await client.create_table("aggregates.many", schema, primary_key=["id"], buckets=2)
             await table.upsert(pa.table({"id": range(400_000), "text": ["x" * 20] * 400_000}, schema=schema))

@@ -263,7 +263,7 @@ async def check_seed(server: ServerProcess, seed: int, *, rows: int, questions: 
 @pytest.mark.asyncio
 async def test_answers_with_and_without_indexes_are_those_of_the_whole_table(shared_server: ServerProcess) -> None:
     seen: Counter[str] = Counter()
-    for seed, rows in enumerate([0, 1, 40, 40, 80, 80, 80, 150]):
+    for seed, rows in enumerate([0, 1, 40, 80, 80, 150]):
         seen += await check_seed(shared_server, seed, rows=rows, questions=QUESTIONS)
     assert seen["scans with an index"] > 20, seen
     assert seen["top-N with an index"] > 5, seen

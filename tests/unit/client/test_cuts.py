@@ -279,7 +279,8 @@ async def test_a_pinned_scan_waits_for_its_server(unused_port: int) -> None:
 
 async def test_a_header_alone_is_no_progress() -> None:
     async with serving(server := GoesOn(*[Ends(1)] * 100)) as url, connect(url, operation_timeout=1) as client:
-        with pytest.raises(Unavailable) as caught:
+        # The time may run out in the middle of an attempt, too.
+        with pytest.raises((Unavailable, DeadlineExceeded)) as caught:
             await client.scan(PINNED).to_arrow()
         assert 1 < len(server.requests) < 100
         assert caught.value.resume_token is None
