@@ -159,7 +159,7 @@ async def resident(client: Client) -> int:
 @pytest.mark.parametrize(
     "phases",
     [
-        pytest.param(Phases(stall_seconds=12, flat_seconds=2, pairs=7), id="short"),
+        pytest.param(Phases(stall_seconds=20, flat_seconds=2, pairs=7), id="short"),
         pytest.param(Phases(stall_seconds=90, flat_seconds=60, pairs=31), id="long", marks=pytest.mark.soak),
     ],
 )
