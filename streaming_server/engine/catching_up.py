@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from streaming_server.engine.prepare import widen
 from streaming_server.scan.net_changes import STEP_BYTES, STEP_CHANGES, NetChanges
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from streaming_server.scan.log_token import NetPosition
     from streaming_server.storage.changelog import LogRecord
     from table_model.schema import TableDefinition
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,10 @@ class _LiveStretch:
         """See `Stretch`."""
         async with self._live.upkeep:
             return await self._live.run(self._read, start, end)
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """See `Stretch`."""
+        return await self._live.run(function, *args)
 
     def _read(self, start: int, end: int) -> Sequence[LogRecord]:
         return self._live.read_log(start, end, self._definition, max_changes=STEP_CHANGES, max_bytes=STEP_BYTES)

@@ -91,17 +91,22 @@ class LogUpkeep:
 def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int) -> None:
     """Removes what is beyond the retention; who holds too much of it loses its hold."""
     options, log, state = definition.options, bucket.log, bucket.state
-    if state.log_first == state.count:
-        return
-    old = log.offset_at(time.time_ns() // 1000 - options.log_retention_seconds * 1_000_000, definition)
-    target = count_of(old)
+    target, oldest = state.log_first, time.time_ns() // 1000 - options.log_retention_seconds * 1_000_000
+    # Finding a time takes some twenty seeks, and most of the time there is nothing to be found.
+    if log.is_older(oldest):
+        target = count_of(log.offset_at(oldest, definition))
     if options.log_retention_bytes and state.log_bytes > options.log_retention_bytes:
         target = max(target, count_of(log.offset_of_bytes(state.log_bytes - options.log_retention_bytes)))
     if target <= state.log_first:
         return
     offset = log.span.offset_of(target)
-    kept = log.bytes_before(offset)
-    while (held := log.holds.oldest()) is not None and kept - log.bytes_before(held[1]) > max_held_bytes:
+    behind = log.bytes_before(offset, state.log_bytes)
+    while (held := log.holds.oldest()) is not None and _held_bytes(bucket, held[1], behind) > max_held_bytes:
         _log.warning("%s: %s holds over %d bytes of old changes and loses them", bucket.place, held[0], max_held_bytes)
         log.release(held[0])
     bucket.trim_log(offset)
+
+
+def _held_bytes(bucket: Bucket, offset: int, behind: int) -> int:
+    """How many bytes of old changes are kept for who needs them from an offset on."""
+    return behind - bucket.log.bytes_before(offset, bucket.state.log_bytes)

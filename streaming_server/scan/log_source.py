@@ -196,6 +196,8 @@ class LogSource:
 
     def _go_to(self, bucket: int, offset: int) -> None:
         self._offsets[bucket] = offset
+        if self._seen is not None and self._seen.is_over(self._offsets):
+            self._seen = None  # also in tokens
         self._tails[bucket].hold_log(self._owner, offset)
 
     def _read(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk:

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
     Places = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+T = TypeVar("T")
 
 STEP_CHANGES: Final = 32_768
 STEP_BYTES: Final = 8 << 20
@@ -70,6 +72,9 @@ class Stretch(Protocol):
 
     async def read(self, start: int, end: int) -> Sequence[LogRecord]:
         """The next changes from an offset on and before another, some ten thousand; keeps the event loop free."""
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Runs work in a thread, whose end is waited for, also by a caller that is cancelled."""
 
 
 class NetChanges:
@@ -146,10 +151,10 @@ class NetChanges:
             async for batch in self._reduced():
                 if partitions is None:
                     partitions = _Partitions(directory, self._partitions_for(batch), self._memory_bytes // 2)
-                await asyncio.to_thread(partitions.add, batch)
+                await self._stretch.run(partitions.add, batch)
             for number in range(self.position.partitions if partitions is not None else 0):
                 assert partitions is not None
-                rows = await asyncio.to_thread(self._net, partitions.read(number))
+                rows = await self._stretch.run(self._net, partitions, number)
                 if rows is not None:
                     self._ready.append(rows)
                     more()
@@ -170,7 +175,7 @@ class NetChanges:
             last = records[-1]
             place = last.offset + len(last.changes)
             self.changes_read = count_of(place) - count_of(self._start)
-            yield await asyncio.to_thread(self._first_and_last, records)
+            yield await self._stretch.run(self._first_and_last, records)
 
     def _first_and_last(self, records: Sequence[LogRecord]) -> pa.RecordBatch:
         """Of each key in some records the first and the last change, with its place."""
@@ -199,8 +204,9 @@ class NetChanges:
             self.position = NetPosition(self.position.end, partitions, self.position.given)
         return self.position.partitions
 
-    def _net(self, changes: pa.Table | None) -> NetRows | None:
+    def _net(self, partitions: _Partitions, number: int) -> NetRows | None:
         """The net changes of a partition in the order of the last change of each key; None for none that are new."""
+        changes = partitions.read(number)
         if changes is None:
             return None
         batch = changes.combine_chunks().to_batches()[0]

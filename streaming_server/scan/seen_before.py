@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from streaming_server.storage.offsets import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -35,6 +35,14 @@ class SeenBefore:
     def __init__(self, views: Sequence[LaterView], keys_of: Callable[[pa.RecordBatch], pa.Array]) -> None:
         self.views = tuple(views)
         self._keys_of = keys_of
+
+    def is_over(self, offsets: Mapping[int, int]) -> bool:
+        """Whether all that comes from these offsets on is new."""
+        return all(
+            count_of(offset) >= count_of(view.offsets[bucket])
+            for view in self.views
+            for bucket, offset in offsets.items()
+        )
 
     def places(self, records: Sequence[LogRecord], bucket: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
         """Which of the changes of some records of a bucket, one after another, are new; None for all of them."""

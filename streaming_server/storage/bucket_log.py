@@ -35,7 +35,6 @@ MARK_BYTES: Final = 1 << 20
 """After so many bytes of records a mark is made: how many changes and bytes there have been."""
 
 _MARK: Final = b"log-mark/"
-_ANY_BYTES: Final = 1 << 62
 _LARGE_ENOUGH: Final = 1024
 """Changes of a record that reads fast enough to stay as it is."""
 
@@ -285,9 +284,19 @@ class BucketLog:
                 return span.offset_of(min(max(count, span.first), span.end))
         return span.offset_of(span.end)
 
-    def bytes_before(self, offset: int) -> int:
-        """How many bytes were ever written to the log before an offset; rounded up to the next mark."""
-        return next((marked for count, marked in self._marks() if count >= count_of(offset)), _ANY_BYTES)
+    def bytes_before(self, offset: int, total: int) -> int:
+        """How many bytes were ever written to the log before an offset; rounded up to the next mark, or to the total.
+
+        Args:
+            offset: The offset.
+            total: How many were ever written, in all.
+        """
+        return next((marked for count, marked in self._marks() if count >= count_of(offset)), total)
+
+    def is_older(self, micros: int) -> bool:
+        """Whether the first change was committed before this time. Takes one seek."""
+        span = self.span
+        return span.first < span.end and peek(*self._record_with(span.first)).commit_micros < micros
 
     def _marks(self) -> Iterator[tuple[int, int]]:
         options = scan_options(_mark_key(2**63))

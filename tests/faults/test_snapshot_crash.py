@@ -102,7 +102,9 @@ async def test_every_snapshot_answered_for_survives_kills_at_any_moment_of_a_pin
             wire.create(NAME, SCHEMA, buckets=4)
             rows = pa.record_batch({"k": KEYS, "generation": [0] * len(KEYS)}, schema=SCHEMA)
             wire.writes.Upsert(write_pb2.UpsertRequest(table=NAME, rows=ipc_stream(SCHEMA, rows)), timeout=60)
-        for round_ in range(kills):
+        for round_ in itertools.count():
+            if round_ >= kills and doubts > 0:
+                break  # on a slow machine, kills can all miss the pins at first
             async with asyncio.TaskGroup() as group:
                 group.create_task(asyncio.to_thread(pinner.work_until_broken, server.url, round_))
                 await asyncio.sleep(rng.uniform(0.05, 0.5))
@@ -110,7 +112,6 @@ async def test_every_snapshot_answered_for_survives_kills_at_any_moment_of_a_pin
             doubts += bool(pinner.in_doubt)
             await pinner.check(server.data_dir)
             server.restart()
-        assert doubts > 0, "no kill hit a pin or release"
         assert "DATA_LOSS" not in server.log
     except BaseException as error:
         error.add_note(f"seed {seed}")

@@ -1,0 +1,81 @@
+"""Net changes being made: what is given up ends in order, and nothing of it holds the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from streaming_server.engine.executor import StorageExecutor
+from streaming_server.scan.log_token import NetPosition
+from streaming_server.scan.net_changes import NetChanges
+from streaming_server.storage.changelog import Changes, LogRecord
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+
+pytestmark = pytest.mark.asyncio
+
+
+class BlockedStretch:
+    """A stretch whose work in threads begins, and goes on when it is let."""
+
+    def __init__(self, records: Sequence[LogRecord]) -> None:
+        self.executor = StorageExecutor(1)
+        self.records = records
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+        self.ended = threading.Event()
+
+    async def read(self, start: int, end: int) -> Sequence[LogRecord]:
+        return self.records
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        def blocked() -> T:
+            self.begun.set()
+            assert self.go_on.wait(10)
+            result = function(*args)
+            self.ended.set()
+            return result
+
+        return await self.executor.run(blocked)
+
+
+async def test_what_is_given_up_waits_for_its_thread_before_its_files_go(tmp_path: Path) -> None:
+    rows = pa.record_batch({"k": pa.array(range(10))})
+    record = LogRecord(0, 0, 1, np.zeros(10, np.int64), Changes(np.zeros(10, np.uint8), rows))
+    stretch = BlockedStretch([record])
+    net = NetChanges(
+        stretch,
+        0,
+        NetPosition(10),
+        keys_of=lambda rows: rows.column("k").cast(pa.string()).cast(pa.binary()),
+        widened=lambda rows: rows,
+        encoded=lambda rows: rows.column("k").cast(pa.string()).cast(pa.binary()),
+        directory=tmp_path / "net",
+        memory_bytes=1 << 20,
+    )
+    task = asyncio.create_task(net.run(lambda: None))
+
+    async def has_begun() -> bool:
+        return stretch.begun.is_set()
+
+    await await_until(has_begun, "the work has begun")
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    assert list((tmp_path / "net").iterdir()), "the thread may still write there"
+    stretch.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stretch.ended.is_set()
+    assert not list((tmp_path / "net").iterdir())
+    stretch.executor.close()
