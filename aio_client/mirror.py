@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from aio_client._keys import is_one_key, keys_of
 from aio_client._optional import to_pylist
-from table_model.errors import InvalidKey, ScanKvError, UsageError
+from table_model.errors import InvalidKey, UsageError
 from table_model.key_codec import KeyCodec
 from table_model.log_positions import ScanSource, StartFrom
 from table_model.schema import CHANGE_COLUMNS
@@ -106,7 +106,7 @@ class Mirror:
         self._state = state
         self._stream: ScanStream | None = None
         self._task: asyncio.Task[None] | None = None
-        self._failure: ScanKvError | None = None
+        self._failure: Exception | None = None
         self._batches: list[pa.RecordBatch] = []
         self._starts: list[int] = []
         self._stored = 0
@@ -223,7 +223,8 @@ class Mirror:
                 self._applied += 1
                 self._news.set()
             self._failure = UsageError("the stream of changes has ended")
-        except ScanKvError as error:
+        except Exception as error:
+            # Also an unexpected one: raised by every read, instead of a copy that stands still without a word.
             self._failure = error
         finally:
             self._news.set()

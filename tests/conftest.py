@@ -12,8 +12,14 @@ from tests.support.server_process import ServerProcess
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# No time limit for one example: a busy machine would break it. Each run draws others, so few of them do.
-settings.register_profile("unhurried", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+# No time limit for one example: a busy machine would break it. Each run draws others, so few of them do. Examples that
+# grow too large while they are drawn, as whole tables may, count as filtered out.
+settings.register_profile(
+    "unhurried",
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
 settings.load_profile("unhurried")
 
 

@@ -26,7 +26,7 @@ TABLES = 5
     ("seed", "steps", "restarts"),
     [
         (1, 250, 2),
-        (2, 250, 2),
+        pytest.param(2, 250, 2, marks=pytest.mark.soak),
         *(pytest.param(seed, 2000, 20, marks=pytest.mark.soak) for seed in range(100, 105)),
     ],
 )

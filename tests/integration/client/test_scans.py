@@ -52,9 +52,9 @@ async def live_scans(client: Client) -> int:
     return (await client.server_stats()).live_scans
 
 
-async def _read_slowly(scan: Scan) -> None:
+async def _read_one_batch(scan: Scan) -> None:
     async for _ in scan.stream():
-        await asyncio.sleep(1)
+        await asyncio.Event().wait()
 
 
 async def no_scan_is_left(client: Client) -> None:
@@ -185,7 +185,7 @@ async def test_a_scan_left_early_leaves_nothing_at_the_server(server: ServerProc
         await anext(stream)
         del stream
         await no_scan_is_left(client)
-        reader = asyncio.create_task(_read_slowly(scan))
+        reader = asyncio.create_task(_read_one_batch(scan))
         await asyncio.wait({reader}, timeout=0.1)
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -118,7 +118,7 @@ def blocking_client(shared_server: ServerProcess) -> Iterator[sync.Client]:
 
 
 @given(st.data())
-@settings(max_examples=24, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=24, suppress_health_check=list(HealthCheck))
 def test_random_predicates_with_limits_agree_with_the_whole_table(
     blocking_client: sync.Client, data: st.DataObject
 ) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 BUCKETS = 4
 SCANS = 1000
+ROWS = 300
+CHUNK_ROWS = 50
 READERS = 4
 WRITERS = ("first", "second")
 
@@ -59,7 +61,7 @@ async def test_every_scan_sees_one_instant_of_all_buckets(
 ) -> None:
     table = await client.create_table(name, SCHEMA, primary_key=["key"], buckets=BUCKETS)
     # Rows of nobody, so that a scan is many chunks long.
-    await table.upsert(pa.table({"key": [f"none {i}" for i in range(1000)], "generation": [0] * 1000}))
+    await table.upsert(pa.table({"key": [f"none {i}" for i in range(ROWS)], "generation": [0] * ROWS}))
     with ExitStack() as writers:
         for writer in WRITERS:
             writers.enter_context(writing(shared_server.url, name, writer))
@@ -75,7 +77,7 @@ async def read(table: Table, scans: int) -> dict[str, set[int]]:
     seen: dict[str, set[int]] = {writer: set() for writer in WRITERS}
     latest = dict.fromkeys(WRITERS, 0)
     for _ in range(scans):
-        rows = await table.scan().with_chunk(rows=100).to_arrow()
+        rows = await table.scan().with_chunk(rows=CHUNK_ROWS).to_arrow()
         for writer in WRITERS:
             generations = generations_of(rows, writer)
             assert_one_instant(generations)
@@ -102,7 +104,7 @@ async def test_rows_that_come_in_bucket_order_and_go_in_reverse_are_always_the_f
 
     async with asyncio.TaskGroup() as group:
         group.create_task(write())
-        for _ in range(200):
+        for _ in range(100):
             rows = await table.scan().to_arrow()
             assert set(rows.column("key").to_pylist()) == set(keys[: rows.num_rows])
             assert 0 <= await table.count() <= BUCKETS

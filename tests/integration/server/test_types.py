@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from aio_client import sync
 from tests.support.tables import exact_rows
@@ -45,7 +45,7 @@ def everything(shared_server: ServerProcess) -> Iterator[sync.Table]:
 
 
 @given(batch=batches(EVERYTHING, min_rows=1, max_rows=4))
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=15)
 def test_every_type_comes_back_to_the_bit(everything: sync.Table, batch: pa.RecordBatch) -> None:
     keys = pa.array(range(batch.num_rows), pa.int64())
     batch = batch.set_column(0, EVERYTHING.field(0), keys)

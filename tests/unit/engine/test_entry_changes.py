@@ -103,7 +103,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_after_any_history_the_entries_are_those_of_the_rows(
     steps: list[tuple[str, list[Any]]], deduplicate: bool
 ) -> None:

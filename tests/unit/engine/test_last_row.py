@@ -160,7 +160,7 @@ STEPS = st.lists(
     ("changelog", "indexed"), [("full", False), ("upsert", False), ("upsert", True), ("none", False), ("none", True)]
 )
 @given(steps=STEPS, deduplicate=st.booleans())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_any_history_merges_as_a_dictionary_does(
     changelog: str, indexed: bool, steps: list[tuple[str, list[Any]]], deduplicate: bool
 ) -> None:

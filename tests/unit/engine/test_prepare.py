@@ -6,7 +6,7 @@ import math
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_server.engine.prepare import KeyEncoder, PreparedRows, prepare
@@ -23,7 +23,6 @@ def prepared(definition: TableDefinition, batch: pa.RecordBatch) -> list[Prepare
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers()), max_size=60), st.integers(1, 9))
-@settings(deadline=None)
 def test_each_key_is_once_in_its_bucket_with_its_last_row(pairs: list[tuple[int, int]], buckets: int) -> None:
     definition = define(pa.schema([("k", pa.int64()), ("v", pa.string())]), buckets=buckets)
     rows = [{"k": key, "v": str(value)} for key, value in pairs]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming_server.storage.changelog import (
@@ -38,7 +38,7 @@ def encoded(changes: Changes, definition: TableDefinition = DEFINITION) -> list[
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25)
 def test_any_changes_come_back_to_the_bit(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     batch = data.draw(batches(definition.schema.arrow, min_rows=1))

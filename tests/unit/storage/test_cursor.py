@@ -97,7 +97,7 @@ def chunks(
     rng=st.randoms(use_true_random=False),
     ends=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=4, max_size=4),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_any_range_in_any_direction_is_the_slice_of_the_sorted_keys(
     size: int, rng: random.Random, ends: list[tuple[int | None, int | None]]
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming_server.storage.row_codec import RowCodec
@@ -22,10 +22,8 @@ from tests.unit.storage.strategies import batches, definitions
 if TYPE_CHECKING:
     from table_model.schema import TableDefinition
 
-unhurried = settings(
-    max_examples=24, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
-many = settings(unhurried, max_examples=32)
+few = settings(max_examples=24)
+many = settings(max_examples=32)
 
 KEY = pa.field("k", pa.int32(), nullable=False)
 
@@ -73,7 +71,7 @@ def test_equal_rows_are_equal_bytes_wherever_they_lie(data: st.DataObject) -> No
 
 
 @given(st.data())
-@unhurried
+@few
 def test_rows_that_differ_are_bytes_that_differ(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     codec = RowCodec(definition)
@@ -99,7 +97,7 @@ def test_any_columns_in_any_order_are_what_they_are_among_all(data: st.DataObjec
 
 
 @given(st.data())
-@unhurried
+@few
 def test_stored_rows_may_be_a_slice(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     codec = RowCodec(definition)
@@ -358,7 +356,7 @@ def test_rows_of_only_an_older_version_decode_to_the_current_one(versions: list[
 
 
 @given(st.data())
-@settings(unhurried, max_examples=20)
+@settings(max_examples=20)
 def test_any_columns_added_later_are_null_in_rows_written_before(data: st.DataObject) -> None:
     definition, other = data.draw(definitions()), data.draw(definitions())
     added = pa.schema([pa.field(f"new {f.name}"[:100], f.type) for f in list(other.schema.arrow)[1:]])

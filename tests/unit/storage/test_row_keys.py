@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming_server.storage.row_codec import RowCodec
@@ -37,7 +37,7 @@ def tables(draw: st.DrawFn) -> TableDefinition:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40)
 def test_the_key_of_a_row_is_what_the_key_codec_gives_for_its_columns(data: st.DataObject) -> None:
     definition = data.draw(tables())
     rows = data.draw(st.integers(1, 3))
@@ -81,7 +81,7 @@ def test_a_row_without_its_key_is_data_loss() -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_damage_is_data_loss_or_the_key_that_is_decoded(seed: int) -> None:
     rng = random.Random(seed)
     reader, keys = row_keys_of(damage.SECOND)
