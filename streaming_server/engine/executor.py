@@ -17,7 +17,11 @@ async def all_ended(awaitables: Iterable[Awaitable[T]]) -> list[T]:
 
     So nothing goes on behind the caller's back, under a mutex that the caller has let go.
     """
-    results = await asyncio.gather(*awaitables, return_exceptions=True)
+    several = list(awaitables)
+    if len(several) == 1:
+        # Without a task for it, which would come to its turn only after whatever else is waiting for one.
+        return [await several[0]]
+    results = await asyncio.gather(*several, return_exceptions=True)
     good: list[T] = []
     for result in results:
         if isinstance(result, BaseException):
