@@ -190,7 +190,7 @@ class ScanBuilder(ChangesBuilder):
         """Bounds the batches that come back; whichever is reached first ends one. A batch has at least one row.
 
         Args:
-            rows: The most rows of a batch, 1 to 65,536. Default: the server's, 8,192.
+            rows: The most rows of a batch, 1 to 65,536. Default: the server's, 8,192, and 16,384 of changes.
             bytes: The most bytes of stored rows in a batch, 1 KiB to 16 MiB, of which a server makes use of up to
                 2 MiB. Default: the server's, 1 MiB.
         """

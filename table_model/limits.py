@@ -43,6 +43,9 @@ MAX_NESTING: Final = 32
 MAX_TOP_N: Final = 100_000
 """Rows that the first rows by a column may be asked for."""
 
+MAX_WAIT_MILLIS: Final = 60_000
+"""Milliseconds that a call may ask to wait at the server until what it asks about has changed."""
+
 MAX_LAST_CHANGES: Final = 100_000
 """Changes that a stream may be asked to start before the end with."""
 
@@ -51,6 +54,9 @@ MIN_CHUNK_ROWS: Final = 1
 
 DEFAULT_CHUNK_ROWS: Final = 8192
 """Rows of a chunk when the scan does not say."""
+
+DEFAULT_LOG_CHUNK_ROWS: Final = 16_384
+"""The same of a stream of changes, which are made faster than rows are read."""
 
 MAX_CHUNK_ROWS: Final = 65_536
 """Rows: the most that a scan may ask for as the bound of a chunk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -129,15 +130,15 @@ class ChangeRows:
     def of_table(self, rows: pa.RecordBatch, bucket: int) -> pa.RecordBatch:
         """Rows of the table, already those that are seen, as the first that is known of them."""
         kinds = np.full(rows.num_rows, RowKind.INSERT, np.uint8)
-        nothing = pa.nulls(rows.num_rows, pa.int64())
-        return self._batch(rows, kinds, nothing, bucket, nothing.cast(_CHANGE_FIELDS[3].type))
+        offsets, times = _unknown(rows.num_rows)
+        return self._batch(rows, kinds, offsets, bucket, times)
 
     def _batch(
         self, rows: pa.RecordBatch, kinds: Kinds, offsets: pa.Array, bucket: int, times: pa.Array
     ) -> pa.RecordBatch:
-        buckets = pa.array(np.full(len(kinds), bucket, np.int32))
         chosen = [rows.column(name) for name in self._names]
-        return pa.RecordBatch.from_arrays([_symbols(kinds), offsets, buckets, times, *chosen], schema=self.schema)
+        arrays = [_symbols(kinds), offsets, _bucket_numbers(bucket, len(kinds)), times, *chosen]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _adopt(self, definition: TableDefinition, schema_id: int) -> None:
         version = definition.schema_at(schema_id)
@@ -191,5 +192,25 @@ def _seen(
 def _symbols(kinds: Kinds) -> pa.Array:
     """The symbols of some kinds, most often all of one."""
     if len(kinds) and (kinds == kinds[0]).all():
-        return pa.repeat(_SYMBOLS[int(kinds[0])], len(kinds))
+        return _symbol(int(kinds[0]), len(kinds))
     return _SYMBOLS.take(pa.array(kinds))
+
+
+# What is the same for every row is made once for chunks of one size, which most are.
+
+
+@lru_cache(maxsize=8)
+def _symbol(kind: int, rows: int) -> pa.Array:
+    return pa.repeat(_SYMBOLS[kind], rows)
+
+
+@lru_cache(maxsize=8)
+def _bucket_numbers(bucket: int, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(bucket, pa.int32()), rows)
+
+
+@lru_cache(maxsize=2)
+def _unknown(rows: int) -> tuple[pa.Array, pa.Array]:
+    """Offsets and times of rows that have none."""
+    nothing = pa.nulls(rows, pa.int64())
+    return nothing, nothing.cast(_CHANGE_FIELDS[3].type)

@@ -25,6 +25,7 @@ from streaming_server.services.log_request import log_plan
 from streaming_server.services.reading import current_of, definition_of, opened_view
 from streaming_server.services.scan_request import chunk_spec, read_plan
 from table_model.expressions import bind
+from table_model.limits import DEFAULT_LOG_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -160,7 +161,7 @@ class ScanService:
         started: float,
     ) -> None:
         """Streams changes, as they happen."""
-        plan, chunk = log_plan(request), chunk_spec(request, self._chunk_bytes)
+        plan, chunk = log_plan(request), chunk_spec(request, self._chunk_bytes, DEFAULT_LOG_CHUNK_ROWS)
         table = self._tables.table(request.table)
         scan = LiveScan(
             table=request.table,

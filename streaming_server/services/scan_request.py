@@ -75,9 +75,11 @@ def key_range(message: scan_pb2.KeyRange) -> KeyRange:
     return KeyRange(start, end)
 
 
-def chunk_spec(request: scan_pb2.ScanKvRequest, default_bytes: int) -> ChunkSpec:
+def chunk_spec(
+    request: scan_pb2.ScanKvRequest, default_bytes: int, default_rows: int = DEFAULT_CHUNK_ROWS
+) -> ChunkSpec:
     """How large chunks may become. Raises InvalidRequest."""
-    rows, size = request.chunk.max_rows or DEFAULT_CHUNK_ROWS, request.chunk.max_bytes or default_bytes
+    rows, size = request.chunk.max_rows or default_rows, request.chunk.max_bytes or default_bytes
     if rows > MAX_CHUNK_ROWS:
         raise InvalidRequest(f"chunk.max_rows is {rows}: it must be from 1 to {MAX_CHUNK_ROWS}")
     if not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES:

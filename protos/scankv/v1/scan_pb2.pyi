@@ -462,7 +462,7 @@ class ChunkBounds(_message.Message):
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     max_rows: _builtins.int
-    """The most rows, 1 to 65536. 0: the server's default (8192)."""
+    """The most rows, 1 to 65536. 0: the server's default (8192, and 16384 for LOG)."""
     max_bytes: _builtins.int
     """The most bytes of stored rows, 1 KiB to 16 MiB. 0: the server's default (1 MiB). The last row of a chunk may go
     beyond it, and a row has up to 16 MiB: a client should be able to receive a message of 40 MiB.
