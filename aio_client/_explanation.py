@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
+from protos.scankv.v1 import scan_pb2
+
 if TYPE_CHECKING:
     from aio_client._transport import Transport
     from protos.scankv.v1.scan_pb2 import ExplainScanResponse, ScanKvRequest
@@ -30,6 +32,8 @@ class ScanExplanation:
         ordered: Whether the rows of all buckets come in one order, not only those of each bucket.
         reverse: Whether in descending order.
         limit: The most rows. None: no limit.
+        via: What the rows are read from: `base`, where a bucket has one, or `iterator`.
+        via_reason: Why, in words.
     """
 
     source: Literal["live", "pinned"]
@@ -47,6 +51,8 @@ class ScanExplanation:
     ordered: bool
     reverse: bool
     limit: int | None
+    via: Literal["base", "iterator"]
+    via_reason: str
 
     @classmethod
     def of(cls, table: str, message: ExplainScanResponse) -> Self:
@@ -67,6 +73,8 @@ class ScanExplanation:
             ordered=message.ordered,
             reverse=message.reverse,
             limit=message.limit if message.HasField("limit") else None,
+            via="base" if message.via == scan_pb2.VIA_BASE else "iterator",
+            via_reason=message.via_reason,
         )
 
     @property
@@ -86,6 +94,7 @@ class ScanExplanation:
             "read": ", ".join(self.columns_read) or "no columns",
             "returned": ", ".join(self.columns_returned) or "no columns",
             "order": self.order,
+            "via": f"{self.via}: {self.via_reason}",
             "limit": "none" if self.limit is None else f"{self.limit:,} rows",
         }
         return "\n".join(f"{what:<9} {text}" for what, text in lines.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import google_crc32c
 import pyarrow as pa
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     )
     from table_model.log_positions import LogSpec
     from table_model.scan_spec import ScanSpec
+
+
+_VIAS: Final = {
+    "auto": scan_pb2.VIA_UNSPECIFIED,
+    "iterator": scan_pb2.VIA_ITERATOR,
+    "base": scan_pb2.VIA_BASE,
+}
 
 
 def scan_request(spec: ScanSpec, token: bytes | None = None, fence: int = 0) -> ScanKvRequest:
@@ -56,6 +63,7 @@ def scan_request(spec: ScanSpec, token: bytes | None = None, fence: int = 0) -> 
         key_range=None if keys is None else scan_pb2.KeyRange(start=keys.start, end=keys.end),
         reverse=spec.reverse,
         ordered=spec.ordered,
+        via=_VIAS[spec.via],
     )
 
 

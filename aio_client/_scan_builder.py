@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, Self
 
 from aio_client._changes_builder import ChangesBuilder
 from aio_client._key_bounds import range_between, range_of_prefix
@@ -207,6 +207,19 @@ class ScanBuilder(ChangesBuilder):
     def reverse(self) -> Self:
         """Returns the rows of each bucket in descending key order; the other way round when called again."""
         return self._with(reverse=not self._spec.reverse)
+
+    def via(self, via: Literal["auto", "iterator", "base"]) -> Self:
+        """Chooses what the rows of the live table are read from; they are the same, in the same order, either way.
+
+        Args:
+            via: `iterator` reads RocksDB row by row. `base` reads the columnar base of each bucket, with what was
+                written since laid over it, many times faster: for tables with the option `columnar_base`. `auto`, the
+                default, has the server choose; `explain` says what and why.
+
+        Raises:
+            UsageError: It is none of these, or the scan is of a pinned snapshot.
+        """
+        return self._with(via=via)
 
     def if_changed_since(self, version: bytes | None) -> Self:
         """Returns rows only when something of the table has changed since an earlier answer about the same buckets.

@@ -43,6 +43,12 @@ class ServerConfig:
         max_scan_seconds: A scan that lasts longer is ended with `ScanTooLong`.
         max_followers: Streams of changes that there may be at once.
         follow_heartbeat_seconds: A stream of changes that waits for some is heard from that often.
+        base_upkeep_seconds: How often tables with columnar bases are looked at, to build them anew.
+        base_min_rows: How many rows a bucket has at least that gets a base with `columnar_base=auto`.
+        base_changed_share: Changes since a base, as a share of its rows, beyond which it is built anew.
+        base_overlay_bytes: Memory for what was written to one bucket since its base. What is beyond ends the use of the
+            base until it is built anew.
+        base_cpu_share: How much of a core building bases takes at most.
         log_upkeep_seconds: How often changelogs are looked at, to rewrite small records and to remove old ones.
         log_hold_max_bytes: How much of one bucket's changelog may be kept beyond its retention for those who still need
             it; whoever needs more gets `PositionExpired`.
@@ -76,6 +82,11 @@ class ServerConfig:
     max_scan_seconds: float = 3600.0
     heartbeat_seconds: float = 1.0
     max_followers: int = 4096
+    base_upkeep_seconds: float = 1.0
+    base_min_rows: int = 100_000
+    base_changed_share: float = 0.1
+    base_overlay_bytes: int = 128 * _MEBIBYTE
+    base_cpu_share: float = 0.25
     log_upkeep_seconds: float = 5.0
     catch_up_changes: int = 100_000
     catch_up_memory_bytes: int = 64 * _MEBIBYTE
@@ -106,6 +117,11 @@ class ServerConfig:
             ("max_scan_seconds", 0.1, 604_800),
             ("heartbeat_seconds", 0, 60),
             ("follow_heartbeat_seconds", 0.01, 60),
+            ("base_upkeep_seconds", 0.01, 3600),
+            ("base_min_rows", 0, 2**60),
+            ("base_changed_share", 0, 10),
+            ("base_overlay_bytes", 1024, 2**31 - 1),
+            ("base_cpu_share", 0.01, 1),
             ("log_upkeep_seconds", 0.01, 3600),
             ("log_hold_max_bytes", 0, 2**60),
             ("catch_up_changes", 1, 2**48),

@@ -15,6 +15,7 @@ _VALUES: Final[dict[str, tuple[str, ...]]] = {
     "changelog": ("full", "upsert", "none"),
     "row_deduplicate": ("true", "false"),
     "compression": ("none", "lz4", "zstd"),
+    "columnar_base": ("off", "auto", "eager"),
 }
 
 
@@ -41,6 +42,9 @@ class TableOptions:
         compression: How the rows are compressed on disk: `none`, `lz4` or `zstd`.
         log_retention_seconds: How old the changes get that the changelog keeps, 1 second to 10 years.
         log_retention_bytes: How many bytes of changes, as they were written, each bucket keeps at most. 0: any number.
+        columnar_base: Whether the server keeps the rows of each bucket also as Arrow files, which scans read many times
+            faster, with what was written since in memory: `auto` for buckets with many rows, `eager` for all that have
+            any, `off` for none.
     """
 
     merge_engine: str = "last_row"
@@ -49,6 +53,7 @@ class TableOptions:
     compression: str = "lz4"
     log_retention_seconds: int = 7 * 86_400
     log_retention_bytes: int = 0
+    columnar_base: str = "off"
 
     def __post_init__(self) -> None:
         """Raises InvalidOption for a value that the option does not have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Final
 
 from table_model.errors import InvalidRequest, UsageError
 from table_model.expressions import Predicate
@@ -38,6 +39,10 @@ class Resume(enum.StrEnum):
     `stream.resumptions` says."""
 
 
+VIAS: Final = ("auto", "iterator", "base")
+"""What rows of a live table can be asked to be read from."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScanSpec:
     """A scan of one table. Immutable, hashable, picklable.
@@ -53,6 +58,7 @@ class ScanSpec:
         snapshot_id: The pinned snapshot to read. None: the live table.
         key_range: The encoded keys to read. None: all.
         reverse: Whether the rows of each bucket come in descending key order.
+        via: What the rows of the live table are read from: `auto`, `iterator` or `base`.
         ordered: Whether the rows of all buckets together come in key order.
         resume: Whether the scan goes on by itself after a cut. None: over a pinned snapshot only.
         log: The changes to read. None: the rows.
@@ -72,6 +78,7 @@ class ScanSpec:
     snapshot_id: str | None = None
     key_range: KeyRange | None = None
     reverse: bool = False
+    via: str = "auto"
     ordered: bool = False
     resume: Resume | None = None
     log: LogSpec | None = None
@@ -101,6 +108,10 @@ class ScanSpec:
         for name, value in (("reverse", self.reverse), ("ordered", self.ordered)):
             if not isinstance(value, bool):
                 raise UsageError(f"{name} is True or False, not {value!r}")
+        if self.via not in VIAS:
+            raise UsageError(f"via is {' or '.join(map(repr, VIAS))}, not {self.via!r}", option="via")
+        if self.via == "base" and self.snapshot_id is not None:
+            raise UsageError('a pinned snapshot cannot be read via "base": leave via out', option="via")
         if self.resume is not None and not isinstance(self.resume, Resume):
             raise UsageError(f"resume is Resume.NEVER, Resume.LATEST, or None for the default, not {self.resume!r}")
         if self.log is not None:
@@ -123,6 +134,7 @@ class ScanSpec:
             ("key_range", self.key_range is not None, "ask with where for the keys to follow"),
             ("reverse", self.reverse, "changes come in the order in which they happened"),
             ("ordered", self.ordered, "changes come in the order in which they happened, those of a bucket together"),
+            ("via", self.via != "auto", "it chooses what rows are read from"),
         ):
             if asked:
                 raise UsageError(f"{name} is not for a scan of the changelog: {why}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.group_commit import GroupCommit
+from streaming_server.scan.base_view import BaseView
 from streaming_server.storage.bucket import Bucket
 from streaming_server.storage.offsets import count_of
 from table_model.errors import DataLoss, ScanKvError
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.scan.overlay import Overlay
     from streaming_server.storage.bucket import BucketState
     from streaming_server.storage.changelog import LogRecord
+    from streaming_server.storage.columnar_base import ColumnarBase
     from streaming_server.storage.rocks import RocksResources
     from table_model.schema import TableDefinition
 
@@ -43,6 +46,9 @@ class LiveBucket:
         upkeep: Held for such reading where it takes long: the bucket is not closed meanwhile. Whoever holds it does not
             wait for `mutex`.
         table: The name of its table.
+        base: Its columnar base, when there is one and `overlay` has all that was written since.
+        base_looked_for: Whether it was looked for a base that an earlier server has left.
+        overlay: What was written since the base, or since one that is being built. Changed with the mutex held.
         damage: The first damage found, or None. A bucket that could not be opened stays so; of one that is open, what
             is not damaged can still be read.
 
@@ -75,6 +81,9 @@ class LiveBucket:
         self.mutex = asyncio.Lock()
         self.upkeep = asyncio.Lock()
         self.damage: str | None = None
+        self.base: ColumnarBase | None = None
+        self.base_looked_for = False
+        self.overlay: Overlay | None = None
         self._path = path
         self.table = table
         self._place = f"bucket {number} of {table}"
@@ -88,6 +97,21 @@ class LiveBucket:
         self._looked_at = False
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
+
+    @property
+    def place(self) -> str:
+        """What errors call it."""
+        return self._place
+
+    def base_view(self) -> BaseView | None:
+        """The bucket as of now out of its base, None where there is none. Hold the mutex."""
+        if self.base is None or self.overlay is None or self.overlay.is_full:
+            return None
+        return BaseView(base=self.base, overlay=self.overlay.view(), place=self._place)
+
+    def forget_base(self) -> None:
+        """Reads the base no more, because it is damaged, or does not have all that was written."""
+        self.base = self.overlay = None
 
     @property
     def is_open(self) -> bool:

@@ -12,6 +12,7 @@ from weakref import WeakSet
 import numpy as np
 import pyarrow as pa
 
+from streaming_server.engine.base_choice import bases_of, note_damaged_base, via_of
 from streaming_server.engine.bucket_check import BucketCheck
 from streaming_server.engine.catching_up import DEFAULT_CATCH_UP, CatchingUp
 from streaming_server.engine.executor import all_ended
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.index_builds import IndexStatus
     from streaming_server.engine.live_bucket import BucketFigures
+    from streaming_server.scan.base_view import BaseView
     from streaming_server.scan.log_plan import LogPlan, OpenedLog
     from streaming_server.scan.log_token import LogPosition
     from streaming_server.scan.opening import OpenedScan, ReadPlan
@@ -169,7 +171,7 @@ class LiveTable:
                 bucket = await live.opened()
                 indexes = list(self.index_codecs.values())
                 step = _step_rows(bucket.state, len(indexes))
-                await live.run(_apply, bucket, part.slice(done, step), self.codec, indexes)
+                await live.run(_apply, live, bucket, part.slice(done, step), self.codec, indexes)
                 offset = bucket.state.log_offset
             done += step
         await live.wait_durable(offset)
@@ -271,7 +273,9 @@ class LiveTable:
             view = _view_of(states)
             if plan.limit != 0:
                 reader = await read_through_index(reader, self._held_view(opened))
-            scan = open_scan(plan, codec.definition, reader, view, "", buckets.__getitem__, self._noted)
+            bases = bases_of(plan, reader, opened)
+            on_error = partial(self._noted_of, bases) if bases else self._noted
+            scan = open_scan(plan, codec.definition, reader, view, "", buckets.__getitem__, on_error, bases)
             self._sources.add(scan.source)
         try:
             await durable(self.buckets, states)
@@ -336,7 +340,8 @@ class LiveTable:
         if choice is not None:
             async with held(chosen) as opened:
                 choice = chosen_index(reader, self._held_view(opened).indexes)
-        return explain(plan, definition, reader, [live.number for live in chosen], choice)
+        numbers = [live.number for live in chosen]
+        return explain(plan, definition, reader, numbers, choice, via_of(plan, reader, choice is not None, chosen))
 
     @asynccontextmanager
     async def held_view(self, check: Callable[[], None]) -> AsyncIterator[HeldView]:
@@ -373,6 +378,21 @@ class LiveTable:
 
     def _noted(self, number: int, error: ScanKvError) -> ScanKvError:
         return self.buckets[number].noted(error)
+
+    def _noted_of(self, bases: Mapping[int, BaseView], number: int, error: ScanKvError) -> ScanKvError:
+        """As `_noted`, but that a damaged base is no damage of its bucket: it is built again."""
+        if number not in bases:
+            return self._noted(number, error)
+        return note_damaged_base(self.buckets[number], bases[number].base, error)
+
+    def opens(self, source: Abortable) -> None:
+        """Sees to it that a source that reads a bucket is ended before the table is closed. Hold the bucket's mutex."""
+        self._sources.add(source)
+
+    @property
+    def keys(self) -> KeyEncoder:
+        """Encodes the keys of its rows."""
+        return self._keys
 
     async def statistics(self) -> tuple[list[BucketFigures], list[IndexStatus]]:
         """What is known of each bucket, one after another, and how far each index is built."""
@@ -429,12 +449,26 @@ def _view_of(states: Mapping[int, BucketState]) -> View:
     )
 
 
-def _apply(bucket: Bucket, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec]) -> None:
-    """Merges rows into their bucket.
+def _apply(
+    live: LiveBucket, bucket: Bucket, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec]
+) -> None:
+    """Merges rows into their bucket, and notes them beside its columnar base.
 
     Runs with the bucket's mutex held, so `codec` knows every schema stored there, and `indexes` are all that there are.
     """
     rows = rows.for_codec(codec)
+    before = bucket.state
+    try:
+        _merge(bucket, rows, codec, indexes)
+        if live.overlay is not None:
+            live.overlay.add(rows.keys, rows.values, bucket.state.log_offset)
+    except BaseException:
+        if bucket.state is not before:
+            live.forget_base()
+        raise
+
+
+def _merge(bucket: Bucket, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec]) -> None:
     old = bucket.get(rows.keys.to_pylist()) if reads_old_rows(codec.definition, indexes) else None
     if rows.values is None:
         bucket.apply(merge_delete(old, rows, indexes))

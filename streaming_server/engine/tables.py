@@ -8,6 +8,7 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from streaming_server.engine.base_upkeep import BaseLimits, BaseUpkeep
 from streaming_server.engine.catching_up import CatchUpLimits
 from streaming_server.engine.consumers import Consumers
 from streaming_server.engine.executor import StorageExecutor
@@ -66,6 +67,17 @@ class Tables:
         self._upkeep = LogUpkeep(
             self.live_tables, seconds=config.log_upkeep_seconds, max_held_bytes=config.log_hold_max_bytes
         )
+        self._bases = BaseUpkeep(
+            self.live_tables,
+            self._executor,
+            BaseLimits(
+                min_rows=config.base_min_rows,
+                changed_share=config.base_changed_share,
+                overlay_bytes=config.base_overlay_bytes,
+                cpu_share=config.base_cpu_share,
+            ),
+            seconds=config.base_upkeep_seconds,
+        )
         self.snapshots = Snapshots(
             config, self._directory.trash, self._resources, self._executor, max_hold_seconds=max_hold_seconds
         )
@@ -83,6 +95,7 @@ class Tables:
         self.snapshots.start()
         self.consumers.start()
         self._upkeep.start()
+        self._bases.start()
 
     def __len__(self) -> int:
         return len(self._catalog)
@@ -202,6 +215,7 @@ class Tables:
     async def close(self) -> None:
         """Ends what runs, closes every bucket in order and gives the directory back."""
         await self._upkeep.close()
+        await self._bases.close()
         while self._changes:
             await asyncio.wait(list(self._changes))
         for live in list(self._live.values()):

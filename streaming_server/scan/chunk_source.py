@@ -21,10 +21,12 @@ class Chunk:
     Attributes:
         bucket: Where they come from; 0 when the source has them of several buckets in one order.
         batch: The rows.
+        message: The same as an Arrow IPC message, where there is one already; None: serialise them.
     """
 
     bucket: int
     batch: pa.RecordBatch
+    message: pa.Buffer | None = None
 
 
 class Waiting(enum.Enum):
@@ -73,6 +75,10 @@ class Cursor(Protocol):
 
     rows_scanned: int
     """Rows read so far."""
+
+    @property
+    def message(self) -> pa.Buffer | None:
+        """The batch just given as an Arrow IPC message, where it lies there as one. Raises DataLoss."""
 
     @property
     def last_key(self) -> bytes | None:

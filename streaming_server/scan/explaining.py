@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from protos.scankv.v1 import scan_pb2
+from streaming_server.scan.base_view import Via
 from streaming_server.scan.keys_to_read import keys_to_read
 from streaming_server.scan.row_reader import MAX_POINTS
 from table_model.key_parts import point_text, range_text
@@ -28,6 +29,7 @@ def explain(
     reader: RowReader,
     buckets: Iterable[int],
     choice: IndexChoice | None = None,
+    via: tuple[Via, str] = (Via.ITERATOR, "a pinned snapshot"),
 ) -> scan_pb2.ExplainScanResponse:
     """Explains a scan from its beginning.
 
@@ -37,6 +39,7 @@ def explain(
         reader: How it would be read.
         buckets: The buckets asked for.
         choice: The index that would tell the keys, None for none.
+        via: What the rows would be read from, and why.
     """
     asked = () if plan.limit == 0 else buckets
     left = keys_to_read(reader, definition, asked, None, reverse=plan.reverse, ordered=plan.ordered)
@@ -62,6 +65,8 @@ def explain(
         index=() if choice is None else choice.codec.index.columns,
         index_range="" if choice is None else _shortened(repr(choice.plan.told)),
         index_keys=0 if choice is None else MAX_POINTS,
+        via=scan_pb2.VIA_BASE if via[0] is Via.BASE else scan_pb2.VIA_ITERATOR,
+        via_reason=via[1],
     )
 
 

@@ -22,7 +22,10 @@ class KnownRows:
 
     Attributes:
         rows_scanned: Rows given so far.
+        message: None: the rows are not there as Arrow.
     """
+
+    message: None = None
 
     def __init__(self, decoder: Decoder, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
         self.rows_scanned = 0

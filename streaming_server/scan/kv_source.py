@@ -62,13 +62,13 @@ class KvSource:
             bucket, cursor = self._cursors[0]
             try:
                 batch = cursor.next_batch(max_rows, max_bytes)
-                key = cursor.last_key
+                key, message = cursor.last_key, cursor.message
             except ScanKvError as error:
                 raise self._on_error(bucket, error) from error.__cause__
             if batch is not None:
                 assert key is not None
                 self._position = Position(bucket, key)
-                return Chunk(bucket, batch)
+                return Chunk(bucket, batch, message)
             self._free_first()
         return None
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
+from streaming_server.scan.base_view import Via
 from streaming_server.scan.keys_to_read import keys_to_read
 from streaming_server.scan.kv_source import KvSource
 from streaming_server.scan.ordered_source import OrderedSource, StoredKeys
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
 from streaming_server.scan.row_reader import RowReader
+from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from streaming_server.scan.base_view import BaseView
     from streaming_server.scan.chunk_source import ChunkSource, Cursor, Position, View
     from streaming_server.scan.resume_token import ResumePoint
     from streaming_server.scan.row_reader import Readable
@@ -21,8 +25,10 @@ if TYPE_CHECKING:
     from table_model.errors import ScanKvError
     from table_model.expressions import Predicate
     from table_model.key_codec import KeyCodec
-    from table_model.key_range import KeyRange
     from table_model.schema import TableDefinition
+
+
+NO_BASES: Final[Mapping[int, BaseView]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,7 @@ class ReadPlan:
         limit: The most rows of the whole scan, None for all.
         resume_token: Where it goes on, empty at the beginning.
         stored_rows: Whether the rows as they are stored are one more column.
+        via: What the rows of the live table are read from.
     """
 
     buckets: tuple[int, ...] | None
@@ -52,6 +59,7 @@ class ReadPlan:
     resume_token: bytes
     ordered: bool = False
     stored_rows: bool = False
+    via: Via = Via.AUTO
 
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
         """How this is read of a table with such rows and keys. Raises SchemaMismatch."""
@@ -69,6 +77,7 @@ class OpenedScan:
         resumed_from: Where it goes on, None when it begins.
         limit: The most rows that are left to be returned, None for all.
         selective: Whether chunks have fewer rows than were read for them.
+        reads_bases: Whether columnar bases are read, which give larger chunks.
     """
 
     source: ChunkSource
@@ -77,6 +86,7 @@ class OpenedScan:
     resumed_from: ResumePoint | None
     limit: int | None
     selective: bool = False
+    reads_bases: bool = False
 
 
 def open_scan(
@@ -87,6 +97,7 @@ def open_scan(
     view_id: str,
     bucket_of: Callable[[int], Readable],
     on_error: Callable[[int, ScanKvError], ScanKvError],
+    bases: Mapping[int, BaseView] = NO_BASES,
 ) -> OpenedScan:
     """Makes the cursors of a scan, at the instant when it is called.
 
@@ -98,6 +109,7 @@ def open_scan(
         view_id: Names a pinned view; empty for the live table, whose tokens fit every later view.
         bucket_of: The bucket of a number, to make a cursor of.
         on_error: As for `KvSource`.
+        bases: The buckets of which ranges of keys are read from a columnar base.
 
     Raises:
         InvalidResumeToken: The token does not fit.
@@ -112,7 +124,10 @@ def open_scan(
     cursors: dict[int, Cursor] = {}
     try:
         for bucket, keys in left.items():
-            cursors[bucket] = reader.cursor(bucket_of(bucket), keys, reverse=plan.reverse)
+            if bucket in bases and isinstance(keys, KeyRange):
+                cursors[bucket] = bases[bucket].cursor(reader, keys, reverse=plan.reverse)
+            else:
+                cursors[bucket] = reader.cursor(bucket_of(bucket), keys, reverse=plan.reverse)
     except BaseException:
         for cursor in cursors.values():
             cursor.close()
@@ -124,6 +139,7 @@ def open_scan(
         resumed_from=point,
         limit=limit,
         selective=reader.selective,
+        reads_bases=bool(bases),
     )
 
 

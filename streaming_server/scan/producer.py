@@ -80,9 +80,9 @@ def stream_messages(
         chunk = source.next_chunk(wanted, max_bytes)
         if chunk is None:
             break
-        batch = chunk.batch
+        batch, message = chunk.batch, chunk.message
         if remaining is not None and batch.num_rows > remaining:
-            batch = batch.slice(0, remaining)
+            batch, message = batch.slice(0, remaining), None
         count = batch.num_rows
         scan.rows_scanned = source.rows_scanned
         if not count and time.monotonic() - spoken < heartbeat_seconds:
@@ -92,18 +92,18 @@ def stream_messages(
         remaining = None if remaining is None else remaining - count
         token = opened.tokens.token(source.position(), remaining)
         if count:
-            data = batch.serialize()
+            data = batch.serialize() if message is None else message
             checksum = google_crc32c.extend(checksum, data)
             chunks += 1
             scan.bytes_returned += data.size
-            message = scan_pb2.ScanChunk(
+            head = scan_pb2.ScanChunk(
                 bucket=chunk.bucket,
                 row_count=count,
                 resume_token=token,
                 rows_scanned=scan.rows_scanned,
                 crc32c=checksum,
             )
-            yield frame_chunk(message, data)
+            yield frame_chunk(head, data)
         else:
             yield _heartbeat(token, scan.rows_scanned)
         spoken = time.monotonic()

@@ -23,7 +23,7 @@ from streaming_server.scan.registry import LiveScan
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.log_request import log_plan
 from streaming_server.services.reading import current_of, definition_of, opened_view
-from streaming_server.services.scan_request import chunk_spec, read_plan
+from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, read_plan
 from table_model.expressions import bind
 from table_model.limits import DEFAULT_LOG_CHUNK_ROWS
 
@@ -112,6 +112,8 @@ class ScanService:
                 async with _one_in_flight(context, scan) as send, self._registry.admitted(scan):
                     async with opened_view(self._tables, table, request, plan) as opened:
                         scan.hold(opened.source)
+                        if opened.reads_bases:
+                            chunk = chunk_spec_of_base(request, chunk)
                         await self._stream(opened, chunk, scan, started, send)
 
     async def ExplainScan(

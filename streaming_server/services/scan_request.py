@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protos.scankv.v1 import scan_pb2
 from streaming_server.config import LARGEST_CHUNK_BYTES
+from streaming_server.scan.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS, Via
 from streaming_server.scan.opening import ReadPlan
 from streaming_server.scan.producer import ChunkSpec
 from table_model.errors import InvalidRequest, InvalidResumeToken
@@ -24,7 +26,8 @@ from table_model.limits import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from protos.scankv.v1 import scan_pb2
+
+_VIAS = {scan_pb2.VIA_UNSPECIFIED: Via.AUTO, scan_pb2.VIA_ITERATOR: Via.ITERATOR, scan_pb2.VIA_BASE: Via.BASE}
 
 
 def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
@@ -48,7 +51,17 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
         ordered=request.ordered,
         limit=request.limit if request.HasField("limit") else None,
         resume_token=request.resume_token,
+        via=_via(request),
     )
+
+
+def _via(request: scan_pb2.ScanKvRequest) -> Via:
+    if request.via not in _VIAS:
+        raise InvalidRequest(f"via is {request.via}: there is no such way")
+    via = _VIAS[request.via]
+    if via is Via.BASE and request.HasField("snapshot"):
+        raise InvalidRequest('a pinned snapshot cannot be read via "base": leave `via` out')
+    return via
 
 
 def bucket_numbers(numbers: Sequence[int]) -> tuple[int, ...] | None:
@@ -85,3 +98,11 @@ def chunk_spec(
     if not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES:
         raise InvalidRequest(f"chunk.max_bytes is {size}: it must be from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}")
     return ChunkSpec(rows=rows, bytes=min(size, LARGEST_CHUNK_BYTES))
+
+
+def chunk_spec_of_base(request: scan_pb2.ScanKvRequest, chunk: ChunkSpec) -> ChunkSpec:
+    """The same for rows out of columnar bases, where the request does not say."""
+    return ChunkSpec(
+        rows=chunk.rows if request.chunk.max_rows else BASE_CHUNK_ROWS,
+        bytes=chunk.bytes if request.chunk.max_bytes else BASE_CHUNK_BYTES,
+    )

@@ -40,9 +40,11 @@ class BucketCursor:
         longest_row: Bytes of the longest row the bucket has held, which bounds what one step can read.
         rows_scanned: Rows of the range read so far, decoded or not.
         open_cursors: How many cursors of this process are open.
+        message: None: rows do not lie there as Arrow.
     """
 
     open_cursors: ClassVar[int] = 0
+    message: None = None
 
     def __init__(
         self,

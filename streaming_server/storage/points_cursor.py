@@ -33,7 +33,10 @@ class PointsCursor:
 
     Attributes:
         rows_scanned: Rows found so far.
+        message: None: rows do not lie there as Arrow.
     """
+
+    message: None = None
 
     def __init__(
         self,

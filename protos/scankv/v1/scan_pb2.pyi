@@ -20,6 +20,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from protos.scankv.v1 import expression_pb2 as _expression_pb2
 import builtins as _builtins
 import sys
@@ -31,6 +32,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Via:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ViaEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Via.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VIA_UNSPECIFIED: _Via.ValueType  # 0
+    """The server chooses."""
+    VIA_ITERATOR: _Via.ValueType  # 1
+    """RocksDB, row by row."""
+    VIA_BASE: _Via.ValueType  # 2
+    """A columnar base, with what was written since laid over it. INVALID_REQUEST where a bucket has none, or where the scan
+    cannot be read so; ExplainScan says why.
+    """
+
+class Via(_Via, metaclass=_ViaEnumTypeWrapper):
+    """What rows of the live table are read from."""
+
+VIA_UNSPECIFIED: Via.ValueType  # 0
+"""The server chooses."""
+VIA_ITERATOR: Via.ValueType  # 1
+"""RocksDB, row by row."""
+VIA_BASE: Via.ValueType  # 2
+"""A columnar base, with what was written since laid over it. INVALID_REQUEST where a bucket has none, or where the scan
+cannot be read so; ExplainScan says why.
+"""
+Global___Via: _TypeAlias = Via  # noqa: Y015
 
 @_typing.final
 class ScanKvRequest(_message.Message):
@@ -50,6 +79,7 @@ class ScanKvRequest(_message.Message):
     KEY_RANGE_FIELD_NUMBER: _builtins.int
     REVERSE_FIELD_NUMBER: _builtins.int
     ORDERED_FIELD_NUMBER: _builtins.int
+    VIA_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     limit: _builtins.int
@@ -71,6 +101,11 @@ class ScanKvRequest(_message.Message):
     ordered: _builtins.bool
     """Whether the rows of all buckets together come in key order, not only those of each. The server merges the buckets as
     it reads them, in bounded memory.
+    """
+    via: Global___Via.ValueType
+    """20 to 31 are kept for top-N.
+
+    How the rows of the live table are read. The rows, their order and the tokens are the same either way.
     """
     @_builtins.property
     def live_kv(self) -> Global___LiveKv:
@@ -127,10 +162,11 @@ class ScanKvRequest(_message.Message):
         key_range: Global___KeyRange | None = ...,
         reverse: _builtins.bool = ...,
         ordered: _builtins.bool = ...,
+        via: Global___Via.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "via", b"via", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
@@ -856,6 +892,8 @@ class ExplainScanResponse(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     INDEX_RANGE_FIELD_NUMBER: _builtins.int
     INDEX_KEYS_FIELD_NUMBER: _builtins.int
+    VIA_FIELD_NUMBER: _builtins.int
+    VIA_REASON_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The pinned snapshot that is read. Empty: the live table."""
     points: _builtins.int
@@ -871,6 +909,9 @@ class ExplainScanResponse(_message.Message):
     """The range of its entries that is read, as comparisons."""
     index_keys: _builtins.int
     """The most keys that are looked up through it."""
+    via: Global___Via.ValueType
+    """What the rows are read from, and why."""
+    via_reason: _builtins.str
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets whose rows are read, ascending: those asked for in which there can be such keys. None: nothing is read."""
@@ -914,10 +955,12 @@ class ExplainScanResponse(_message.Message):
         index: _abc.Iterable[_builtins.str] | None = ...,
         index_range: _builtins.str = ...,
         index_keys: _builtins.int = ...,
+        via: Global___Via.ValueType = ...,
+        via_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range", b"index_range", "limit", b"limit", "ordered", b"ordered", "points", b"points", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range", b"index_range", "limit", b"limit", "ordered", b"ordered", "points", b"points", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id", "via", b"via", "via_reason", b"via_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

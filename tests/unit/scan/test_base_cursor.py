@@ -1,0 +1,447 @@
+"""A base and what was written since give exactly the rows that RocksDB has, step by step."""
+
+from __future__ import annotations
+
+import tempfile
+from bisect import bisect_right
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_server.engine.last_row import merge_delete, merge_upsert
+from streaming_server.engine.prepare import KeyEncoder, prepare
+from streaming_server.scan.base_cursor import BaseCursor
+from streaming_server.scan.overlay import NO_ROWS, NetRows, Overlay
+from streaming_server.scan.row_reader import _FilteringDecoder
+from streaming_server.storage import base_writer
+from streaming_server.storage.base_writer import BaseWriter
+from streaming_server.storage.columnar_base import ColumnarBase
+from streaming_server.storage.row_codec import RowCodec
+from table_model.errors import DataLoss
+from table_model.expressions import bind
+from table_model.expressions.columns import col
+from table_model.expressions.nodes import FieldPath
+from table_model.key_range import KeyRange
+from tests.support.offline import OfflineBucket
+from tests.support.tables import define, exact_rows
+from tests.unit.storage.strategies import batches
+from tests.unit.table_model.expression_strategies import predicates
+from tests.unit.table_model.strategies import key_types, storable_types
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator, Sequence
+
+    from table_model.expressions import BoundPredicate
+    from table_model.schema import TableDefinition
+
+ROOM = 1 << 20
+ALL_KEYS = KeyRange()
+
+
+class FollowedBucket(OfflineBucket):
+    """A bucket that tells an overlay what is written, as the engine does."""
+
+    overlay: Overlay | None = None
+
+    def upsert_batch(self, batch: pa.RecordBatch) -> None:
+        for part in prepare(batch, self.keys, self.codec, keys_only=False):
+            change = merge_upsert(self._old(part), part, row_deduplicate=self.definition.options.row_deduplicate)
+            self._apply(change, change.put_keys, change.put_values)
+
+    def delete(self, *keys: dict[str, Any]) -> None:
+        self.delete_batch(pa.RecordBatch.from_pylist(list(keys), schema=self.definition.key_schema))
+
+    def delete_batch(self, keys: pa.RecordBatch) -> None:
+        for part in prepare(keys, self.keys, self.codec, keys_only=True):
+            change = merge_delete(self._old(part), part)
+            self._apply(change, change.delete_keys, None)
+
+    def _apply(self, change: Any, keys: pa.Array, values: pa.Array | None) -> None:
+        self.bucket.apply(change)
+        if self.overlay is not None:
+            self.overlay.add(keys, values, self.bucket.state.log_offset)
+
+    def alter(self, definition: TableDefinition) -> None:
+        self.definition, self.codec, self.keys = definition, RowCodec(definition), KeyEncoder(definition)
+
+    def cut_base(self, directory: Path, batch_rows: int, zone_columns: Sequence[str] | None = None) -> ColumnarBase:
+        """A base of now, in batches of so many rows; the overlay begins anew."""
+        rows = self.rows().combine_chunks()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(base_writer, "BATCH_ROWS", batch_rows)
+            writer = BaseWriter(directory, self.definition, 0, zone_columns=zone_columns)
+            for batch in rows.to_batches():
+                writer.write(batch, self.keys.encode(batch)[0])
+            offset = self.bucket.state.log_offset
+            path = writer.finish(offset)
+        self.overlay = Overlay(offset, 1 << 30)
+        return ColumnarBase.open(path, "bucket 0")
+
+
+@contextmanager
+def followed(directory: Path, definition: TableDefinition) -> Iterator[FollowedBucket]:
+    offline = FollowedBucket(directory / "b" / "0000", definition)
+    try:
+        yield offline
+    finally:
+        offline.bucket.close()
+
+
+@dataclass
+class Asked:
+    """What a scan asks for."""
+
+    columns: list[str] | None = None
+    residual: BoundPredicate | None = None
+    key_range: KeyRange = ALL_KEYS
+    reverse: bool = False
+
+
+def cursor_of(offline: FollowedBucket, base: ColumnarBase, asked: Asked) -> BaseCursor:
+    assert offline.overlay is not None
+    net = offline.overlay.view().net
+    return BaseCursor(
+        base,
+        net,
+        offline.codec,
+        asked.columns,
+        asked.residual,
+        asked.key_range,
+        reverse=asked.reverse,
+        place="bucket 0",
+    )
+
+
+def expected(offline: OfflineBucket, asked: Asked) -> tuple[list[tuple[Any, ...]], list[bytes]]:
+    """What the iterator gives: the rows that are kept, and the keys of all in the range."""
+    decoder: Any = offline.codec.decoder(asked.columns)
+    if asked.residual is not None:
+        decoder = _FilteringDecoder(offline.codec, decoder, asked.residual)
+    found = []
+    for wanted in (decoder, offline.codec.decoder(offline.definition.primary_key)):
+        with closing(
+            offline.bucket.cursor(offline.codec, wanted, offline.keys.codec, asked.key_range, reverse=asked.reverse)
+        ) as cursor:
+            found.append(list(iter(partial(cursor.next_batch, 8192, ROOM), None)))
+    kept = [row for batch in found[0] for row in exact_rows(batch)]
+    return kept, [key for batch in found[1] for key in offline.keys.codec.encode(batch.columns).to_pylist()]
+
+
+def check(offline: FollowedBucket, base: ColumnarBase, asked: Asked, rng: random.Random, *, has_zones: bool) -> None:
+    """Reads with random budgets, and compares each step."""
+    kept, keys = expected(offline, asked)
+    rank = (lambda key: [-byte for byte in key] + [1]) if asked.reverse else (lambda key: list(key))
+    ranks = sorted(map(rank, keys))
+    found: list[tuple[Any, ...]] = []
+    with closing(cursor_of(offline, base, asked)) as cursor:
+        assert cursor.last_key is None
+        scanned = 0
+        while True:
+            max_rows, max_bytes = rng.choice([1, 2, 3, 5, 1000]), rng.choice([1, 100, 1000, ROOM])
+            if rng.random() < 0.3 and asked.residual is None and asked.columns is None:
+                rows = cursor.next_rows(max_rows, max_bytes)
+                batch = None if rows is None else offline.codec.decoder().decode(pa.array(rows, pa.binary()))
+            else:
+                batch = cursor.next_batch(max_rows, max_bytes)
+            if batch is None:
+                break
+            batch.validate(full=True)
+            assert cursor.rows_scanned - scanned <= max_rows
+            assert has_zones or cursor.last_key is not None
+            scanned = cursor.rows_scanned
+            if not has_zones:
+                assert bisect_right(ranks, rank(cursor.last_key)) == scanned, "the key is not that of the last row"
+            if cursor.message is not None:
+                assert cursor.message.equals(batch.serialize())
+            found += exact_rows(batch)
+        assert cursor.next_batch(10, ROOM) is None
+    assert found == kept
+    assert cursor.rows_scanned <= len(keys) if has_zones else cursor.rows_scanned == len(keys)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[TableDefinition, TableDefinition, pa.RecordBatch]:
+    """A table, the same with columns more, and rows of the latter; keys of one to three columns of any type."""
+    keys = [
+        pa.field(f"k{place}", type_, nullable=False)
+        for place, type_ in enumerate(draw(st.lists(key_types(), min_size=1, max_size=3)))
+    ]
+    values = [pa.field(f"v{place}", type_) for place, type_ in enumerate(draw(st.lists(storable_types(), max_size=3)))]
+    added = [pa.field(f"n{place}", type_) for place, type_ in enumerate(draw(st.lists(storable_types(), max_size=2)))]
+    old = define(pa.schema([*values, *keys]), *(field.name for field in keys))
+    new = old.add_columns(pa.schema(added)) if added else old
+    return old, new, draw(batches(new.schema.arrow, min_rows=1, max_rows=25))
+
+
+def write(offline: FollowedBucket, pool: pa.RecordBatch, rng: random.Random) -> None:
+    """Writes, or deletes, some of the keys of the pool."""
+    names = offline.definition.schema.names
+    key_names = list(offline.definition.primary_key)
+    count = rng.choice([1, 1, 3, pool.num_rows])
+    keys = pool.select(key_names).take(pa.array(rng.choices(range(pool.num_rows), k=count), pa.int64()))
+    if rng.random() < 0.4:
+        offline.delete_batch(keys)
+        return
+    values = pool.take(pa.array(rng.choices(range(pool.num_rows), k=count), pa.int64()))
+    columns = [keys.column(name) if name in key_names else values.column(name) for name in names]
+    offline.upsert_batch(pa.RecordBatch.from_arrays(columns, schema=offline.codec.schema))
+
+
+@given(table=tables(), rng=st.randoms(use_true_random=False), data=st.data())
+@settings(max_examples=35, deadline=None)
+def test_base_and_overlay_are_what_the_iterator_gives(table: Any, rng: random.Random, data: st.DataObject) -> None:
+    old, new, pool = table
+    with tempfile.TemporaryDirectory() as name, followed(Path(name), old) as offline:
+        for _ in range(rng.choice([0, 1, 4])):
+            write(offline, pool, rng)
+        if rng.random() < 0.2:
+            offline.alter(new)
+        has_zones = rng.random() < 0.5
+        base = offline.cut_base(Path(name) / "bases", rng.choice([1, 2, 3, 7, 100]), None if has_zones else [])
+        # Key columns always have zones; without any other the predicates below are of other columns alone.
+        for number in range(rng.choice([0, 1, 2, 8])):
+            write(offline, pool, rng)
+            if number == 1:
+                offline.alter(new)
+        names = offline.definition.schema.names
+        pool_keys = offline.keys.encode(pool.select(list(new.primary_key)))[0].to_pylist()
+        paths = [FieldPath((name,)) for name in pool.schema.names if not pa.types.is_nested(pool.column(name).type)]
+        paths = [path for path in paths if path.names[0] in names and (has_zones or path.names[0][0] != "k")]
+        for _ in range(4):
+            ends = [rng.choice([None, None, rng.choice(pool_keys) + rng.choice([b"", b"\0"])]) for _ in "se"]
+            asked = Asked(
+                columns=rng.choice([None, None, rng.sample(names, rng.randrange(len(names) + 1))]),
+                key_range=KeyRange(*ends),
+                reverse=rng.random() < 0.5,
+            )
+            if paths and rng.random() < 0.5:
+                asked.residual = bind(data.draw(predicates(pool, paths)), offline.codec.schema)
+            # A constant or an unknown column's zone may rule batches out also where only keys have zones.
+            check(offline, base, asked, rng, has_zones=asked.residual is not None)
+
+
+SMALL = define(pa.schema([("k", pa.int64()), ("v", pa.int64()), ("w", pa.string())]), "k")
+
+
+def rows_of(numbers: Sequence[int], times: int = 1) -> pa.RecordBatch:
+    values = {"k": numbers, "v": [number * times for number in numbers], "w": [f"w{number}" for number in numbers]}
+    return pa.RecordBatch.from_pydict(values, schema=SMALL.schema.arrow)
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> Iterator[FollowedBucket]:
+    with followed(tmp_path, SMALL) as bucket:
+        yield bucket
+
+
+@pytest.fixture
+def base(offline: FollowedBucket, tmp_path: Path) -> ColumnarBase:
+    """Rows 0, 10, ... 990 in batches of ten."""
+    offline.upsert_batch(rows_of(range(0, 1000, 10)))
+    return offline.cut_base(tmp_path / "bases", 10)
+
+
+def read(cursor: BaseCursor, rows: int = 1000) -> list[int]:
+    with closing(cursor):
+        return [
+            key for batch in iter(lambda: cursor.next_batch(rows, ROOM), None) for key in batch.column("k").to_pylist()
+        ]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param([0, 100, 200], id="first keys of batches"),
+        pytest.param([90, 190, 990], id="last keys of batches"),
+        pytest.param([-5, 95, 99, 101, 991, 999], id="between batches, before the first and behind the last"),
+        pytest.param(range(0, 1000, 10), id="everything"),
+        pytest.param(range(-200, 1200, 3), id="far more than there is"),
+    ],
+)
+@pytest.mark.parametrize("delete", [False, True])
+def test_changes_at_any_place_are_seen(
+    offline: FollowedBucket, base: ColumnarBase, changed: Sequence[int], reverse: bool, delete: bool
+) -> None:
+    if changed:
+        offline.upsert_batch(rows_of(changed, times=7))
+    if delete:
+        offline.delete(*({"k": key} for key in changed))
+    kept, keys = expected(offline, Asked(reverse=reverse))
+    for max_rows in (1, 7, 1000):
+        cursor = cursor_of(offline, base, Asked(reverse=reverse))
+        found: list[Any] = []
+        while (batch := cursor.next_batch(max_rows, ROOM)) is not None:
+            assert batch.num_rows <= max_rows
+            found += exact_rows(batch)
+        assert found == kept
+        assert cursor.rows_scanned == len(keys)
+        cursor.close()
+
+
+def test_a_table_whose_base_is_empty_is_its_overlay(offline: FollowedBucket, tmp_path: Path) -> None:
+    empty = offline.cut_base(tmp_path / "bases", 10)
+    assert read(cursor_of(offline, empty, Asked())) == []
+    offline.upsert_batch(rows_of(range(25)))
+    assert read(cursor_of(offline, empty, Asked()), rows=7) == list(range(25))
+    assert read(cursor_of(offline, empty, Asked(reverse=True)), rows=7) == list(range(24, -1, -1))
+
+
+def test_batches_without_changes_are_those_of_the_file(offline: FollowedBucket, base: ColumnarBase) -> None:
+    offline.upsert_batch(rows_of([105]))
+    cursor = cursor_of(offline, base, Asked())
+    for number in range(10):
+        batch = cursor.next_batch(1000, ROOM)
+        assert batch is not None
+        if number == 1:
+            assert batch.num_rows == 11
+            assert cursor.message is None
+        else:
+            assert cursor.message is not None
+            assert cursor.message.address == base.message(number).address
+            assert batch.column("w").buffers()[2].address == base.batch(number).column("w").buffers()[2].address
+    assert cursor.next_batch(1000, ROOM) is None
+    assert cursor.message is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(columns=["k"]),
+        Asked(columns=["w", "v", "k"]),
+        Asked(reverse=True),
+        Asked(residual=bind(col("v") >= 0, SMALL.schema.arrow)),
+    ],
+)
+def test_what_is_not_a_whole_batch_has_no_message(offline: FollowedBucket, base: ColumnarBase, asked: Asked) -> None:
+    cursor = cursor_of(offline, base, asked)
+    assert cursor.next_batch(1000, ROOM) is not None
+    assert cursor.message is None
+
+
+def test_half_a_batch_and_a_batch_of_an_older_schema_have_no_message(
+    offline: FollowedBucket, base: ColumnarBase
+) -> None:
+    cursor = cursor_of(offline, base, Asked())
+    for _ in range(2):
+        assert cursor.next_batch(5, ROOM) is not None
+        assert cursor.message is None
+    offline.alter(SMALL.add_columns(pa.schema([pa.field("n", pa.int32())])))
+    cursor = cursor_of(offline, base, Asked())
+    batch = cursor.next_batch(1000, ROOM)
+    assert batch is not None
+    assert batch.column("n").null_count == 10
+    assert cursor.message is None
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_batches_that_zone_maps_rule_out_are_not_read(
+    offline: FollowedBucket, base: ColumnarBase, reverse: bool
+) -> None:
+    asked = Asked(residual=bind(col("v").between(500, 520), SMALL.schema.arrow), reverse=reverse)
+    cursor = cursor_of(offline, base, asked)
+    assert sorted(read(cursor)) == [500, 510, 520]
+    assert cursor.rows_scanned == 10
+    # Rows of batches that are ruled out: one comes to be kept, one is replaced, one deleted.
+    offline.upsert_batch(rows_of([250], times=2))
+    offline.upsert_batch(rows_of([800], times=2))
+    offline.delete({"k": 810}, {"k": 510})
+    for rows in (1, 2, 1000):
+        cursor = cursor_of(offline, base, asked)
+        found = read(cursor, rows)
+        assert found == sorted([250, 500, 520], reverse=reverse)
+        assert cursor.rows_scanned == 11
+
+
+def test_no_row_is_missed_behind_any_last_key(offline: FollowedBucket, base: ColumnarBase) -> None:
+    """A scan that goes on elsewhere from the key of any step gives the rest, with batches ruled out, too."""
+    offline.upsert_batch(rows_of([3, 250, 255, 805], times=2))
+    offline.delete(*({"k": key} for key in range(300, 400, 10)))
+    for residual in (None, bind(col("v").between(490, 520), SMALL.schema.arrow)):
+        for reverse in (False, True):
+            whole = Asked(residual=residual, reverse=reverse)
+            kept = [row[0] for row in expected(offline, whole)[0]]
+            cursor = cursor_of(offline, base, whole)
+            found: list[int] = []
+            while (batch := cursor.next_batch(2, ROOM)) is not None:
+                found += batch.column("k").to_pylist()
+                assert cursor.last_key is not None
+                rest = Asked(None, residual, KeyRange().behind(cursor.last_key, reverse=reverse), reverse)
+                assert found + read(cursor_of(offline, base, rest)) == kept
+
+
+def test_the_key_after_a_row_is_its_own_though_deleted_ones_follow(offline: FollowedBucket, base: ColumnarBase) -> None:
+    """Who merges buckets reads single rows and takes the key for the row's."""
+    offline.delete({"k": 10}, {"k": 30}, {"k": 31})
+    cursor = cursor_of(offline, base, Asked())
+    keys = []
+    while (rows := cursor.next_rows(1, 1)) is not None:
+        if rows:
+            assert cursor.last_key is not None
+            keys.append(int.from_bytes(cursor.last_key, "big") - (1 << 63))
+            assert offline.codec.decoder(["k"]).decode(pa.array(rows, pa.binary())).column(0).to_pylist() == keys[-1:]
+    assert keys == [key for key in range(0, 1000, 10) if key not in (10, 30)]
+
+
+def test_a_damaged_row_of_the_overlay_is_data_loss(base: ColumnarBase, offline: FollowedBucket) -> None:
+    (key,) = offline.keys.encode(rows_of([100]))[0].to_pylist()
+    net = NetRows(pa.array([key], pa.binary()), pa.array([b"\x01\x00junk"], pa.binary()))
+    arguments: Any = (base, lambda: net, offline.codec, None, None, KeyRange())
+    cursor = BaseCursor(*arguments, reverse=False, place="bucket 7")
+    assert cursor.next_batch(1000, ROOM) is not None
+    with pytest.raises(DataLoss, match="bucket 7"):
+        cursor.next_batch(1000, ROOM)
+
+
+def test_nothing_is_asked_of_the_overlay_before_the_first_read(base: ColumnarBase, offline: FollowedBucket) -> None:
+    asked: list[int] = []
+
+    def net() -> NetRows:
+        asked.append(1)
+        return NO_ROWS
+
+    arguments: Any = (base, net, offline.codec, None, None, KeyRange())
+    cursor = BaseCursor(*arguments, reverse=False, place="")
+    assert not asked
+    cursor.next_batch(10, ROOM)
+    cursor.next_batch(10, ROOM)
+    assert asked == [1]
+    cursor.close()
+    cursor.close()
+    assert cursor.next_batch(10, ROOM) is None
+
+
+def test_steps_keep_to_about_their_bytes(offline: FollowedBucket, base: ColumnarBase) -> None:
+    offline.upsert_batch(rows_of(range(2000, 4000)))
+    for reverse in (False, True):
+        cursor = cursor_of(offline, base, Asked(reverse=reverse))
+        while (batch := cursor.next_batch(1000, 100)) is not None:
+            assert 1 <= batch.num_rows <= 6
+            # Of base and overlay so many each, and offsets have one more than there are rows.
+            assert batch.nbytes <= 2 * 100 + 50 or batch.num_rows == 1
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("start", "end"), [(455, 545), (515, 715), (45, 505), (13, 48), (613, 648), (130, 131)])
+def test_a_range_may_begin_and_end_in_batches_that_are_ruled_out(
+    offline: FollowedBucket, base: ColumnarBase, start: int, end: int, reverse: bool
+) -> None:
+    residual = bind(col("v").between(500, 520), SMALL.schema.arrow)
+    ends = offline.keys.encode(rows_of([start, end]))[0].to_pylist()
+    asked = Asked(None, residual, KeyRange(*ends), reverse)
+    for written in ([], [20, 47, 460, 640]):
+        if written:
+            offline.upsert_batch(rows_of(written, times=25))
+        kept, _ = expected(offline, asked)
+        cursor = cursor_of(offline, base, asked)
+        assert read(cursor) == [row[0] for row in kept]
+        assert cursor.rows_scanned <= 10 + len(written)
