@@ -45,6 +45,11 @@ def rows(start: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(ids), names, pa.array(scattered / 100), ts], schema=SCHEMA)
 
 
+def ts_of(row: int) -> str:
+    """The `ts` of a row, as it is written in a predicate: `ts` grows with `id`."""
+    return f"TIMESTAMP '{str(np.datetime64(_FIRST_TS + 1000 * row, 'us')).replace('T', ' ')}'"
+
+
 def batches(total: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """The first `total` rows in batches of at most `batch_rows`."""
     for start in range(0, total, batch_rows):

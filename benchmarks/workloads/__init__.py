@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.workloads import (
+    bases,
     changes,
     consumers,
     dashboards,
@@ -40,6 +41,7 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "top-n": top_n.run,
     "predicate": predicate.run,
     "projection": projection.run,
+    "bases": bases.run,
     "changes": changes.run,
     "tail": tail.run,
     "ticker": ticker.run,
