@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from streaming_server.scan.opening import ReadPlan
     from streaming_server.scan.row_reader import RowReader
     from streaming_server.storage.bucket import Bucket
-    from streaming_server.storage.columnar_base import ColumnarBase
     from table_model.errors import ScanKvError
 
 _log: Final = logging.getLogger(__name__)
@@ -47,18 +46,18 @@ def via_of(plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Seque
     choice = choose(plan, reader)
     if not choice.base:
         return Via.ITERATOR, choice.reason
-    there = sum(live.base is not None for live in chosen)
+    there = sum(live.has_base for live in chosen)
     if not there:
         return Via.ITERATOR, "no bucket has a columnar base"
     some = "" if there == len(chosen) else f"; {len(chosen) - there} of {len(chosen)} buckets have no base"
     return Via.BASE, choice.reason + some
 
 
-def note_damaged_base(live: LiveBucket, base: ColumnarBase, error: ScanKvError) -> ScanKvError:
-    """The same error, with the bucket in its details; the base is read no more, and will be built again."""
+def note_damaged_base(live: LiveBucket, name: str, error: ScanKvError) -> ScanKvError:
+    """The same error, with the bucket in its details; the base of this name is read no more, and built again."""
     if isinstance(error, DataLoss):
         _log.error("a columnar base is read no more, and built again: %s", error.message)
-        if live.base is base:
+        if live.base is not None and live.base.info.name == name:
             live.forget_base()
         error = DataLoss(f"{error.message}; no row is lost: scan again, and the rows are read from RocksDB")
     error.details.setdefault("table", live.table)
@@ -70,7 +69,7 @@ def _check_all(opened: Sequence[tuple[LiveBucket, Bucket]], bases: Mapping[int, 
     missing = [live.number for live, bucket in opened if live.number not in bases and bucket.state.rows != 0]
     if missing:
         raise InvalidRequest(
-            f'bucket {missing[0]} cannot be read via "base": it has none yet, or too much was written since; leave '
-            "`via` out, or create the table with columnar_base",
+            f'bucket {missing[0]} cannot be read via "base": it has none yet, too much was written since, or '
+            "readers keep too many of its states; leave `via` out, or create the table with columnar_base",
             bucket=missing[0],
         )

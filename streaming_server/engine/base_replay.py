@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from streaming_server.engine.prepare import widen
 from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.offsets import count_of
+from table_model.errors import PositionExpired, PositionOutOfRange
 
 if TYPE_CHECKING:
     from streaming_server.engine.live_bucket import LiveBucket
@@ -56,26 +57,33 @@ class BaseReplay:
                     return False
                 end = bucket.state.log_offset
                 if count_of(end) - count_of(self._at) <= _LAST_CHANGES:
-                    await self._live.run(self._read, bucket, end)
+                    await self._live.run(self._read, end)
                     self._live.base, self._live.overlay = self._base, self._overlay
                     return True
             async with self._live.upkeep:
-                if self._live.open_bucket is bucket:
-                    await self._live.run(self._step, bucket, end)
+                if self._live.open_bucket is not bucket:
+                    return False
+                try:
+                    await self._live.run(self._step, end)
+                except PositionExpired:
+                    return False
         return False
 
     def _is_there(self, bucket: Bucket) -> bool:
-        span = bucket.log.span
-        at = count_of(self._at)
-        return at == bucket.state.count or span.first <= at <= span.end
+        try:
+            # With its epoch: a base may also be of changes that a crash, or a copy put back, has undone.
+            bucket.log.span.checked(self._at, place=self._live.place)
+        except (PositionExpired, PositionOutOfRange):
+            return False
+        return True
 
-    def _read(self, bucket: Bucket, end: int) -> None:
+    def _read(self, end: int) -> None:
         while count_of(self._at) < count_of(end):
-            self._step(bucket, end)
+            self._step(end)
 
-    def _step(self, bucket: Bucket, end: int) -> None:
+    def _step(self, end: int) -> None:
         definition = self._table.codec.definition
-        records = bucket.log.read(self._at, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES)
+        records = self._live.read_log(self._at, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES)
         for record in records:
             self._add(record)
 

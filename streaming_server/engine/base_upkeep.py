@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import shutil
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -39,6 +41,8 @@ _STEP_ROWS: Final = 8192
 _STEP_BYTES: Final = 1 << 20
 _PAUSE_SECONDS: Final = 60.0
 """After what could not be built."""
+_SPARED_BYTES: Final = 256 << 20
+"""Disk space that bases leave to writes: where a sync finds none, its bucket takes no more writes until a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +113,9 @@ class BaseUpkeep:
                     try:
                         await self.look_after(table, live)
                     except (ScanKvError, OSError) as error:
-                        # The bucket is damaged, which whoever reads it is told, or was closed; or the disk is full.
+                        if live.open_bucket is None:
+                            continue  # It was closed meanwhile.
+                        # The bucket is damaged, which whoever reads it is told, or the disk is full.
                         _log.warning("columnar base of bucket %s of %s: %s", live.number, live.table, error)
                         self._not_before[live] = time.monotonic() + _PAUSE_SECONDS
                     except Exception:
@@ -153,14 +159,17 @@ class BaseUpkeep:
         await self._executor.run(_remove, directory, None)
 
     async def _build(self, table: LiveTable, live: LiveBucket) -> None:
-        directory, codec = _directory(table, live), table.codec
+        directory = _directory(table, live)
         async with live.mutex:
             bucket = live.open_bucket
             if bucket is None:
                 return
-            offset = bucket.state.log_offset
+            # Of now: who had the mutex before may have written rows of a newer schema.
+            codec, offset = table.codec, bucket.state.log_offset
             cursor, overlay = self._begun(table, live, bucket, codec, offset)
             current = live.overlay
+            assert current is not None
+            since = current.view()
             view = View({live.number: offset}, time.time_ns() // 1000, None)
             source = KvSource(
                 codec.schema, codec.definition.schema.id, view, {live.number: cursor}, None, lambda _, error: error
@@ -168,11 +177,18 @@ class BaseUpkeep:
             table.opens(source)
         try:
             with closing(source):
+                # Else the first step would sort them on the event loop.
+                await self._executor.run(since.net)
                 await live.wait_durable(offset)
                 base = await self._written(table, live, codec, source, directory, offset)
         except BaseException as error:
             if live.overlay is overlay or isinstance(error, DataLoss):
                 live.forget_base()
+            current.end_fork()
+            if isinstance(error, DataLoss) and current is not overlay:
+                # The base that it was to be made of is damaged, if not the bucket: building of its rows will tell.
+                _log.error("a columnar base is read no more, and built again: %s", error.message)
+                return
             raise
         async with live.mutex:
             # Else a write could not be noted, or the base that this one is made of was found damaged.
@@ -186,10 +202,11 @@ class BaseUpkeep:
         """A cursor over all rows as of now, and where from now on what is written is kept for the new base."""
         if live.base is not None and live.overlay is not None and not live.overlay.is_full:
             net = live.overlay.view().net
-            cursor = BaseCursor(live.base, net, codec, None, None, KeyRange(), reverse=False, place=live.place)
-            return cursor, live.overlay.fork(offset)
+            old = BaseCursor(live.base, net, codec, None, None, KeyRange(), reverse=False, place=live.place)
+            return old, live.overlay.fork(offset)
+        cursor = bucket.cursor(codec, codec.decoder(), table.keys.codec, KeyRange())
         live.base, live.overlay = None, Overlay(offset, self._limits.overlay_bytes)
-        return bucket.cursor(codec, codec.decoder(), table.keys.codec, KeyRange()), live.overlay
+        return cursor, live.overlay
 
     async def _written(
         self, table: LiveTable, live: LiveBucket, codec: RowCodec, source: KvSource, directory: Path, offset: int
@@ -212,8 +229,10 @@ class BaseUpkeep:
 
 
 def _write(writer: BaseWriter, rows: pa.RecordBatch, table: LiveTable) -> float:
-    """Writes rows; how many seconds of a core that took."""
+    """Writes rows; how many seconds of a core that took. Raises OSError where the disk is almost full."""
     began = time.thread_time()
+    if shutil.disk_usage(table.path).free < _SPARED_BYTES:
+        raise OSError(errno.ENOSPC, "what is left of the disk is for writes: free some of it", str(table.path))
     if rows.num_rows:
         writer.write(rows, table.keys.encoded(rows))
     return time.thread_time() - began

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakSet
 
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.group_commit import GroupCommit
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.executor import StorageExecutor
-    from streaming_server.scan.overlay import Overlay
+    from streaming_server.scan.overlay import Overlay, OverlayView
     from streaming_server.storage.bucket import BucketState
     from streaming_server.storage.changelog import LogRecord
     from streaming_server.storage.columnar_base import ColumnarBase
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from table_model.schema import TableDefinition
 
 T = TypeVar("T")
+
+MAX_VIEWS_BYTES = 64 << 20
+"""Memory for what was written since a base, in all the states of a bucket that scans began with and still read, but for
+the newest one. Each has its own sorted rows: where readers keep more, the next scans read RocksDB."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +89,7 @@ class LiveBucket:
         self.base: ColumnarBase | None = None
         self.base_looked_for = False
         self.overlay: Overlay | None = None
+        self._views: WeakSet[OverlayView] = WeakSet()
         self._path = path
         self.table = table
         self._place = f"bucket {number} of {table}"
@@ -104,10 +110,22 @@ class LiveBucket:
         return self._place
 
     def base_view(self) -> BaseView | None:
-        """The bucket as of now out of its base, None where there is none. Hold the mutex."""
+        """The bucket as of now out of its base. Hold the mutex.
+
+        None where there is none, or where readers keep too many older states of what was written since.
+        """
         if self.base is None or self.overlay is None or self.overlay.is_full:
             return None
-        return BaseView(base=self.base, overlay=self.overlay.view(), place=self._place)
+        view = self.overlay.view()
+        if sum(each.nbytes for each in self._views if each is not view) > MAX_VIEWS_BYTES:
+            return None
+        self._views.add(view)
+        return BaseView(base=self.base, overlay=view, place=self._place)
+
+    @property
+    def has_base(self) -> bool:
+        """Whether there is a base with all that was written since. Does not need the mutex."""
+        return self.base is not None and self.overlay is not None and not self.overlay.is_full
 
     def forget_base(self) -> None:
         """Reads the base no more, because it is damaged, or does not have all that was written."""

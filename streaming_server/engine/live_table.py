@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.index_builds import IndexStatus
     from streaming_server.engine.live_bucket import BucketFigures
-    from streaming_server.scan.base_view import BaseView
     from streaming_server.scan.log_plan import LogPlan, OpenedLog
     from streaming_server.scan.log_token import LogPosition
     from streaming_server.scan.opening import OpenedScan, ReadPlan
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 MAX_BATCH_ROWS = 10_000
 _STEP_BYTES = 32 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
 
 
 class LiveTable:
@@ -274,11 +276,16 @@ class LiveTable:
             if plan.limit != 0:
                 reader = await read_through_index(reader, self._held_view(opened))
             bases = bases_of(plan, reader, opened)
-            on_error = partial(self._noted_of, bases) if bases else self._noted
+            names = {number: view.base.info.name for number, view in bases.items()}
+            on_error = partial(self._noted_of, names) if bases else self._noted
             scan = open_scan(plan, codec.definition, reader, view, "", buckets.__getitem__, on_error, bases)
             self._sources.add(scan.source)
         try:
             await durable(self.buckets, states)
+            for each in bases.values():
+                if not each.overlay.is_sorted:
+                    # Else the first chunk would do it, on the event loop: half a second for a million rows.
+                    await self._executor.run(each.overlay.net)
         except BaseException:
             scan.source.close()
             raise
@@ -379,11 +386,14 @@ class LiveTable:
     def _noted(self, number: int, error: ScanKvError) -> ScanKvError:
         return self.buckets[number].noted(error)
 
-    def _noted_of(self, bases: Mapping[int, BaseView], number: int, error: ScanKvError) -> ScanKvError:
-        """As `_noted`, but that a damaged base is no damage of its bucket: it is built again."""
+    def _noted_of(self, bases: Mapping[int, str], number: int, error: ScanKvError) -> ScanKvError:
+        """As `_noted`, but that a damaged base is no damage of its bucket: it is built again.
+
+        Bases go by their names, so that whoever may still get an error keeps none of them.
+        """
         if number not in bases:
             return self._noted(number, error)
-        return note_damaged_base(self.buckets[number], bases[number].base, error)
+        return note_damaged_base(self.buckets[number], bases[number], error)
 
     def opens(self, source: Abortable) -> None:
         """Sees to it that a source that reads a bucket is ended before the table is closed. Hold the bucket's mutex."""
@@ -457,15 +467,17 @@ def _apply(
     Runs with the bucket's mutex held, so `codec` knows every schema stored there, and `indexes` are all that there are.
     """
     rows = rows.for_codec(codec)
-    before = bucket.state
+    _merge(bucket, rows, codec, indexes)
+    # Read once: a damaged base may be forgotten at any time.
+    overlay = live.overlay
+    if overlay is None:
+        return
     try:
-        _merge(bucket, rows, codec, indexes)
-        if live.overlay is not None:
-            live.overlay.add(rows.keys, rows.values, bucket.state.log_offset)
-    except BaseException:
-        if bucket.state is not before:
-            live.forget_base()
-        raise
+        overlay.add(rows.keys, rows.values, bucket.state.log_offset)
+    except Exception:
+        # The rows are written all the same.
+        _log.exception("%s: a write cannot be noted beside the columnar base, which is read no more", live.place)
+        live.forget_base()
 
 
 def _merge(bucket: Bucket, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec]) -> None:

@@ -72,6 +72,8 @@ class BaseCursor:
         self._returned = _Columns(base.schema, codec, columns)
         self._looked_at = _Columns(base.schema, codec, residual.columns if residual else ())
         self._stretches: Stretches | None = None
+        # Whoever counts the views that are read counts this one until then.
+        self._net: Callable[[], NetRows] | None = net
         worthy = partial(_is_worthy, base, residual)
         self._open: Callable[[], Stretches] | None = lambda: Stretches(base, net(), key_range, reverse, worthy)
         self._rest: Step | None = None
@@ -120,7 +122,7 @@ class BaseCursor:
 
     def close(self) -> None:
         """Lets go of the base and of what was written since. Closing twice is allowed."""
-        self._base = self._stretches = self._open = self._rest = self._whole = None
+        self._base = self._net = self._stretches = self._open = self._rest = self._whole = None
 
     def _step(self, max_rows: int, max_bytes: int) -> Step | None:
         """The next rows, and notes how far they reach."""

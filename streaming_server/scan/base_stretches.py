@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     Places: TypeAlias = npt.NDArray[np.int64]
 
+_NET_ROWS: Final = 8192
+"""Rows written since that one step has at most: they are decoded, and 32,768 of them would hold the event loop."""
 _BLOCK_ROWS: Final = 4096
 _BLOCK_BYTES: Final = 1 << 20
 
@@ -135,13 +137,16 @@ class Stretches:
         self._block = _Block(0, 0, NO_ROWS, np.zeros(1, np.int64))
 
     def next(self, max_rows: int, max_bytes: int) -> Step | None:
-        """The rows of the next stretch: at most so many of either, and about so many bytes; None at the end."""
+        """The rows of the next stretch: at most so many of either, and about so many bytes; None at the end.
+
+        Of those written since, 8,192 at most.
+        """
         self._skip()
         first, behind = self._of_base(max_rows, max_bytes)
         net_first, net_behind = self._beside(first, behind)
         if first == behind and net_first == net_behind:
             return None
-        few_first, few_behind = self._few(net_first, net_behind, max_rows, max_bytes)
+        few_first, few_behind = self._few(net_first, net_behind, min(max_rows, _NET_ROWS), max_bytes)
         if (few_first, few_behind) != (net_first, net_behind):
             net_first, net_behind = few_first, few_behind
             first, behind = self._cut(first, behind, net_first, net_behind)

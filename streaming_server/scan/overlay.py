@@ -103,8 +103,9 @@ class Overlay:
             values: The rows as they are stored, null for one that was deleted; None: all were deleted.
             offset: The bucket's log offset behind the step.
         """
-        if self._fork is not None:
-            self._fork.add(keys, values, offset)
+        fork = self._fork
+        if fork is not None:
+            fork.add(keys, values, offset)
         self.end = offset
         if self.is_full or not len(keys):
             return
@@ -126,11 +127,15 @@ class Overlay:
 
         It begins empty, and everything added to this overlay is added to it, too, until the next fork: a base is built
         from the old one and `view()` meanwhile. Once that is there, the fork takes this overlay's place; when that
-        fails, the fork is not used, and replaced by the next attempt's. The two share the arrays, but each counts them.
+        fails, `end_fork` lets it go. The two share large arrays, but each counts them.
         """
         assert offset >= self.end
         self._fork = Overlay(offset, self._max_bytes)
         return self._fork
+
+    def end_fork(self) -> None:
+        """Adds no more to the fork, whose base will not be there. Does not need the mutex."""
+        self._fork = None
 
 
 class OverlayView:
@@ -159,6 +164,11 @@ class OverlayView:
     def nbytes(self) -> int:
         """About how many bytes it holds."""
         return self._nbytes
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether `net` has been called, so that it takes no time any more."""
+        return self._pending is None
 
     def net(self) -> NetRows:
         """The rows, sorted, the last write of each key.

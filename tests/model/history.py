@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 
+from aio_client import InvalidRequest
 from streaming_server.storage.offsets import count_of
 from tests.model.model_table import ModelTable
 from tests.model.random_rows import ADDED, SCHEMA, Layout, random_key, random_row
 from tests.support.tables import exact_rows
+from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
 
-    from aio_client import Client, Table
+    from aio_client import Client, Scan, Table
     from tests.support.server_process import ServerProcess
+
+    Via: TypeAlias = Literal["auto", "iterator", "base"]
 
 _BATCH_ROWS = [0, 1, 1, 2, 5, 20, 100]
 
@@ -42,7 +46,14 @@ class History:
         self._written: list[dict[str, Any]] = []
 
     @classmethod
-    async def begin(cls, server: ServerProcess, client: Client, random: Random, changelog: str = "full") -> History:
+    async def begin(
+        cls,
+        server: ServerProcess,
+        client: Client,
+        random: Random,
+        changelog: str = "full",
+        columnar_base: str = "off",
+    ) -> History:
         """Creates a random table without rows."""
         layout = Layout.random(random)
         table = await client.create_table(
@@ -53,6 +64,7 @@ class History:
             buckets=layout.buckets,
             indexes=(),
             changelog=changelog,
+            columnar_base=columnar_base,
             **layout.options,
         )
         return cls(server, client, table, random)
@@ -134,7 +146,7 @@ class History:
         limit = self._random.choice([None, None, 0, 1, 20])
         chunk = self._random.choice([1, 7, 1000])
         scan = self.table.scan(columns, limit=limit).with_buckets(wanted).with_chunk(rows=chunk)
-        batches = [batch async for batch in scan.stream()]
+        batches = await self._batches_of(scan)
         assert all(0 < batch.num_rows <= chunk for batch in batches)
         found = {key: row for batch in batches for key, row in self.model.by_key(batch).items()}
         available = 0
@@ -146,12 +158,35 @@ class History:
         returned = sum(batch.num_rows for batch in batches)
         assert len(found) == returned == min(available, available if limit is None else limit)
 
+    async def _batches_of(self, scan: Scan) -> list[pa.RecordBatch]:
+        if self.table.options.get("columnar_base", "off") == "off":
+            return [batch async for batch in scan.stream()]
+        via: Via = self._random.choice(["auto", "iterator", "base", "base"])
+        try:
+            return [batch async for batch in scan.via(via).stream()]
+        except InvalidRequest:
+            # Whether each bucket has a base by now is a matter of time.
+            return [batch async for batch in scan.stream()]
+
     async def check(self) -> None:
         """Reads everything."""
         rows = await self.table.scan().to_arrow()
         assert rows.schema == self.model.schema
         assert self.model.by_key(rows) == self.model.rows
         await self.count()
+
+    async def check_bases(self) -> None:
+        """Reads everything out of columnar bases, once each bucket with rows has one."""
+
+        async def read() -> list[pa.Table]:
+            try:
+                return [await self.table.scan().via("base").to_arrow()]
+            except InvalidRequest:
+                return []
+
+        (rows,) = await await_until(read, "a base of each bucket", timeout=30)
+        assert rows.schema == self.model.schema
+        assert self.model.by_key(rows) == self.model.rows
 
     async def alter(self) -> None:
         """Adds columns; all rows are null there."""

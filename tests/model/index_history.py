@@ -41,7 +41,12 @@ class IndexHistory(History):
 
     @classmethod
     async def begin(
-        cls, server: ServerProcess, client: Client, random: Random, changelog: str = "full"
+        cls,
+        server: ServerProcess,
+        client: Client,
+        random: Random,
+        changelog: str = "full",
+        columnar_base: str = "off",
     ) -> IndexHistory:
         """Creates a random table without rows, which may have indexes already."""
         layout = Layout.random(random)
@@ -56,6 +61,7 @@ class IndexHistory(History):
             buckets=layout.buckets,
             indexes=indexes,
             changelog=changelog,
+            columnar_base=columnar_base,
             **layout.options,
         )
         return cls(server, client, table, random)

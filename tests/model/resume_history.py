@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
@@ -213,6 +213,8 @@ class ResumeHistory:
         if len(self._readings) == _MOST_READINGS:
             await self._read_to_the_end()
         question = Question.random(self._random)
+        if self._table.options.get("columnar_base", "off") != "off" and self._random.random() < 0.3:
+            question = replace(question, via="iterator")
         snapshot, view = (None, None) if lease is None else (lease.snapshot, lease.view)
         reading = Reading(f"S{self.steps}", question, snapshot, resume, view)
         if lease is not None:
@@ -311,7 +313,7 @@ class ResumeHistory:
 
 
 async def check_resume_histories(
-    server: ServerProcess, randoms: list[Random], steps: int, restarts: Restarts
+    server: ServerProcess, randoms: list[Random], steps: int, restarts: Restarts, columnar_base: str
 ) -> list[ResumeHistory]:
     """Runs a history for each `random`, side by side, each through a proxy of its own; what they were."""
     # With it, most of the time would go into the tracebacks that asyncio keeps for each of its callbacks.
@@ -319,14 +321,16 @@ async def check_resume_histories(
     async with asyncio.TaskGroup() as group:
         restarting = group.create_task(restarts.run())
         tasks = [
-            group.create_task(_history(server, random, number, steps, restarts))
+            group.create_task(_history(server, random, number, steps, restarts, columnar_base))
             for number, random in enumerate(randoms)
         ]
     assert restarting.done()
     return [task.result() for task in tasks]
 
 
-async def _history(server: ServerProcess, random: Random, number: int, steps: int, restarts: Restarts) -> ResumeHistory:
+async def _history(
+    server: ServerProcess, random: Random, number: int, steps: int, restarts: Restarts, columnar_base: str
+) -> ResumeHistory:
     seed = random.randrange(1 << 32)
     async with (
         FaultProxy(server.url, seed=seed) as proxy,
@@ -334,7 +338,7 @@ async def _history(server: ServerProcess, random: Random, number: int, steps: in
         connect(proxy.address, next_chunk_timeout=_FAULT_SECONDS * 0.6, read_ahead_bytes=64 << 10) as client,
     ):
         name = f"test.resumed{number}"
-        await direct.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS)
+        await direct.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, columnar_base=columnar_base)
         healing = asyncio.create_task(_healed(proxy))
         try:
             history = ResumeHistory(client, direct, proxy, await client.table(name), random)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -43,6 +43,7 @@ class Question:
     limit: int | None
     reverse: bool
     chunk_rows: int
+    via: Literal["auto", "iterator"] = "auto"
 
     @classmethod
     def random(cls, random: Random) -> Question:
@@ -58,7 +59,7 @@ class Question:
 
     def scan(self, table: Table, snapshot: Snapshot | None, resume: Resume | None) -> Scan:
         """The scan that asks it."""
-        scan = table.scan(limit=self.limit).with_chunk(rows=self.chunk_rows)
+        scan = table.scan(limit=self.limit).with_chunk(rows=self.chunk_rows).via(self.via)
         scan = scan if self.buckets is None else scan.with_buckets(self.buckets)
         scan = scan.reverse() if self.reverse else scan
         scan = scan if snapshot is None else scan.at(snapshot)

@@ -11,11 +11,12 @@ from aio_client import connect
 from tests.model.history import noted
 from tests.model.index_history import IndexHistory
 from tests.model.offline_checks import check_stored_table
+from tests.support.bases import ALL_THE_TIME
+from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from collections import Counter
-
-    from tests.support.server_process import ServerProcess
+    from pathlib import Path
 
 
 @pytest.mark.asyncio
@@ -25,6 +26,17 @@ async def test_indexes_and_versions_are_those_of_the_dictionary(server: ServerPr
     assert min(seen["changed"], seen["unchanged"]) > 3, seen
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("seed", "operations"), [(2, 12), *(pytest.param(seed, 400, marks=pytest.mark.soak) for seed in range(3, 7))]
+)
+async def test_answers_computed_over_bases_that_are_built_all_the_time_are_those_of_the_dictionary(
+    tmp_path: Path, seed: int, operations: int
+) -> None:
+    with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
+        await check_history(server, seed, operations, columnar_base="eager")
+
+
 @pytest.mark.soak
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(1000, 1012))
@@ -32,13 +44,15 @@ async def test_indexes_and_versions_are_those_of_the_dictionary_for_long(server:
     await check_history(server, seed, operations=400)
 
 
-async def check_history(server: ServerProcess, seed: int, operations: int) -> Counter[str]:
+async def check_history(server: ServerProcess, seed: int, operations: int, columnar_base: str = "off") -> Counter[str]:
     """Runs the history of a seed, then looks at what lies on the disk; what was seen."""
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
-            history = await IndexHistory.begin(server, client, Random(seed))
+            history = await IndexHistory.begin(server, client, Random(seed), columnar_base=columnar_base)
             await history.run(operations)
             await history.check()
+            if columnar_base != "off":
+                await history.check_bases()
         assert server.stop() == 0
         check_stored_table(server.data_dir, history.table.name, history.model)
     return history.seen

@@ -15,6 +15,7 @@ from aio_client import connect
 from tests.model.history import noted
 from tests.model.model_table import ModelTable
 from tests.model.offline_checks import stored_changes
+from tests.support.bases import ALL_THE_TIME, await_bases, bases_on_disk
 from tests.support.offline import offline_table
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
@@ -101,14 +102,20 @@ async def held(client: Client, scans: int) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("columnar_base", ["off", "eager"])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
-async def test_many_open_scans_each_show_the_moment_of_their_opening(tmp_path: Path, seed: int) -> None:
+async def test_many_open_scans_each_show_the_moment_of_their_opening(
+    tmp_path: Path, seed: int, columnar_base: str
+) -> None:
     random = Random(seed)
     scans, writes_before_each = 25, 3
-    # A small write buffer is flushed, and table files are compacted, under the open iterators.
-    with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", "--set", "write_buffer_bytes=1048576") as server:
+    # A small write buffer is flushed, and table files are compacted, under the open iterators; bases are replaced.
+    settings = ("--set", "write_buffer_bytes=1048576", *ALL_THE_TIME)
+    with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", *settings) as server:
         async with connect(server.url, read_ahead_bytes=READ_AHEAD_BYTES) as client, AsyncExitStack() as stack:
-            table = await client.create_table("test.isolation", SCHEMA, primary_key=KEY, buckets=4)
+            table = await client.create_table(
+                "test.isolation", SCHEMA, primary_key=KEY, buckets=4, columnar_base=columnar_base
+            )
             model = ModelTable(table)
             await table.upsert(rows := random_rows(random, 600, 0))
             model.upsert(rows)
@@ -123,6 +130,10 @@ async def test_many_open_scans_each_show_the_moment_of_their_opening(tmp_path: P
                 opened.append(OpenScan(stream, model.schema, dict(model.rows)))
                 await random.choice(opened).read(model, chunks=2)
             await held(client, scans)
+            if columnar_base == "eager":
+                await await_bases(table)
+                newest = bases_on_disk(server.data_dir, table.name)
+                assert min(int(names[-1][:16], 16) for names in newest.values()) > 5, "bases were not replaced"
             while unread := [scan for scan in opened if not scan.ended]:
                 await random.choice(unread).read(model, chunks=20)
                 await write(table, random, scans, model)
@@ -130,12 +141,19 @@ async def test_many_open_scans_each_show_the_moment_of_their_opening(tmp_path: P
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("columnar_base", ["off", "eager"])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
-async def test_a_scan_beside_writers_is_the_changelog_up_to_its_offsets(server: ServerProcess, seed: int) -> None:
-    with noted(f"seed {seed}"):
+async def test_a_scan_beside_writers_is_the_changelog_up_to_its_offsets(
+    tmp_path: Path, seed: int, columnar_base: str
+) -> None:
+    with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
         async with connect(server.url, read_ahead_bytes=READ_AHEAD_BYTES) as client:
-            table = await client.create_table("test.isolation", SCHEMA, primary_key=KEY, buckets=3)
+            table = await client.create_table(
+                "test.isolation", SCHEMA, primary_key=KEY, buckets=3, columnar_base=columnar_base
+            )
             await table.upsert(random_rows(Random(seed), 300, 0))
+            if columnar_base == "eager":
+                await await_bases(table)
             done = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 for number in range(5):

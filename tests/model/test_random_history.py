@@ -10,9 +10,11 @@ import pytest
 from aio_client import connect
 from tests.model.history import History, noted
 from tests.model.offline_checks import check_stored_table
+from tests.support.bases import ALL_THE_TIME
+from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from tests.support.server_process import ServerProcess
+    from pathlib import Path
 
 
 @pytest.mark.asyncio
@@ -26,6 +28,25 @@ async def test_a_table_is_the_dictionary_that_had_the_same_history(
     await check_history(server, seed, operations, changelog)
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("seed", "changelog", "operations"),
+    [
+        (5, "full", 80),
+        *(
+            pytest.param(seed, ("full", "upsert", "none")[seed % 3], 1500, marks=pytest.mark.soak)
+            for seed in range(7, 13)
+        ),
+    ],
+)
+async def test_a_table_whose_bases_are_built_all_the_time_is_the_dictionary_that_had_the_same_history(
+    tmp_path: Path, seed: int, changelog: str, operations: int
+) -> None:
+    with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
+        await check_history(server, seed, operations, changelog, columnar_base="eager")
+        assert "incident" not in server.log
+
+
 @pytest.mark.soak
 @pytest.mark.asyncio
 @pytest.mark.parametrize("seed", range(1000, 1020))
@@ -33,12 +54,16 @@ async def test_a_table_is_the_dictionary_that_had_the_same_long_history(server: 
     await check_history(server, seed, operations=1500, changelog=("full", "upsert", "full", "none")[seed % 4])
 
 
-async def check_history(server: ServerProcess, seed: int, operations: int, changelog: str) -> None:
+async def check_history(
+    server: ServerProcess, seed: int, operations: int, changelog: str, columnar_base: str = "off"
+) -> None:
     """Runs the history of a seed, then looks at what lies on the disk."""
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
-            history = await History.begin(server, client, Random(seed), changelog)
+            history = await History.begin(server, client, Random(seed), changelog, columnar_base)
             await history.run(operations)
             await history.check()
+            if columnar_base != "off":
+                await history.check_bases()
         assert server.stop() == 0
         check_stored_table(server.data_dir, history.table.name, history.model)

@@ -13,6 +13,7 @@ from tests.model.history import noted
 from tests.model.offline_checks import check_stored_table
 from tests.model.restarts import Restarts
 from tests.model.resume_history import check_resume_histories
+from tests.support.bases import ALL_THE_TIME
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -23,21 +24,27 @@ TABLES = 5
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("seed", "steps", "restarts"),
+    ("seed", "steps", "restarts", "columnar_base"),
     [
-        (1, 250, 2),
-        pytest.param(2, 250, 2, marks=pytest.mark.soak),
-        *(pytest.param(seed, 2000, 20, marks=pytest.mark.soak) for seed in range(100, 105)),
+        (1, 250, 2, "off"),
+        (3, 80, 1, "eager"),
+        pytest.param(2, 250, 2, "off", marks=pytest.mark.soak),
+        *(pytest.param(seed, 2000, 20, "off", marks=pytest.mark.soak) for seed in range(100, 105)),
+        *(pytest.param(seed, 2000, 20, "eager", marks=pytest.mark.soak) for seed in range(105, 108)),
     ],
 )
-async def test_every_scan_equals_the_model_at_its_view(tmp_path: Path, seed: int, steps: int, restarts: int) -> None:
-    with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", "--set", "drain_seconds=0.2") as server:
+async def test_every_scan_equals_the_model_at_its_view(
+    tmp_path: Path, seed: int, steps: int, restarts: int, columnar_base: str
+) -> None:
+    settings = ("--set", "drain_seconds=0.2", *ALL_THE_TIME)
+    with noted(f"seed {seed}"), ServerProcess(tmp_path / "data", *settings) as server:
         random = Random(seed)
         histories = await check_resume_histories(
             server,
             [Random(f"{seed} {number}") for number in range(TABLES)],
             steps,
             Restarts(server, random, steps=steps * TABLES, restarts=restarts),
+            columnar_base,
         )
         seen = sum((history.seen for history in histories), Counter[str]())
         assert seen["complete"] > steps * TABLES // 20

@@ -445,3 +445,21 @@ def test_a_range_may_begin_and_end_in_batches_that_are_ruled_out(
         cursor = cursor_of(offline, base, asked)
         assert read(cursor) == [row[0] for row in kept]
         assert cursor.rows_scanned <= 10 + len(written)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_one_step_decodes_some_thousands_of_the_rows_written_since_and_no_more(tmp_path: Path, reverse: bool) -> None:
+    definition = define(pa.schema([("k", pa.int64()), ("v", pa.int64())]))
+
+    def rows(keys: range) -> pa.RecordBatch:
+        return pa.record_batch([pa.array(keys), pa.array(keys)], schema=definition.schema.arrow)
+
+    with followed(tmp_path, definition) as offline:
+        offline.upsert_batch(rows(range(0, 40_000, 100)))
+        base = offline.cut_base(tmp_path / "bases", 32_768)
+        offline.upsert_batch(rows(range(20_001, 40_001)))
+        with closing(cursor_of(offline, base, Asked(reverse=reverse))) as cursor:
+            steps = list(iter(lambda: cursor.next_batch(32_768, 2 << 20), None))
+        found = pa.Table.from_batches(steps).column("k").to_pylist()
+        assert found == sorted({*range(0, 40_000, 100), *range(20_001, 40_001)}, reverse=reverse)
+        assert max(step.num_rows for step in steps) <= 8192 + 400

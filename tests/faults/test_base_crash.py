@@ -1,0 +1,274 @@
+"""Columnar bases of a server that is killed, loses bytes of them, or finds no room for them: never a wrong row."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from aio_client import ConnectionFailed, DataLoss, ScanKvError, connect
+from tests.faults.test_kill import SCHEMA, WRITERS, Writer
+from tests.support.bases import ALL_THE_TIME, SOON, await_bases, base_path, bases_on_disk, built_at
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from aio_client import Client, Scan, Table
+
+pytestmark = pytest.mark.asyncio
+
+NAME = "test.based"
+ROWS = 100_000
+"""Four batches of a base."""
+ONCE_FILLED = (*SOON, "--set", f"base_min_rows={ROWS}")
+NEVER_ANEW = (*ONCE_FILLED, "--set", "base_changed_share=10")
+
+
+def rows_of(keys: range, factor: int = 3) -> pa.Table:
+    numbers = np.arange(keys.start, keys.stop, keys.step)
+    return pa.table({"k": numbers, "v": numbers * factor, "text": [f"text {key}" for key in keys]}, schema=SCHEMA)
+
+
+async def filled(client: Client) -> Table:
+    """A table of one bucket, with a base once it has all rows."""
+    table = await client.create_table(NAME, SCHEMA, primary_key=["k"], buckets=1, columnar_base="auto")
+    await table.upsert(rows_of(range(ROWS)))
+    await await_bases(table)
+    return table
+
+
+async def read_until_error(scan: Scan, expected: pa.Table) -> ScanKvError | None:
+    """Reads to the end, or to an error, which is returned; the rows before it must be the first of those expected."""
+    batches: list[pa.RecordBatch] = []
+    ended = None
+    stream = scan.stream()
+    try:
+        while (batch := await anext(stream, None)) is not None:
+            batches.append(batch)
+    except ScanKvError as error:
+        ended = error
+    rows = pa.Table.from_batches(batches, expected.schema)
+    assert rows.equals(expected if ended is None else expected.slice(0, rows.num_rows))
+    return ended
+
+
+def flip_a_bit(path: Path, place: float = 0.6) -> None:
+    """Changes one bit in place, as a disk does, under whoever has the file mapped."""
+    with path.open("r+b") as file:
+        file.seek(int(path.stat().st_size * place))
+        (byte,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 16]))
+
+
+def cut_short(path: Path) -> None:
+    """Leaves half of a file."""
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+async def await_only_base(server: ServerProcess, buckets: int) -> None:
+    """Waits until there is one whole base for each bucket, and nothing else."""
+
+    async def alone() -> bool:
+        found = bases_on_disk(server.data_dir, NAME)
+        return len(found) == buckets and all(
+            len(names) == 1 and not names[0].endswith(".tmp") for names in found.values()
+        )
+
+    await await_until(alone, f"one base for each bucket: {bases_on_disk(server.data_dir, NAME)}")
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.soak)])
+async def test_rows_are_right_and_no_debris_stays_after_kills_at_any_moment_of_a_build(
+    tmp_path: Path, kills: int
+) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    writers = [Writer(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
+    half_built = rounds = 0
+    try:
+        with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
+            async with connect(server.url) as client:
+                await client.create_table(NAME, SCHEMA, primary_key=["k"], buckets=3, columnar_base="eager")
+            # On a slow machine, kills can all miss the builds at first.
+            while rounds < kills or not half_built:
+                async with connect(server.url) as client, asyncio.TaskGroup() as group:
+                    table = await client.table(NAME)
+                    for writer in writers:
+                        group.create_task(writer.write_until_broken(table))
+                    await asyncio.sleep(rng.uniform(0.05, 0.4))
+                    await asyncio.to_thread(server.kill)
+                names = [name for found in bases_on_disk(server.data_dir, NAME).values() for name in found]
+                half_built += any(name.endswith(".tmp") for name in names)
+                rounds += 1
+                await asyncio.to_thread(server.restart)
+                async with connect(server.url) as client:
+                    table = await client.table(NAME)
+                    await table.upsert([{"k": -bucket, "v": 0} for bucket in range(1, 30)])
+                    await await_bases(table)
+                    rows = await table.scan().via("base").to_arrow()
+                    assert rows.equals(await table.scan().via("iterator").to_arrow())
+                    found = dict(zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True))
+                    for writer in writers:
+                        writer.check({key: value for key, value in found.items() if key >= 0})
+                    await await_only_base(server, buckets=3)
+            assert "DATA_LOSS" not in server.log
+            assert "damaged" not in server.log
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
+
+
+@pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
+async def test_a_bit_that_flips_under_a_server_is_data_loss_before_any_row_of_its_batch(
+    tmp_path: Path, name: str
+) -> None:
+    with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
+        async with connect(server.url) as client:
+            table = await filled(client)
+            scan, damaged = table.scan().with_chunk(rows=1000), built_at(server.data_dir, NAME)
+            expected = await scan.via("iterator").to_arrow()
+            flip_a_bit(base_path(server.data_dir, NAME) / name)
+            error = await read_until_error(scan.via("base"), expected)
+            assert isinstance(error, DataLoss)
+            assert "no row is lost: scan again" in str(error)
+            # The second batch is the damaged one.
+            assert error.resume_token is not None
+            rest = await scan.resume_from(error.resume_token).to_arrow()
+            assert rest.equals(expected.slice(32_768))
+            assert (await scan.to_arrow()).equals(expected)
+            await await_bases(table)
+            assert await read_until_error(scan.via("base"), expected) is None
+            await await_only_base(server, buckets=1)
+            assert built_at(server.data_dir, NAME) != damaged
+            assert not (await client.server_stats()).damaged_buckets
+
+
+async def test_a_count_over_a_damaged_base_is_data_loss_and_then_right(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
+        async with connect(server.url) as client:
+            table = await filled(client)
+            flip_a_bit(base_path(server.data_dir, NAME) / "rows.arrow")
+            with pytest.raises(DataLoss, match="no row is lost"):
+                await table.count("v >= 0 AND text <> 'x'")
+            assert await table.count("v >= 0 AND text <> 'x'") == ROWS
+
+
+async def test_a_base_found_damaged_while_a_newer_one_is_made_of_it_is_built_of_the_rows_in_rocksdb(
+    tmp_path: Path,
+) -> None:
+    with ServerProcess(tmp_path / "data", *ONCE_FILLED, "--set", "base_changed_share=0.01") as server:
+        async with connect(server.url) as client:
+            table = await filled(client)
+            await await_only_base(server, buckets=1)
+            damaged = built_at(server.data_dir, NAME)
+            flip_a_bit(base_path(server.data_dir, NAME) / "rows.arrow")
+            await table.upsert(rows_of(range(0, ROWS, 7), factor=4))
+            expected = await table.scan().via("iterator").to_arrow()
+            wait_until(lambda: "damaged" in server.log, "the damage found")
+            assert (await table.scan().to_arrow()).equals(expected)
+            await await_bases(table)
+            await await_only_base(server, buckets=1)
+            assert built_at(server.data_dir, NAME) != damaged
+            assert (await table.scan().via("base").to_arrow()).equals(expected)
+            assert not (await client.server_stats()).damaged_buckets
+
+
+async def test_a_base_cut_short_under_a_server_never_gives_a_wrong_row(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
+        async with connect(server.url, operation_timeout=2) as client:
+            table = await filled(client)
+            expected = await table.scan().via("iterator").to_arrow()
+            await await_only_base(server, buckets=1)
+            damaged = built_at(server.data_dir, NAME)
+            cut_short(base_path(server.data_dir, NAME) / "rows.arrow")
+            # A map that is read behind the end of its file ends the process.
+            error = await read_until_error(table.scan().via("base").with_chunk(rows=1000), expected)
+            assert isinstance(error, (ConnectionFailed, DataLoss))
+        server.kill()
+        server.restart()
+        async with connect(server.url) as client:
+            table = await client.table(NAME)
+            assert (await table.scan().to_arrow()).equals(expected)
+            await await_bases(table)
+            assert (await table.scan().via("base").to_arrow()).equals(expected)
+            await await_only_base(server, buckets=1)
+            assert built_at(server.data_dir, NAME) != damaged
+
+
+async def test_a_base_damaged_while_no_server_runs_never_gives_a_wrong_row(tmp_path: Path) -> None:
+    damages: list[tuple[str, Callable[[Path], None]]] = [
+        ("rows.arrow", flip_a_bit),
+        ("rows.arrow", cut_short),
+        ("keys.arrow", flip_a_bit),
+        ("zones.arrow", flip_a_bit),
+        ("manifest.json", cut_short),
+    ]
+    with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
+        async with connect(server.url) as client:
+            table = await filled(client)
+            expected = await table.scan().via("iterator").to_arrow()
+        for name, damage in damages:
+            await await_only_base(server, buckets=1)
+            server.kill()
+            damaged = built_at(server.data_dir, NAME)
+            damage(base_path(server.data_dir, NAME) / name)
+            server.restart()
+            async with connect(server.url) as client:
+                table = await client.table(NAME)
+                await await_bases(table)
+                scan = table.scan().with_chunk(rows=1000)
+                error = await read_until_error(scan.via("base"), expected)
+                # What has its checksum in the manifest is compared when it is read.
+                assert isinstance(error, DataLoss) == (damage is flip_a_bit and name in ("rows.arrow", "keys.arrow")), (
+                    name
+                )
+                assert (await scan.to_arrow()).equals(expected)
+                await await_bases(table)
+                await await_only_base(server, buckets=1)
+                assert built_at(server.data_dir, NAME) != damaged
+                assert (await scan.via("base").to_arrow()).equals(expected)
+
+
+async def test_a_full_disk_leaves_the_old_base_in_use(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", *ONCE_FILLED, "--set", "base_changed_share=0") as server:
+        async with connect(server.url) as client:
+            await filled(client)
+            await await_only_base(server, buckets=1)
+        # So that the write-ahead log begins anew.
+        assert server.stop() == 0
+        server.restart()
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+        async with connect(server.url) as client:
+            table = await client.table(NAME)
+            await await_bases(table)
+            old = base_path(server.data_dir, NAME)
+            await table.upsert([{"k": -1, "v": 1}])
+            await table.delete(list(range(0, 1000, 2)))
+            wait_until(lambda: "File too large" in server.log, "a build that found no room")
+            assert base_path(server.data_dir, NAME) == old
+            await table.upsert([{"k": -2, "v": 2}])
+            rows = await table.scan().via("base").to_arrow()
+            assert rows.equals(await table.scan().via("iterator").to_arrow())
+            assert rows.num_rows == ROWS + 2 - 500
+        assert server.stop() == 0
+        server.restart()
+        async with connect(server.url) as client:
+            table = await client.table(NAME)
+            assert (await table.scan().to_arrow()).equals(rows)
+            await await_until(lambda: _newer(server, old), "a newer base, once there is room")
+            await await_bases(table)
+            assert (await table.scan().via("base").to_arrow()).equals(rows)
+
+
+async def _newer(server: ServerProcess, old: Path) -> bool:
+    return bases_on_disk(server.data_dir, NAME)[0] > [old.name]

@@ -1,0 +1,404 @@
+"""Scans read from columnar bases: the rows, order, tokens and limits of those read from RocksDB, and as live."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import pytest_asyncio
+
+from aio_client import InvalidRequest, Resume, UsageError, col, connect, sync
+from tests.support.bases import ALL_THE_TIME, SOON, await_bases, base_path, bases_on_disk, built_at, is_of_bases
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import await_until, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from aio_client import Client, Scan, Table
+
+    Via: TypeAlias = Literal["auto", "iterator", "base"]
+
+SCHEMA = pa.schema([("league", pa.string()), ("player", pa.int64()), ("score", pa.float64()), ("name", pa.string())])
+KEY = ["league", "player"]
+TABLE = "test.based"
+BUCKETS = 3
+ROWS = 150_000
+"""Two batches of a base in each bucket, and a part of a third."""
+NEVER_ANEW = (*SOON, "--set", "base_changed_share=10")
+
+
+def rows_of(players: range, version: int = 0) -> pa.Table:
+    """Rows whose values follow from player and version; the score ascends with the key but where it is null."""
+    numbers = np.arange(players.start, players.stop, players.step)
+    return pa.table(
+        {
+            "league": pa.array([f"l{number * 4 // ROWS}" for number in numbers.tolist()]),
+            "player": numbers - ROWS // 2,
+            "score": pa.array(numbers / 8 + version, mask=numbers % 5 == 0),
+            "name": [f"n{version}-{number % 1000:03}" for number in numbers.tolist()],
+        },
+        schema=SCHEMA,
+    )
+
+
+def keys_of(players: range) -> list[tuple[str, int]]:
+    """The keys of the rows of some players."""
+    rows = rows_of(players)
+    return list(zip(rows["league"].to_pylist(), rows["player"].to_pylist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def based(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose bases are built once, and a table with such bases, many changes since and a column since."""
+    # Not before almost all rows are there.
+    settings = (*NEVER_ANEW, "--set", "base_min_rows=49000")
+    with ServerProcess(tmp_path_factory.mktemp("based") / "data", *settings) as server:
+        with sync.connect(server.url) as client:
+            table = client.create_table(TABLE, SCHEMA, primary_key=KEY, buckets=BUCKETS, columnar_base="auto")
+            table.upsert(rows_of(range(ROWS)))
+            wait_until(lambda: is_of_bases(table.scan().explain()), "every bucket has a base", timeout=30)
+            table.upsert(rows_of(range(0, ROWS, 97), version=1))
+            table.delete(keys_of(range(20_000, 22_000)))
+            table.upsert(rows_of(range(21_000, 21_500), version=2))
+            table = client.alter_table(TABLE, add_columns=pa.schema([("note", pa.string())]))
+            table.upsert(rows_of(range(ROWS, ROWS + 500), version=3).append_column("note", pa.array(["new"] * 500)))
+        yield server
+
+
+@pytest_asyncio.fixture
+async def client(based: ServerProcess) -> AsyncIterator[Client]:
+    async with connect(based.url) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def table(client: Client) -> Table:
+    table = await client.table(TABLE)
+    await await_bases(table)
+    return table
+
+
+QUESTIONS: dict[str, Callable[[Scan], Scan]] = {
+    "all": lambda scan: scan,
+    "a column of the key": lambda scan: scan.select("player"),
+    "columns in another order": lambda scan: scan.select("note", "name", "league"),
+    "no column": lambda scan: scan.select([]),
+    "descending": lambda scan: scan.reverse(),
+    "a range": lambda scan: scan.key_range(("l1", -30_000), ("l3", 40_000)),
+    "a range descending": lambda scan: scan.key_range(("l0", -60_000), "l1").reverse(),
+    "a range of a few rows": lambda scan: scan.key_range(("l0", -54_100), ("l0", -53_900)),
+    "a range without rows": lambda scan: scan.key_range("m", "z"),
+    "a prefix": lambda scan: scan.prefix("l2"),
+    "one bucket": lambda scan: scan.with_buckets(1),
+    "buckets": lambda scan: scan.with_buckets(2, 0).reverse(),
+    "a few of all": lambda scan: scan.where(col("name") == "n0-007"),
+    "rows of one batch": lambda scan: scan.where(col("score") > 18_000.0),
+    "no row": lambda scan: scan.where(col("score") < 0.0),
+    "nulls": lambda scan: scan.where(col("score").is_null()),
+    "changed rows": lambda scan: scan.where(col("name").starts_with("n1-")).select("player", "name"),
+    "the column that came later": lambda scan: scan.where(col("note") == "new"),
+    "all but that": lambda scan: scan.where(col("note").is_null()).reverse(),
+    "a part of the key": lambda scan: scan.where(col("player") > 0),
+    "a limit of few": lambda scan: scan.limit(10),
+    "a limit within the first bucket": lambda scan: scan.limit(40_000),
+    "a limit within the second": lambda scan: scan.limit(60_000).reverse(),
+    "a limit of rows kept": lambda scan: scan.where(col("name") >= "n0-900").limit(3000),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.asyncio
+async def test_a_base_gives_the_rows_of_the_iterator_in_the_same_order(table: Table, question: str) -> None:
+    scan = QUESTIONS[question](table.scan())
+    assert [(await scan.via(via).explain()).via for via in ("base", "iterator")] == ["base", "iterator"]
+    rows, expected = await scan.via("base").to_arrow(), await scan.via("iterator").to_arrow()
+    assert rows.schema == expected.schema
+    assert rows.equals(expected)
+    assert (expected.num_rows == 0) == ("without" in question or question == "no row")
+
+
+@pytest.mark.parametrize("size", [{"rows": 1}, {"rows": 700}, {"rows": 50_000}, {"bytes": 30_000}])
+@pytest.mark.asyncio
+async def test_chunks_out_of_a_base_are_no_larger_than_asked_for(table: Table, size: dict[str, int]) -> None:
+    scan = table.scan().key_range(("l0", -60_000), ("l0", -59_500 if "rows" in size else -40_000)).with_chunk(**size)
+    batches = [batch async for batch in scan.via("base").stream()]
+    assert max(batch.num_rows for batch in batches) <= size.get("rows", 32_768)
+    # The bytes asked for are those of stored rows.
+    assert max(batch.nbytes for batch in batches) <= 2 * size.get("bytes", 8 << 20)
+    assert pa.Table.from_batches(batches).equals(await scan.via("iterator").to_arrow())
+
+
+@pytest.mark.parametrize(("first", "then"), [("base", "iterator"), ("iterator", "base"), ("base", "base")])
+@pytest.mark.parametrize("question", ["all", "descending", "a range", "buckets", "nulls", "a limit within the second"])
+@pytest.mark.asyncio
+async def test_a_scan_goes_on_from_a_token_of_the_other_kind(
+    table: Table, question: str, first: Via, then: Via
+) -> None:
+    scan = QUESTIONS[question](table.scan())
+    whole = await scan.via("iterator").to_arrow()
+    batches = []
+    async with scan.via(first).with_chunk(rows=5000).stream() as stream:
+        async for batch in stream:
+            batches.append(batch)
+            if len(batches) == 2:
+                break
+        token = stream.resume_token
+    assert token is not None
+    rest = await scan.via(then).resume_from(token).to_arrow()
+    rows = pa.concat_tables([pa.Table.from_batches(batches), rest])
+    assert rest.num_rows
+    assert rows.equals(whole)
+
+
+@pytest.mark.asyncio
+async def test_counts_and_aggregates_over_bases_equal_those_of_a_snapshot(table: Table) -> None:
+    predicates = [None, col("score") > 9000.0, col("name").starts_with("n1-"), col("note") == "new"]
+    async with table.snapshot() as snapshot:
+        for where in predicates:
+            count = await table.count(where)
+            assert count == await table.count(where, at=snapshot) > 0
+            functions = {"score": ["sum", "min", "max"], "name": ["count", "max"], "note": "count"}
+            for groups in ([], ["league"]):
+                found = await table.aggregate(functions, where, group_by=groups)
+                assert found == await table.aggregate(functions, where, group_by=groups, at=snapshot)
+
+
+@pytest.mark.asyncio
+async def test_a_scan_over_bases_opens_no_rocksdb_cursor(based: ServerProcess, table: Table) -> None:
+    async with connect(based.url, read_ahead_bytes=64 << 10) as client:
+        held = {}
+        for via in ("base", "iterator"):
+            async with client.scan(table.scan().via(via).with_chunk(rows=500).spec).stream() as stream:
+                await anext(stream)
+                stats = await client.server_stats()
+                held[via] = stats.live_scans, stats.open_cursors
+        assert held == {"base": (1, 0), "iterator": (1, BUCKETS)}
+        stats = await client.server_stats()
+        assert (stats.live_scans, stats.open_cursors) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_rows_scanned_are_those_read_without_batches_that_no_row_can_match_in(table: Table) -> None:
+    scanned = {}
+    for what, scan in {"all": table.scan(), "one batch": table.scan(where=col("score") > 18_000.0)}.items():
+        for via in ("base", "iterator"):
+            async with scan.via(via).stream() as stream:
+                rows = sum([batch.num_rows async for batch in stream])
+            scanned[what, via] = stream.statistics().rows_scanned
+            assert rows <= scanned[what, via]
+    assert scanned["all", "iterator"] == scanned["one batch", "iterator"] == await table.count()
+    # Deleted rows of the base may count.
+    assert scanned["all", "iterator"] <= scanned["all", "base"] <= scanned["all", "iterator"] + 2000
+    assert scanned["one batch", "base"] < scanned["all", "base"] / 2
+
+
+@pytest.mark.asyncio
+async def test_the_server_chooses_the_base_but_for_a_few_rows_and_says_why(table: Table) -> None:
+    async def chosen(scan: Scan) -> tuple[str, str]:
+        explanation = await scan.explain()
+        assert f"{explanation.via}: {explanation.via_reason}" in str(explanation)
+        return explanation.via, explanation.via_reason
+
+    assert await chosen(table.scan()) == ("base", "a range of many rows")
+    assert await chosen(table.scan().via("base").limit(10)) == ("base", "asked for")
+    assert await chosen(table.scan().via("iterator")) == ("iterator", "asked for")
+    assert await chosen(table.scan().limit(10)) == ("iterator", "the limit is at most 1,000 rows")
+    assert await chosen(table.scan().limit(1001)) == ("base", "a range of many rows")
+    point = (col("league") == "l0") & (col("player") == 0)
+    assert await chosen(table.scan(where=point)) == ("iterator", "single keys are looked up")
+    assert await chosen(table.scan().ordered()) == ("iterator", "the rows of several buckets are merged by key")
+
+
+@pytest.mark.asyncio
+async def test_a_base_that_cannot_answer_is_refused_when_asked_for(table: Table) -> None:
+    point = (col("league") == "l0") & (col("player") == 0)
+    for scan, why in (
+        (table.scan(where=point), "single keys are looked up"),
+        (table.scan().ordered(), "merged by key"),
+    ):
+        with pytest.raises(InvalidRequest, match=f'cannot be read via "base": .*{why}; leave `via` out'):
+            await scan.via("base").to_arrow()
+
+
+@pytest.mark.asyncio
+async def test_what_has_no_base_is_refused_when_a_base_is_asked_for(client: Client, table: Table) -> None:
+    other = await client.create_table("test.baseless", SCHEMA, primary_key=KEY, buckets=1)
+    # There is nothing to be read.
+    assert (await other.scan().via("base").to_arrow()).num_rows == 0
+    await other.upsert(rows_of(range(10)))
+    with pytest.raises(InvalidRequest, match='bucket 0 cannot be read via "base": it has none yet'):
+        await other.scan().via("base").to_arrow()
+    assert (await other.scan().explain()).via_reason == "no bucket has a columnar base"
+    async with table.snapshot() as snapshot:
+        with pytest.raises(UsageError, match="a pinned snapshot cannot be read"):
+            table.scan().at(snapshot).via("base")
+        with pytest.raises(UsageError, match="a pinned snapshot cannot be read"):
+            table.scan().via("base").at(snapshot)
+    with pytest.raises(UsageError, match="via is 'auto' or 'iterator' or 'base', not 'x'"):
+        table.scan().via("x")  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.asyncio
+async def test_writes_after_a_base_are_seen_at_once(client: Client) -> None:
+    small = pa.schema([("k", pa.int64()), ("v", pa.string())])
+    table = await client.create_table("test.live", small, primary_key=["k"], buckets=2, columnar_base="eager")
+    await table.upsert(pa.table({"k": range(100), "v": ["base"] * 100}, schema=small))
+    await await_bases(table)
+    expected: dict[int, dict[str, Any]] = {k: {"k": k, "v": "base"} for k in range(100)}
+
+    async def check() -> None:
+        rows = await table.scan().via("base").to_pylist()
+        assert {row["k"]: row for row in rows} == expected
+        assert len(rows) == len(expected) == await table.count()
+        backwards = await table.scan().via("base").reverse().with_buckets(1).to_pylist()
+        assert backwards[::-1] == await table.scan().via("iterator").with_buckets(1).to_pylist()
+
+    async def put(keys: range, **values: str | None) -> None:
+        await table.upsert([{"k": k, **values} for k in keys])
+        expected.update({k: expected.get(k, {}) | {"k": k, **values} for k in keys})
+
+    async def delete(keys: range) -> None:
+        await table.delete(list(keys))
+        for k in keys:
+            expected.pop(k, None)
+
+    await put(range(90, 110), v="changed")
+    await check()
+    await delete(range(0, 100, 3))
+    await check()
+    await put(range(0, 100, 6), v="again")
+    await check()
+    await delete(range(100, 200))
+    await delete(range(-5, 5))
+    await check()
+    table = await client.alter_table(table.name, add_columns=pa.schema([("w", pa.int64())]))
+    expected = {k: row | {"w": None} for k, row in expected.items()}
+    await check()
+    await table.upsert([{"k": k, "v": "wide", "w": k} for k in range(40, 60)])
+    expected |= {k: {"k": k, "v": "wide", "w": k} for k in range(40, 60)}
+    await check()
+    await delete(range(-10, 300))
+    await check()
+    await put(range(7), v="reborn", w=None)
+    await check()
+
+
+@pytest.mark.parametrize("changelog", ["full", "upsert", "none"])
+@pytest.mark.asyncio
+async def test_bases_are_taken_up_after_a_start_with_the_changes_since(tmp_path: Path, changelog: str) -> None:
+    with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
+        async with connect(server.url) as client:
+            table = narrow = await client.create_table(
+                TABLE, SCHEMA, primary_key=KEY, buckets=2, columnar_base="eager", changelog=changelog
+            )
+            await narrow.upsert(rows_of(range(3000)))
+            await await_bases(table)
+            built = built_at(server.data_dir, TABLE)
+            for number, drains in enumerate([True, False]):
+                await narrow.upsert(rows_of(range(100 * number, 100 * number + 200), version=number + 1))
+                await table.delete(keys_of(range(1000 * number, 1000 * number + 50)))
+                if number == 1:
+                    await client.alter_table(TABLE, add_columns=pa.schema([("note", pa.string())]))
+                expected = await table.scan().via("iterator").to_arrow()
+                if drains:
+                    assert server.stop() == 0
+                else:
+                    server.kill()
+                server.restart()
+                await client.wait_ready()
+                table = await client.table(TABLE)
+                await await_bases(table)
+                rows = await table.scan().via("base").to_arrow()
+                assert rows.equals(expected)
+                assert rows.equals(await table.scan().via("iterator").to_arrow())
+                await await_until(lambda: _only_one(server.data_dir), "nothing but the bases in use")
+                found = built_at(server.data_dir, TABLE)
+                if changelog == "none":
+                    # What was written since is nowhere but in RocksDB.
+                    assert all(found[bucket] > built[bucket] for bucket in built)
+                    built = found
+                assert found == built, "they were not taken up, but built again"
+
+
+@pytest.mark.asyncio
+async def test_a_bucket_whose_changes_take_too_much_memory_is_read_by_the_iterator_until_built_anew(
+    tmp_path: Path,
+) -> None:
+    settings = (*NEVER_ANEW, "--set", "base_overlay_bytes=1000000")
+    with ServerProcess(tmp_path / "data", *settings) as server:
+        async with connect(server.url) as client:
+            table = await client.create_table(TABLE, SCHEMA, primary_key=KEY, buckets=1, columnar_base="eager")
+            await table.upsert(rows_of(range(20_000)))
+            await await_bases(table)
+            before = base_path(server.data_dir, TABLE)
+            await table.upsert(rows_of(range(0, 60_000, 2), version=1))
+            seen = await table.scan().to_arrow()
+            assert seen.equals(await table.scan().via("iterator").to_arrow())
+
+            async def is_anew() -> bool:
+                return bases_on_disk(server.data_dir, TABLE)[0][-1] > before.name
+
+            await await_until(is_anew, "a new base")
+            await await_bases(table)
+            assert (await table.scan().via("base").to_arrow()).equals(seen)
+            await await_until(lambda: _only_one(server.data_dir), "the old base gone")
+
+
+async def _only_one(data_dir: Path) -> bool:
+    return all(len(names) == 1 for names in bases_on_disk(data_dir, TABLE).values())
+
+
+@pytest.mark.asyncio
+async def test_a_base_is_built_anew_once_the_changes_pass_the_share_and_the_old_one_goes(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", *SOON, "--set", "base_changed_share=0.5") as server:
+        async with connect(server.url) as client:
+            table = await client.create_table(TABLE, SCHEMA, primary_key=KEY, buckets=1, columnar_base="eager")
+            await table.upsert(rows_of(range(1000)))
+            await await_bases(table)
+            for number in range(1, 11):
+                # A change of a row is two of the changelog: with every third of these writes a new base is due.
+                await table.upsert(rows_of(range(100), version=number))
+                due = {0: [f"{1 + number // 3:016x}"]}
+
+                async def is_alone(due: dict[int, list[str]] = due) -> bool:
+                    return bases_on_disk(server.data_dir, TABLE) == due
+
+                await await_until(is_alone, "as many bases as the changes make due, and but the last one there")
+                rows = await table.scan().via("base").to_arrow()
+                assert rows.equals(await table.scan().via("iterator").to_arrow())
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.asyncio
+async def test_a_scan_that_began_on_an_old_base_keeps_its_view_while_newer_ones_come(
+    tmp_path: Path, reverse: bool
+) -> None:
+    with ServerProcess(tmp_path / "data", *ALL_THE_TIME) as server:
+        async with connect(server.url, read_ahead_bytes=64 << 10) as client:
+            table = await client.create_table(TABLE, SCHEMA, primary_key=KEY, buckets=2, columnar_base="eager")
+            await table.upsert(rows_of(range(40_000)))
+            await await_bases(table)
+            scan = table.scan().reverse() if reverse else table.scan()
+            expected = await scan.via("iterator").to_arrow()
+            batches = []
+            async with scan.via("base").with_chunk(rows=500).resume(Resume.NEVER).stream() as stream:
+                batches.append(await anext(stream))
+                for number in range(1, 6):
+                    before = bases_on_disk(server.data_dir, TABLE)
+                    await table.upsert(rows_of(range(40_000), version=number))
+                    await table.delete(keys_of(range(number, 40_000, 50)))
+
+                    async def newer(before: dict[int, list[str]] = before) -> bool:
+                        found = bases_on_disk(server.data_dir, TABLE)
+                        return all(found[bucket][0] > names[-1] for bucket, names in before.items())
+
+                    await await_until(newer, "a newer base of each bucket, and the one before gone")
+                    batches += [await anext(stream) for _ in range(3)]
+                batches += [batch async for batch in stream]
+            assert pa.Table.from_batches(batches).equals(expected)
+            await await_bases(table)
+            assert (await scan.via("base").to_arrow()).equals(await scan.via("iterator").to_arrow())

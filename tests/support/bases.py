@@ -1,0 +1,53 @@
+"""Columnar bases as tests meet them: built anew all the time, waited for, and looked at on disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aio_client import ScanExplanation, Table
+
+SOON: Final = ("--set", "base_upkeep_seconds=0.02", "--set", "base_cpu_share=1")
+"""Arguments of a server that builds the bases that are due within moments."""
+
+ALL_THE_TIME: Final = (*SOON, "--set", "base_changed_share=0")
+"""The same, and any change is reason enough to build one anew."""
+
+
+async def await_bases(table: Table) -> None:
+    """Waits until every bucket of a table is read from a base. Each needs a row. Opens the buckets."""
+    await table.count()
+
+    async def there() -> bool:
+        return is_of_bases(await table.scan().explain())
+
+    await await_until(there, "every bucket has a base", timeout=30)
+
+
+def is_of_bases(explanation: ScanExplanation) -> bool:
+    """Whether a scan would read the base of every bucket that it reads."""
+    return explanation.via == "base" and "have no base" not in explanation.via_reason
+
+
+def bases_on_disk(data_dir: Path, table: str) -> dict[int, list[str]]:
+    """The names of what lies where the bases of each bucket are, unfinished ones among it, the oldest first."""
+    directory = data_dir.joinpath("tables", *table.split("."), "bases")
+    if not directory.is_dir():
+        return {}
+    return {int(path.name): sorted(base.name for base in path.iterdir()) for path in sorted(directory.iterdir())}
+
+
+def base_path(data_dir: Path, table: str, bucket: int = 0) -> Path:
+    """The directory of the only base of a bucket."""
+    (name,) = bases_on_disk(data_dir, table)[bucket]
+    return data_dir.joinpath("tables", *table.split("."), "bases", f"{bucket:04}", name)
+
+
+def built_at(data_dir: Path, table: str) -> dict[int, int]:
+    """When the only base of each bucket was built, in nanoseconds. Names do not tell: those of removed ones return."""
+    buckets = bases_on_disk(data_dir, table)
+    return {bucket: (base_path(data_dir, table, bucket) / "manifest.json").stat().st_mtime_ns for bucket in buckets}
