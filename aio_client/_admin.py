@@ -40,6 +40,7 @@ class ServerStats:
         cached_answers: Counts, aggregates and top-N that were computed before, or at the same time, for another call.
         computed_answers: Counts, aggregates and top-N that were computed.
         cached_bytes: Memory that computed answers take now.
+        waiting_calls: Calls that wait now until what they ask about has changed, as those of watches do.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
     """
 
@@ -68,6 +69,7 @@ class ServerStats:
     cached_answers: int
     computed_answers: int
     cached_bytes: int
+    waiting_calls: int
     damaged_buckets: tuple[str, ...]
 
     @classmethod
@@ -99,6 +101,7 @@ class ServerStats:
             cached_answers=message.cached_answers,
             computed_answers=message.computed_answers,
             cached_bytes=message.cached_bytes,
+            waiting_calls=message.waiting_calls,
             damaged_buckets=tuple(message.damaged_buckets),
         )
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from aio_client._retry import with_retries
+from aio_client._retry import backoff, with_retries
 from protos.scankv.v1 import lookup_pb2, scan_pb2
 from table_model.aggregates import AggregateFunction
 from table_model.errors import (
+    DeadlineExceeded,
     ProtocolViolation,
     ServerDraining,
     TooManyScans,
@@ -41,6 +43,9 @@ _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 _Question = TypeVar("_Question", "CountRequest", "AggregateRequest", "TopNRequest")
 _Answered = TypeVar("_Answered", "CountResponse", "AggregateResponse", "TopNResponse")
+
+_AWAY: Final = (TooManyScans, Unavailable, ServerDraining)
+"""Errors that pass."""
 
 Ties: TypeAlias = Literal["key", "all"]
 """Which of the rows that are equal to the last one are returned: the first by key, or all."""
@@ -131,9 +136,42 @@ async def top_n(
         if trouble is None:
             return isinstance(error, TooManyScans)
         trouble(error)
-        return isinstance(error, TooManyScans | Unavailable | ServerDraining)
+        return isinstance(error, _AWAY)
 
     return _checked(request, await _answer(transport, lambda: transport.services.lookups.TopN, request, retries))
+
+
+async def changed_top_n(
+    transport: Transport,
+    request: TopNRequest,
+    trouble: Callable[[ScanKvError], object],
+    *,
+    wait: float,
+    timeout: float,
+) -> TopNResponse:
+    """Asks for what has changed since a version, and lets the server wait with the answer until something has.
+
+    One attempt waits. After one that got no answer it is asked as by `top_n`, which tells at once whether the server
+    is there again, and tries for the operation timeout.
+
+    Args:
+        transport: The client's connection.
+        request: What is asked, with `if_changed_since`.
+        trouble: Is told each error after which it is asked again, or may be.
+        wait: Seconds that the server may wait, at most 60.
+        timeout: Seconds that it may then take to answer.
+    """
+    waiting = lookup_pb2.TopNRequest()
+    waiting.CopyFrom(request)
+    waiting.wait_millis = round(wait * 1000)
+    try:
+        method = transport.services.lookups.TopN
+        return _checked(waiting, await transport.call(method, waiting, timeout=wait + timeout))
+    except (*_AWAY, DeadlineExceeded) as error:
+        trouble(error)
+        retry_after = error.retry_after
+    await asyncio.sleep(backoff(1, retry_after))
+    return await top_n(transport, request, trouble)
 
 
 async def _answer(

@@ -229,8 +229,8 @@ class ComputedAnswers(ABC):
             async for top in table.watch_top_n(10, by="score", every=10.0):
                 show(top.rows, top.moved)
 
-        It asks every `every` seconds; as long as the table does not change, the server answers from memory and reads
-        nothing. See `TopNWatch` for what it does about slow readers, and when the server is away.
+        The question waits at the server until something has changed, so changes are told at once, and while there are
+        none it costs next to nothing. See `TopNWatch` for what it does about slow readers, and when the server is away.
 
         Args:
             n: As for `top_n`.
@@ -239,7 +239,8 @@ class ComputedAnswers(ABC):
             columns: As for `top_n`. Default: all, also those that are added later.
             descending: As for `top_n`.
             ties: As for `top_n`.
-            every: Seconds from one question to the next, at least 0.1.
+            every: The least seconds from one change that is told to the next, at least 0.1: what changes sooner is told
+                together, at the end of that time.
 
         Raises:
             UsageError: `n` or `every` is out of its range, or `where` cannot be read.

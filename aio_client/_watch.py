@@ -1,4 +1,4 @@
-"""Watching the first rows of a table: asked at a fixed cadence, told only when they are others, and what moved."""
+"""Watching the first rows of a table: asked once until something changes, told only what does, and what moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from aio_client._aggregate import rows_in, top_n
+from aio_client._aggregate import changed_top_n, rows_in, top_n
 from protos.scankv.v1 import lookup_pb2
 from table_model.errors import ScanKvError, SchemaMismatch, UsageError
 
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from aio_client._transport import Transport
-    from protos.scankv.v1.lookup_pb2 import TopNRequest
+    from protos.scankv.v1.lookup_pb2 import TopNRequest, TopNResponse
 
 MIN_SECONDS: Final = 0.1
-"""Between two questions of a watch."""
+"""Between two answers of a watch."""
+
+WAIT_SECONDS: Final = 30.0
+"""How long a question waits at the server for a change. Shorter than what most proxies allow a call that is silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +118,14 @@ def compared(before: Ranking | None, now: Ranking) -> TopN:
     )
 
 
-def next_tick(started: float, every: float, now: float) -> float:
-    """The first instant behind now that is a whole number of periods after the start: late ones are left out."""
-    return started + (math.floor((now - started) / every) + 1) * every
-
-
 class TopNPolls:
-    """Asks for the first rows at a fixed cadence, and gives the answers whose rows differ from the one before.
+    """Asks for the first rows again and again, and gives the answers whose rows differ from the one before.
 
-    A period is left out when its answer comes later than the next one is due. Belongs to the event loop of its client.
+    A question waits at the server until something has changed, so that it is answered at once then. The next question
+    comes so many seconds after an answer with rows, and at once after one that says, having waited, that nothing has
+    changed. A server that says so without having waited, as it may, is asked every so many seconds.
+
+    Belongs to the event loop of its client.
 
     Attributes:
         unchanged: How many answers in a row had the rows of the one before.
@@ -137,6 +139,7 @@ class TopNPolls:
         primary_key: Sequence[str],
         hidden: Sequence[str],
         every: float,
+        wait: float = WAIT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Asks nothing yet.
@@ -146,7 +149,8 @@ class TopNPolls:
             request: What is asked.
             primary_key: The key columns in key order.
             hidden: Those of them that are asked for only to tell the rows apart.
-            every: Seconds from one question to the next.
+            every: The least seconds from one answer with rows to the next question.
+            wait: Seconds that a question waits at the server for a change.
             clock: Monotonic seconds.
 
         Raises:
@@ -161,9 +165,10 @@ class TopNPolls:
         self._primary_key = primary_key
         self._hidden = hidden
         self._every = every
+        self._wait = wait
         self._clock = clock
-        self._started: float | None = None
-        self._due = 0.0
+        self._due = -math.inf
+        self._took = 0.0  # seconds until the first rows came
         self._last: Ranking | None = None
         self._waiting: asyncio.Timeout | None = None
         self._closed = False
@@ -199,7 +204,7 @@ class TopNPolls:
 
     async def _until_due(self) -> None:
         seconds = self._due - self._clock()
-        if self._started is None or seconds <= 0:
+        if seconds <= 0:
             return
         try:
             async with asyncio.timeout(seconds):
@@ -209,23 +214,36 @@ class TopNPolls:
 
     async def _poll(self) -> Ranking | None:
         """Asks once; the rows, unless they are those that were given last."""
-        if self._started is None:
-            self._started = self._clock()
-        request = lookup_pb2.TopNRequest()
-        request.CopyFrom(self._request)
-        if self._last is not None:
-            request.if_changed_since = self._last.version
-        response = await top_n(self._transport, request, self._note)
+        asked, last = self._clock(), self._last
+        # Also where it is cancelled: reads that are given up early do not make more questions.
+        self._due = asked + self._every
+        response = await (self._first() if last is None else self._next_since(last.version))
         self.trouble = None
-        self._due = next_tick(self._started, self._every, self._clock())
-        ranking = None
+        answered, ranking = self._clock(), None
         if not response.unchanged:
-            last = self._last
+            self._due = answered + self._every
             now = Ranking.of(rows_in(response.rows), response.version, self._primary_key, self._hidden)
             self._last = now
             ranking = None if last is not None and last.same_rows(now) else now
+        elif answered - asked >= self._wait / 2:  # else it did not wait
+            self._due = answered
         self.unchanged = self.unchanged + 1 if ranking is None else 0
         return ranking
+
+    async def _first(self) -> TopNResponse:
+        asked = self._clock()
+        response = await top_n(self._transport, self._request, self._note)
+        self._took = self._clock() - asked
+        return response
+
+    async def _next_since(self, version: bytes) -> TopNResponse:
+        request = lookup_pb2.TopNRequest()
+        request.CopyFrom(self._request)
+        request.if_changed_since = version
+        config = self._transport.config
+        # The whole operation timeout would be how late it is noticed that a server is silent.
+        timeout = min(config.operation_timeout, config.call_timeout + 2 * self._took)
+        return await changed_top_n(self._transport, request, self._note, wait=self._wait, timeout=timeout)
 
     def _note(self, error: ScanKvError) -> None:
         # A copy, without the traceback whose frames keep the call.
@@ -235,9 +253,14 @@ class TopNPolls:
 class TopNWatch:
     """The first rows of a table, now and whenever they are others: an asynchronous iterator of `TopN`.
 
-    The first one comes at once. Then the server is asked every so often, from the start on: not more often after a slow
-    answer, and not while nobody waits for the next one. Who takes long gets, next time, the rows of then, with what has
-    moved since those that it was given. Changes of the table that do not change the rows are not told.
+    The first one comes at once. Then the question waits at the server, which answers when a write has changed the
+    table. So a change is told at once, or `every` seconds after the answer before, if that is later: a busy table costs
+    at most one answer in that time. Nothing is asked while nobody waits for the next rows; who takes long gets, next
+    time, the rows of then, with what has moved since those that it was given. Changes of the table that do not change
+    the rows are not told.
+
+    While nothing changes, the server says so every half minute or so, from memory. One at which too many calls wait
+    already says it at once, and is asked every `every` seconds instead.
 
     A server that is away, as for a restart, is waited for, for the operation timeout; other errors, and that it was
     away for longer, are raised and end the watch. Versions outlive a restart, so it costs nothing when nothing changed.

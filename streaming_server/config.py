@@ -42,6 +42,8 @@ class ServerConfig:
         stall_timeout_seconds: A scan whose reader takes nothing for so long is ended with `ScanStalled`.
         max_scan_seconds: A scan that lasts longer is ended with `ScanTooLong`.
         max_followers: Streams of changes that there may be at once.
+        max_waiting_calls: Calls that may wait at once until what they ask about has changed, as watches do; further
+            ones are answered without waiting.
         follow_heartbeat_seconds: A stream of changes that waits for some is heard from that often.
         base_upkeep_seconds: How often tables with columnar bases are looked at, to build them anew.
         base_min_rows: How many rows a bucket has at least that gets a base with `columnar_base=auto`.
@@ -56,7 +58,7 @@ class ServerConfig:
         catch_up_memory_bytes: How much memory the net changes of one bucket may take, about, before they go to disk.
         heartbeat_seconds: A scan that finds no rows to return is heard from that often.
         drain_seconds: How long running calls may go on after SIGTERM; then scans end with `ServerDraining`. Those that
-            follow changes do so at once.
+            follow changes do so at once, and so do calls that wait.
         snapshot_ttl_seconds: How long a snapshot's lease lives without being renewed, for pins that do not say.
         consumer_ttl_seconds: A consumer of which nothing is heard for so long is forgotten: no stream, no commit.
         max_consumers: Consumers that there may be at once, of all tables.
@@ -87,6 +89,7 @@ class ServerConfig:
     base_changed_share: float = 0.1
     base_overlay_bytes: int = 128 * _MEBIBYTE
     base_cpu_share: float = 0.25
+    max_waiting_calls: int = 10_000
     log_upkeep_seconds: float = 5.0
     catch_up_changes: int = 100_000
     catch_up_memory_bytes: int = 64 * _MEBIBYTE
@@ -111,6 +114,7 @@ class ServerConfig:
             ("max_live_scans", 1, 100_000),
             ("max_live_scans_per_bucket", 1, 100_000),
             ("max_followers", 1, 100_000),
+            ("max_waiting_calls", 0, 1_000_000),
             ("max_waiting_scans", 0, 100_000),
             ("admission_wait_seconds", 0, 60),
             ("stall_timeout_seconds", 0.1, 86_400),

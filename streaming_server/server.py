@@ -36,6 +36,7 @@ from streaming_server.engine.tables import Tables
 from streaming_server.scan.admission import Admission, AdmissionLimits
 from streaming_server.scan.answers import Answers
 from streaming_server.scan.registry import ScanRegistry
+from streaming_server.scan.waiting_calls import WaitingCalls
 from streaming_server.services.admin import AdminService
 from streaming_server.services.consumer import ConsumerService
 from streaming_server.services.lookup import LookupService
@@ -129,6 +130,7 @@ class Server:
             stall_timeout=self.config.stall_timeout_seconds,
             max_scan=self.config.max_scan_seconds,
         )
+        self._waiting = WaitingCalls(self.config.max_waiting_calls)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stub lacks aio
         self._server = grpc.aio.server(options=_CHANNEL_OPTIONS)
         try:
@@ -157,9 +159,9 @@ class Server:
             heartbeat_seconds=self.config.heartbeat_seconds,
             follow_heartbeat_seconds=self.config.follow_heartbeat_seconds,
         )
-        admin = AdminService(self._tables, self._registry, answers, writes, self.incarnation, version)
+        admin = AdminService(self._tables, self._registry, answers, self._waiting, writes, self.incarnation, version)
         scans.add_to_server(self._server)
-        LookupService(self._tables, self._registry, answers).add_to_server(self._server)
+        LookupService(self._tables, self._registry, answers, self._waiting).add_to_server(self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), self._server)
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, self._server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables), self._server)
@@ -183,10 +185,11 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         """Drains: no new calls, running ones get `drain_seconds`; then closes every bucket in order.
 
-        Scans that run longer, and those that follow a changelog at once, are ended with `ServerDraining`, which their
-        readers have a second to take.
+        Scans that run longer are ended with `ServerDraining`, which their readers have a second to take. Those that
+        follow a changelog, and calls that wait for a change, are ended so at once.
         """
         self._registry.close()
+        self._waiting.close()
         await self._health.enter_graceful_shutdown()
         draining = ServerDraining(
             "the server is shutting down and has ended the scan: resume it once the server is back"

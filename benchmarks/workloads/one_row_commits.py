@@ -112,6 +112,16 @@ def _insert(row: PreparedRows, schema_id: int) -> BucketChange:
 
 def _let_rewrite(data: Path) -> None:
     """Returns when a server has rewritten the changelog, and has stopped."""
+    before, left = 0, run_alone(_changes_left, data)
+    while left > 1:
+        if left == before:
+            raise RuntimeError(f"the server has {left:,} changes yet to rewrite, and does not")
+        _rewrite_until_quiet(data)
+        before, left = left, run_alone(_changes_left, data)
+
+
+def _rewrite_until_quiet(data: Path) -> None:
+    """Has a server rewrite until it takes little of a core: all of it, unless others take the cores."""
     with (
         ServerProcess(data, log_upkeep_seconds=_UPKEEP_SECONDS) as server,
         Worker(ChangesReader, server.url) as reader,
@@ -122,9 +132,6 @@ def _let_rewrite(data: Path) -> None:
             before = cpu_seconds(server.pid)
             time.sleep(_QUIET_SECONDS)
             share = (cpu_seconds(server.pid) - before) / _QUIET_SECONDS
-    left = run_alone(_changes_left, data)
-    if left > 1:
-        raise RuntimeError(f"the server has {left:,} changes yet to rewrite, and does not")
 
 
 def _changes_left(data: Path) -> int:

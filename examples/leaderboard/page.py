@@ -1,6 +1,6 @@
 """The page: Streamlit runs this file for every browser tab, and `board` in it every second.
 
-All tabs share four watches of the server's tables. A watch asks once an interval whether its first rows have changed,
+All tabs share four watches of the server's tables. A watch is told by the server when its first rows may have changed,
 and `latest()` gives what it knows without waiting, so that neither many tabs nor a slow server hold up the page.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aio_client import TopN
     from aio_client.sync import TopNWatch
 
-INTERVAL = 2.0  # seconds within which a change is seen: half of them asks the server, half draws
+INTERVAL = 2.0  # seconds within which a change is seen: half of them may pass until it is told, half until it is drawn
 TOP = 10
 ENOUGH = 50  # flights, for a mean to say something
 

@@ -26,7 +26,11 @@ def top(
     ] = False,
     every: Annotated[
         float | None,
-        typer.Option(min=0.1, metavar="SECONDS", help=f"How often to look, with --watch. Default: {_EVERY_SECONDS:g}."),
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help=f"At most one change in so long, with --watch. Default: {_EVERY_SECONDS:g}.",
+        ),
     ] = None,
     json: Json = False,
     url: Url = None,
@@ -36,11 +40,12 @@ def top(
     Rows that are null in the column come last, and rows that are equal in it by their keys.
 
     With --watch, a terminal shows how each row has moved (▲2, ▼1, new) and which ones left; a pipe gets a block for
-    every change, with --json one line: its time, the rows, and which of them entered, left and moved. As long as
-    nothing is written, the server reads nothing. Ctrl-C ends it with exit code 0.
+    every change, with --json one line: its time, the rows, and which of them entered, left and moved. A change shows at
+    once, or --every seconds after the one before. As long as nothing is written, the server reads nothing. Ctrl-C ends
+    it with exit code 0.
     """
     if every is not None and not watch:
-        raise UsageError("--every is how often --watch looks; add --watch")
+        raise UsageError("--every is how often --watch shows changes; add --watch")
     chosen = names_of(columns) or None
     with sync.connect(url) as client:
         found = client.table(table)

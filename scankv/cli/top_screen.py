@@ -27,15 +27,15 @@ _MOST_LEFT: Final = 5
 
 
 class Going(Protocol):
-    """How the polls behind a screen are going."""
+    """How the questions behind a screen are going."""
 
     @property
     def unchanged(self) -> int:
-        """How many in a row found the rows as they are."""
+        """How many answers in a row had the rows as they are."""
 
     @property
     def trouble(self) -> ScanKvError | None:
-        """What has kept the server from answering since the last one; None while it answers."""
+        """What has kept the server from answering since its last answer; None while it answers."""
 
 
 class TopScreen:
@@ -48,7 +48,7 @@ class TopScreen:
         """Shows no rows before the first `change`.
 
         Args:
-            going: How the polls are going; asked whenever the screen is drawn.
+            going: How the questions are going; asked whenever the screen is drawn.
             now: The time of day to show.
         """
         self._going = going
@@ -70,7 +70,7 @@ class TopScreen:
         if trouble is not None:
             parts.append(f"reconnecting: {trouble.message}")
         elif self._shown is not None:
-            parts.append(f"unchanged polls since: {self._going.unchanged:,}")
+            parts.append(f"unchanged answers since: {self._going.unchanged:,}")
         yield _line("  ".join(parts) or "waiting for the first answer", "dim" if trouble is None else "yellow")
 
 

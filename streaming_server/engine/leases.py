@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from table_model.errors import InvalidRequest, SnapshotLost
 from table_model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from streaming_server.engine.pinned_view import PinnedView
     from streaming_server.storage.snapshots import ViewManifest
 
 _LEASE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lease:
     """One holder's claim on a view: `ttl` seconds long, until `expires` on the monotonic clock."""
 
@@ -25,6 +27,19 @@ class Lease:
     view: PinnedView
     ttl: float
     expires: float
+    ended: bool = False
+    _listeners: set[Callable[[], None]] = field(default_factory=set)
+
+    def end(self) -> None:
+        """Notes that it was released, has expired, or went with its table."""
+        self.ended = True
+        for listener in list(self._listeners):
+            listener()
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Has a listener called when the lease ends, until the function returned is called."""
+        self._listeners.add(listener)
+        return lambda: self._listeners.discard(listener)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

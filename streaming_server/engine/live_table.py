@@ -98,6 +98,7 @@ class LiveTable:
         self._keys = KeyEncoder(definition)
         self._executor = executor
         self._sources: WeakSet[Abortable] = WeakSet()
+        self._listeners: set[Callable[[], None]] = set()
         self._builds = IndexBuilds(lambda: IndexContext(self.codec, self._keys.codec, self.index_codecs))
         self.buckets = [
             LiveBucket(
@@ -128,6 +129,26 @@ class LiveTable:
         if changed:
             for live in self.buckets:
                 self._builds.wake(live)
+        self._tell()
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Has a listener called whenever more is durable, or the table is altered or closed. All buckets are open.
+
+        It is called until the function returned is called.
+        """
+        self._listeners.add(listener)
+        stops = [live.on_durable(listener) for live in self.buckets]
+
+        def stop() -> None:
+            self._listeners.discard(listener)
+            for each in stops:
+                each()
+
+        return stop
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
+            listener()
 
     async def upsert(self, data: bytes, schema_id: int) -> tuple[int, dict[int, int]]:
         """Writes the rows of an Arrow IPC stream made for a schema of the table (0: the current one).
@@ -422,6 +443,7 @@ class LiveTable:
         """Refuses whatever begins from now on, ends every scan, and closes the buckets; `reason` is told to all."""
         for bucket in self.buckets:
             bucket.refuse(reason)
+        self._tell()
         await self._builds.close()
         await self.pinning.close(reason)
         async with AsyncExitStack() as mutexes:
@@ -467,7 +489,13 @@ def _apply(
     Runs with the bucket's mutex held, so `codec` knows every schema stored there, and `indexes` are all that there are.
     """
     rows = rows.for_codec(codec)
-    _merge(bucket, rows, codec, indexes)
+    try:
+        _merge(bucket, rows, codec, indexes)
+    except RequestTooLarge:
+        raise  # before anything was written
+    except BaseException:
+        live.forget_base()  # which may lack what RocksDB has
+        raise
     # Read once: a damaged base may be forgotten at any time.
     overlay = live.overlay
     if overlay is None:

@@ -155,7 +155,7 @@ class Snapshots:
                 await self._ended(there)
             with self._place_for(lease_id, name):
                 if same_view_as:
-                    view, held_micros = self._lease(same_view_as, name).view, 0
+                    view, held_micros = self.lease(same_view_as, name).view, 0
                 else:
                     view, held_micros = await self._view_of_now(table)
                 with self._used(view):
@@ -171,7 +171,7 @@ class Snapshots:
         """
         if ttl is not None:
             check_ttl(ttl)
-        return await self._renewed(self._lease(snapshot_id), ttl)
+        return await self._renewed(self.lease(snapshot_id), ttl)
 
     async def release(self, snapshot_id: str) -> None:
         """Ends a lease; with the last one of a view that nobody reads, returns once the view is gone from disk.
@@ -179,7 +179,7 @@ class Snapshots:
         Raises:
             SnapshotLost: There is no such snapshot.
         """
-        lease = self._lease(snapshot_id)
+        lease = self.lease(snapshot_id)
         await self._ended(lease)
         if lease.view.removal is not None:
             await asyncio.shield(lease.view.removal)
@@ -205,17 +205,17 @@ class Snapshots:
             InvalidRequest: It is of another table, or a bucket does not exist.
             DataLoss: A bucket of it is damaged.
         """
-        view = self._lease(snapshot_id, table_name).view
+        view = self.lease(snapshot_id, table_name).view
         with self._used(view):
             yield await view.opened(buckets)
 
     def definition(self, snapshot_id: str, table_name: str) -> TableDefinition:
         """The table as of a snapshot of it. Raises SnapshotLost, InvalidRequest or DataLoss, as `reading`."""
-        return self._lease(snapshot_id, table_name).view.manifest.definition
+        return self.lease(snapshot_id, table_name).view.manifest.definition
 
     def view(self, snapshot_id: str, table_name: str, buckets: Sequence[int] | None) -> View:
         """What some buckets (None: all) of a snapshot hold, without opening them. Raises as `reading`."""
-        pinned = self._lease(snapshot_id, table_name).view
+        pinned = self.lease(snapshot_id, table_name).view
         states = {number: pinned.manifest.buckets[number] for number in pinned.chosen(buckets)}
         offsets = {number: state.log_offset for number, state in states.items()}
         return View(offsets, pinned.manifest.view_micros, total_rows(state.rows for state in states.values()))
@@ -235,7 +235,7 @@ class Snapshots:
         """
         if not 1 <= splits <= MAX_SPLITS:
             raise InvalidRequest(f"splits is {splits}: it must be from 1 to {MAX_SPLITS}")
-        view = self._lease(snapshot_id).view
+        view = self.lease(snapshot_id).view
         view.chosen(buckets)
         # It goes on when the caller gives up: the keys of a large view take longer than one call may, and whoever asks
         # again finds them read.
@@ -253,7 +253,7 @@ class Snapshots:
         for view in views:
             self._forget(view)
             for lease_id in view.leases:
-                del self._leases[lease_id]
+                self._leases.pop(lease_id).end()
         self._tables.pop(table, None)
         for view in views:
             await view.end(reason)
@@ -345,7 +345,8 @@ class Snapshots:
         self._expires(lease)
         return lease
 
-    def _lease(self, snapshot_id: str, table: str | None = None) -> Lease:
+    def lease(self, snapshot_id: str, table: str | None = None) -> Lease:
+        """A lease that has not ended, which is on a view of this table (None: of any). Raises as `reading`."""
         lease = self._leases.get(snapshot_id)
         if lease is None or lease.expires <= time.monotonic():
             raise lost(snapshot_id)
@@ -375,6 +376,7 @@ class Snapshots:
             return
         del self._leases[lease.lease_id]
         lease.view.leases.discard(lease.lease_id)
+        lease.end()
         await asyncio.shield(self._begin(self._remove_file(lease.view, lease.lease_id)))
 
     async def _remove_file(self, view: PinnedView, lease_id: str) -> None:

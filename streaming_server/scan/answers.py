@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from streaming_server.scan.crowd import Crowd
 from table_model.errors import ScanKvError
 
 if TYPE_CHECKING:
@@ -42,13 +43,13 @@ class Computation:
     before they came will be in it.
 
     Attributes:
-        waiting: How many wait for it.
+        waiting: Those who wait for it.
         task: Runs it; its result is the answer, or the error for all who wait.
         current: The version that its view would have now; None when that is not known.
     """
 
     def __init__(self, current: Callable[[], bytes | None]) -> None:
-        self.waiting = 0
+        self.waiting = Crowd()
         self.task: asyncio.Task[Answer | ScanKvError]
         self.current = current
         self._begun = False
@@ -132,6 +133,7 @@ class Answers:
         running = Computation(current)
         running.task = asyncio.create_task(self._compute(query, running, compute))
         running.task.add_done_callback(_retrieve)
+        running.task.add_done_callback(lambda _: running.waiting.wake())
         self._running[query] = running
         answer = await self._result(query, running)
         return answer.response + answer.for_the_first
@@ -153,11 +155,9 @@ class Answers:
         return answer
 
     async def _result(self, query: bytes, running: Computation) -> Answer:
-        running.waiting += 1
         try:
-            await asyncio.wait([running.task])
+            await running.waiting.wait()
         finally:
-            running.waiting -= 1
             if not running.waiting and not running.task.done():
                 # Nobody joins it from now on.
                 self._leave(query, running)

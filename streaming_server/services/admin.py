@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tables import Tables
     from streaming_server.scan.answers import Answers
     from streaming_server.scan.registry import ScanRegistry
+    from streaming_server.scan.waiting_calls import WaitingCalls
     from streaming_server.services.write import WriteService
 
 
@@ -33,6 +34,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         tables: Tables,
         registry: ScanRegistry,
         answers: Answers,
+        waiting: WaitingCalls,
         writes: WriteService,
         incarnation: str,
         version: str,
@@ -40,6 +42,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._tables = tables
         self._registry = registry
         self._answers = answers
+        self._waiting = waiting
         self._writes = writes
         self._incarnation = incarnation
         self._version = version
@@ -76,6 +79,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 cached_answers=self._answers.cached,
                 computed_answers=self._answers.computed,
                 cached_bytes=self._answers.cached_bytes,
+                waiting_calls=self._waiting.waiting,
                 rows_written=self._writes.rows_written,
                 log_syncs=sum(bucket.syncs for bucket in buckets),
                 resident_bytes=memory.get("VmRSS", 0),

@@ -24,7 +24,7 @@ from table_model.aggregates import Aggregate, AggregateFunction
 from table_model.errors import InvalidRequest, RequestTooLarge
 from table_model.expressions import bind
 from table_model.expressions.wire import from_proto
-from table_model.limits import MAX_COLUMNS, MAX_REQUEST_BYTES
+from table_model.limits import MAX_COLUMNS, MAX_REQUEST_BYTES, MAX_WAIT_MILLIS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from streaming_server.engine.tables import Tables
     from streaming_server.scan.answers import Answers, Computation
     from streaming_server.scan.registry import ScanRegistry
+    from streaming_server.scan.waiting_calls import WaitingCalls
     from streaming_server.services.indexed_top_n import IndexedAnswer
+    from streaming_server.services.reading import Current
     from table_model.schema import Schema
 
 _Question = TypeVar("_Question", lookup_pb2.CountRequest, lookup_pb2.AggregateRequest, lookup_pb2.TopNRequest)
@@ -46,6 +48,10 @@ _FUNCTIONS = {
 }
 
 
+# Of what a call has left until its deadline: that it may wait, so that there is time to answer it.
+_SHARE_OF_DEADLINE = 0.9
+
+
 class LookupService:
     """Serves lookups, counts, aggregates and top-N. See `protos/scankv/v1/lookup.proto` for what they promise.
 
@@ -55,12 +61,14 @@ class LookupService:
         tables: What is read.
         registry: Admits, lists and ends what reads whole views, as it does with scans.
         answers: Has each answer computed once for all who ask for it.
+        waiting: Has calls wait until there is another answer.
     """
 
-    def __init__(self, tables: Tables, registry: ScanRegistry, answers: Answers) -> None:
+    def __init__(self, tables: Tables, registry: ScanRegistry, answers: Answers, waiting: WaitingCalls) -> None:
         self._tables = tables
         self._registry = registry
         self._answers = answers
+        self._waiting = waiting
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """Registers the service, once, before the server starts."""
@@ -137,17 +145,27 @@ class LookupService:
         """
         since = request.if_changed_since if request.HasField("if_changed_since") else None
         request.ClearField("if_changed_since")
+        clock = asyncio.get_running_loop().time
+        until = clock() + _wait_seconds(request, since, context.time_remaining())
         query = _query_digest(request)
+        while True:
+            current = await self._current(request, query, check)
+            if since is None or since != current.version:
+                return await self._answers.answer(query, current.again, partial(compute, request, context.peer()))
+            left = until - clock()
+            if left <= 0 or self._waiting.is_full:
+                self._answers.unchanged += 1
+                return response(version=since, unchanged=True).SerializeToString()
+            await self._waiting.changed(current, left)
+
+    async def _current(self, request: _Question, query: bytes, check: Callable[[_Question, Schema], None]) -> Current:
+        """What a question is about now, after `check` unless that has passed the question before."""
         definition = definition_of(self._tables, request)
         if not self._answers.is_valid(query, definition.incarnation, definition.schema.id):
             check(request, definition.schema)
             self._answers.note_valid(query, definition.incarnation, definition.schema.id)
         buckets = bucket_numbers(request.buckets) if isinstance(request, lookup_pb2.CountRequest) else None
-        current = await current_of(self._tables, request, buckets)
-        if since is not None and since == current.version:
-            self._answers.unchanged += 1
-            return response(version=since, unchanged=True).SerializeToString()
-        return await self._answers.answer(query, current.again, partial(compute, request, context.peer()))
+        return await current_of(self._tables, request, buckets)
 
     async def _count_all(self, request: lookup_pb2.CountRequest) -> bytes | None:
         """How many rows there are, reading none of them; None where that is not known."""
@@ -223,6 +241,30 @@ async def _indexed_answer(answer: IndexedAnswer) -> Answer:
 
     cost = lookup_pb2.TopNResponse(rows_scanned=found.scanned).SerializeToString()
     return Answer(answer.version, respond() if found.is_small else await asyncio.to_thread(respond), cost)
+
+
+def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -> float:
+    """How long a question may wait for another answer; takes that out of it, since the answer does not depend on it.
+
+    Args:
+        request: The question.
+        since: The version that it knows.
+        left: Seconds until the deadline of its call; None when there is none.
+
+    Raises:
+        InvalidRequest: It may not.
+    """
+    if not isinstance(request, lookup_pb2.TopNRequest) or not request.wait_millis:
+        return 0.0
+    millis = request.wait_millis
+    request.ClearField("wait_millis")
+    if millis > MAX_WAIT_MILLIS:
+        raise InvalidRequest(f"wait_millis is {millis}: it must be from 0 to {MAX_WAIT_MILLIS:,}")
+    if since is None:
+        raise InvalidRequest(
+            "wait_millis waits for another version than if_changed_since, which is not given: give both"
+        )
+    return millis / 1000 if left is None else min(millis / 1000, _SHARE_OF_DEADLINE * left)
 
 
 def _query_digest(request: Message) -> bytes:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.chunk_source import View
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.scan.registry import ScanRegistry
+    from streaming_server.scan.waiting_calls import Changing
     from table_model.schema import TableDefinition
 
 # Turns of the event loop between chunks. A call takes several, so with one it would wait for as many chunks.
@@ -85,11 +86,13 @@ class Current:
         definition: The table.
         view: Its buckets.
         again: The version that they have when it is called; None when that is not known without awaiting.
+        changing: Tells when that may be another one.
     """
 
     definition: TableDefinition
     view: View
     again: Callable[[], bytes | None]
+    changing: Changing
 
     @property
     def version(self) -> bytes:
@@ -106,16 +109,17 @@ async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | 
     table = tables.table(request.table)
     if request.HasField("snapshot"):
         definition = definition_of(tables, request)
+        lease = tables.snapshots.lease(request.snapshot.snapshot_id, request.table)
         view = tables.snapshots.view(request.snapshot.snapshot_id, request.table, buckets)
         pinned = version_of(definition, view.log_offsets)
-        return Current(definition, view, lambda: pinned)
+        return Current(definition, view, lambda: None if lease.ended else pinned, lease)
 
     def again() -> bytes | None:
         view = table.view_in_memory(buckets)
         return None if view is None else version_of(table.definition, view.log_offsets)
 
     view = await table.view_now(buckets)
-    return Current(table.definition, view, again)
+    return Current(table.definition, view, again, table)
 
 
 class WholeView:

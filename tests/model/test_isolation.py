@@ -102,7 +102,7 @@ async def held(client: Client, scans: int) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("columnar_base", ["off", "eager"])
+@pytest.mark.parametrize("columnar_base", ["off", pytest.param("eager", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
 async def test_many_open_scans_each_show_the_moment_of_their_opening(
     tmp_path: Path, seed: int, columnar_base: str

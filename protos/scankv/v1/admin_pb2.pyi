@@ -268,6 +268,7 @@ class StatsResponse(_message.Message):
     CACHED_ANSWERS_FIELD_NUMBER: _builtins.int
     COMPUTED_ANSWERS_FIELD_NUMBER: _builtins.int
     CACHED_BYTES_FIELD_NUMBER: _builtins.int
+    WAITING_CALLS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server's software."""
     incarnation: _builtins.str
@@ -309,6 +310,8 @@ class StatsResponse(_message.Message):
     computed_answers: _builtins.int
     cached_bytes: _builtins.int
     """What computed answers keep in memory."""
+    waiting_calls: _builtins.int
+    """Calls that wait until what they ask about has changed."""
     @_builtins.property
     def damaged_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The buckets found damaged, as `database.table/bucket`."""
@@ -342,10 +345,11 @@ class StatsResponse(_message.Message):
         cached_answers: _builtins.int = ...,
         computed_answers: _builtins.int = ...,
         cached_bytes: _builtins.int = ...,
+        waiting_calls: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_returned", b"bytes_returned", "cached_answers", b"cached_answers", "cached_bytes", b"cached_bytes", "computed_answers", b"computed_answers", "damaged_buckets", b"damaged_buckets", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "peak_resident_bytes", b"peak_resident_bytes", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_answers", b"unchanged_answers", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_scans", b"waiting_scans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_returned", b"bytes_returned", "cached_answers", b"cached_answers", "cached_bytes", b"cached_bytes", "computed_answers", b"computed_answers", "damaged_buckets", b"damaged_buckets", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "peak_resident_bytes", b"peak_resident_bytes", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_answers", b"unchanged_answers", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_calls", b"waiting_calls", "waiting_scans", b"waiting_scans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

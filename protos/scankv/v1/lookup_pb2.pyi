@@ -7,7 +7,8 @@ The rules at the head of scan.proto hold here too.
 Versions: Count, Aggregate and TopN answer with the version of what they read. The same request with that version in
 `if_changed_since` is answered with `unchanged`, from memory, when no row and no column of the table has changed since;
 also after a restart of the server. A version is opaque and to be compared for equality alone: it is no clock, and
-writes that change nothing do not change it. An answer that many ask for at once is computed once.
+writes that change nothing do not change it. An answer that many ask for at once is computed once. Whoever would ask
+again and again asks TopN with `wait_millis`, and is answered when there is something new.
 """
 
 from collections import abc as _abc
@@ -361,6 +362,7 @@ class TopNRequest(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     WITH_TIES_FIELD_NUMBER: _builtins.int
     IF_CHANGED_SINCE_FIELD_NUMBER: _builtins.int
+    WAIT_MILLIS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     by: _builtins.str
@@ -377,6 +379,13 @@ class TopNRequest(_message.Message):
     """
     if_changed_since: _builtins.bytes
     """See "Versions" above. Absent: answer in any case."""
+    wait_millis: _builtins.int
+    """What would be answered with `unchanged` is answered so only after this time, in milliseconds, at most 60,000; before,
+    as soon as there is another version, or the table is dropped, or the snapshot ends. Such a call holds nothing while it
+    waits. The server waits at most nine tenths of what is left until the deadline of the call, and not at all when as
+    many calls wait as it allows; when it shuts down, the call ends with UNAVAILABLE SERVER_DRAINING. 0: answer at once.
+    Without `if_changed_since` it is refused (INVALID_REQUEST).
+    """
     @_builtins.property
     def where(self) -> _expression_pb2.Predicate:
         """2 is kept for buckets.
@@ -403,10 +412,11 @@ class TopNRequest(_message.Message):
         columns: _scan_pb2.ColumnNames | None = ...,
         with_ties: _builtins.bool = ...,
         if_changed_since: _builtins.bytes | None = ...,
+        wait_millis: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "columns", b"columns", "if_changed_since", b"if_changed_since", "snapshot", b"snapshot", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "ascending", b"ascending", "by", b"by", "columns", b"columns", "if_changed_since", b"if_changed_since", "n", b"n", "snapshot", b"snapshot", "table", b"table", "where", b"where", "with_ties", b"with_ties"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "ascending", b"ascending", "by", b"by", "columns", b"columns", "if_changed_since", b"if_changed_since", "n", b"n", "snapshot", b"snapshot", "table", b"table", "wait_millis", b"wait_millis", "where", b"where", "with_ties", b"with_ties"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015

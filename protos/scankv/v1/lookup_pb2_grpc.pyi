@@ -7,7 +7,8 @@ The rules at the head of scan.proto hold here too.
 Versions: Count, Aggregate and TopN answer with the version of what they read. The same request with that version in
 `if_changed_since` is answered with `unchanged`, from memory, when no row and no column of the table has changed since;
 also after a restart of the server. A version is opaque and to be compared for equality alone: it is no clock, and
-writes that change nothing do not change it. An answer that many ask for at once is computed once.
+writes that change nothing do not change it. An answer that many ask for at once is computed once. Whoever would ask
+again and again asks TopN with `wait_millis`, and is answered when there is something new.
 """
 
 from collections import abc as _abc

@@ -104,7 +104,9 @@ def line_of(process: subprocess.Popen[bytes]) -> str:
 def test_a_terminal_shows_the_rows_and_how_they_move(scankv: CommandLine, scores: str) -> None:
     with Terminal(scankv, "top", scores, *WATCH, "-n", "3") as terminal:
         terminal.shows("1 ann 31", "2 bob 27", "3 cem null")
-        wait_until(lambda: re.search(r"unchanged polls since: [1-9]", terminal.screen), "unchanged polls")
+        # One behind those that are shown.
+        scankv("put", scores, "player=zoe")
+        wait_until(lambda: "unchanged answers since: 1" in terminal.screen, "an answer with the same rows")
         scankv("put", scores, "player=bob", "score=40")
         terminal.shows("1 ▲1 bob 40", "2 ▼1 ann 31", "3 cem null")
         scankv("put", scores, "player=dan", "score=50")
@@ -141,7 +143,7 @@ def test_a_restart_of_the_server_is_ridden_through_and_said(server: ServerProces
         wait_until(lambda: "reconnecting: " in terminal.screen, "a note")
         assert terminal.rows == [["1", "ann", "1"]]
         server.restart()
-        wait_until(lambda: "unchanged polls" in terminal.screen, "polls again")
+        wait_until(lambda: "unchanged answers" in terminal.screen, "answers again")
         scankv("put", "cli.r", "player=bob", "score=2")
         terminal.shows("1 new bob 2", "2 ▼1 ann 1")
         assert terminal.interrupt() == 0

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
+import signal
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from aio_client import ClientConfig, SchemaMismatch, TableNotFound, TopN, Unavailable, UsageError, connect, sync
+from aio_client import (
+    ClientConfig,
+    DeadlineExceeded,
+    SchemaMismatch,
+    ServerDraining,
+    TableNotFound,
+    TopN,
+    Unavailable,
+    UsageError,
+    connect,
+    sync,
+)
+from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES, scores
 from tests.support.waiting import await_until, wait_until
 
 if TYPE_CHECKING:
     from aio_client import Client, Table, TopNWatch
-    from tests.support.server_process import ServerProcess
 
 EVERY = 0.1
+WAIT = 0.2
+"""Seconds that the questions of impatient watches wait at the server."""
 
 
 async def new_table(client: Client, name: str, rows: dict[str, int | None]) -> Table:
@@ -35,6 +51,19 @@ def ranks(top: TopN) -> list[tuple[str, int]]:
 
 def pairs(moves: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(*(column.to_pylist() for column in moves.columns), strict=True))
+
+
+def impatient(watch: TopNWatch) -> TopNWatch:
+    """The same watch, which asks again after a short time also while nothing changes."""
+    watch._polls._wait = WAIT
+    return watch
+
+
+async def until_one_more_waits(client: Client, before: int) -> None:
+    async def waits() -> bool:
+        return (await client.server_stats()).waiting_calls > before
+
+    await await_until(waits, "one more that waits at the server")
 
 
 async def told(watch: TopNWatch) -> TopN:
@@ -107,7 +136,7 @@ async def test_a_table_that_changes_behind_its_first_rows_tells_nothing_and_read
     client: Client, name: str
 ) -> None:
     table = await new_table(client, name, {"ann": 5, "bob": 3, "cid": 1})
-    watch = table.watch_top_n(2, "score", every=EVERY)
+    watch = impatient(table.watch_top_n(2, "score", every=EVERY))
     await told(watch)
     await table.upsert(scores(["cid"], [2]))
     waiting = asyncio.ensure_future(anext(watch))
@@ -129,6 +158,126 @@ async def test_a_table_that_changes_behind_its_first_rows_tells_nothing_and_read
     assert after.unchanged_answers - before.unchanged_answers >= 3
     await table.upsert(scores(["cid"], [4]))
     assert pairs((await waiting).entered) == [("cid", 2)]
+
+
+@pytest.mark.asyncio
+async def test_while_nothing_changes_watches_wait_at_the_server_and_ask_nothing(client: Client, name: str) -> None:
+    table = await new_table(client, name, {"ann": 5, "bob": 3})
+    watches = [table.watch_top_n(2, "score", every=EVERY) for _ in range(20)]
+    for watch in watches:
+        await told(watch)
+    idle = (await client.server_stats()).waiting_calls
+    reads = [asyncio.ensure_future(anext(watch)) for watch in watches]
+
+    async def all_wait() -> bool:
+        return (await client.server_stats()).waiting_calls == idle + len(watches)
+
+    await await_until(all_wait, "all waiting at the server")
+    before, began = await client.server_stats(), time.monotonic()
+
+    async def five_times_as_often_as_they_may_ask() -> bool:
+        return time.monotonic() > began + 5 * EVERY
+
+    await await_until(five_times_as_often_as_they_may_ask, "some time")
+    after = await client.server_stats()
+    assert after.waiting_calls == before.waiting_calls
+    assert after.unchanged_answers == before.unchanged_answers
+    assert after.rows_scanned == before.rows_scanned
+    await table.upsert(scores(["cid"], [4]))
+    assert [pairs(top.entered) for top in await asyncio.gather(*reads)] == [[("cid", 2)]] * len(watches)
+    told_all = await client.server_stats()
+    assert told_all.computed_answers - after.computed_answers == 1
+    assert told_all.cached_answers - after.cached_answers == len(watches) - 1
+
+
+@pytest.mark.asyncio
+async def test_a_busy_table_costs_one_answer_a_period_and_a_change_is_told_within_one(
+    client: Client, name: str
+) -> None:
+    table, every = await new_table(client, name, {"ann": 5}), 0.3
+    watch = table.watch_top_n(1, "score", every=every)
+    await told(watch)
+    before, began = await client.server_stats(), time.monotonic()
+    waits, number = [], 0
+    while time.monotonic() < began + 5 * every:
+        reading = asyncio.ensure_future(told(watch))
+        while not reading.done():
+            number += 1
+            await table.upsert(scores(["ann"], [100 + number]))
+        # What was written since the last answer is told together.
+        assert 100 < (await reading).rows["score"][0].as_py() <= 100 + number
+        number += 1
+        written = time.monotonic()
+        await table.upsert(scores(["ann"], [100 + number]))
+        assert ranks(await told(watch)) == [("ann", 100 + number)]
+        waits.append(time.monotonic() - written)
+    took, after = time.monotonic() - began, await client.server_stats()
+    assert after.computed_answers - before.computed_answers <= took / every + 1
+    assert min(waits) < every + 0.05, waits
+    assert max(waits) > every / 2, waits
+
+
+@pytest.mark.asyncio
+async def test_reads_that_are_given_up_make_no_more_questions_than_the_cadence_has(client: Client, name: str) -> None:
+    table = await new_table(client, name, {"ann": 5})
+    watch = table.watch_top_n(1, "score", every=0.5)
+    await told(watch)
+    questions, began = set(), time.monotonic()
+    while time.monotonic() < began + 1.2:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await anext(watch)
+        questions.add(watch._polls._due)  # which each question moves
+    assert 2 <= len(questions) <= 4
+    await table.upsert(scores(["ann"], [6]))
+    assert ranks(await told(watch)) == [("ann", 6)]
+
+
+@pytest.mark.asyncio
+async def test_a_server_at_which_too_many_wait_is_asked_once_a_period(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    data = tmp_path_factory.mktemp("full") / "data"
+    with ServerProcess(data, "--set", "max_waiting_calls=0") as server:
+        async with connect(server.url) as client:
+            table = await new_table(client, "game.scores", {"ann": 5})
+            watch = table.watch_top_n(1, "score", every=EVERY)
+            await told(watch)
+            began = time.monotonic()
+            waiting = asyncio.ensure_future(anext(watch))
+
+            async def asked() -> bool:
+                return watch.unchanged >= 4
+
+            await await_until(asked, "asked four times")
+            assert watch.unchanged <= (time.monotonic() - began) / EVERY + 1
+            await table.upsert(scores(["bob"], [7]))
+            assert ranks(await waiting) == [("bob", 7)]
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_falls_silent_is_noticed_and_asked_over_another_connection(server: ServerProcess) -> None:
+    async with connect(server.url, attempt_timeout=0.3) as client:
+        table = await new_table(client, "game.scores", {"ann": 5})
+        watch = impatient(table.watch_top_n(1, "score", every=EVERY))
+        await told(watch)
+        reading = asyncio.ensure_future(anext(watch))
+        os.kill(server.process.pid, signal.SIGSTOP)
+        try:
+
+            async def troubled() -> bool:
+                return isinstance(watch.trouble, DeadlineExceeded)
+
+            await await_until(troubled, "noticed that the server is silent")
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)
+
+        async def answered() -> bool:
+            return watch.trouble is None
+
+        await await_until(answered, "answered again")
+        await table.upsert(scores(["ann"], [6]))
+        assert ranks(await reading) == [("ann", 6)]
 
 
 @pytest.mark.asyncio
@@ -162,12 +311,16 @@ async def test_a_cancelled_read_loses_nothing(client: Client, name: str) -> None
 
 
 @pytest.mark.asyncio
-async def test_closing_ends_a_read_that_waits_and_those_that_come(client: Client, name: str) -> None:
+@pytest.mark.parametrize("at", ["client", "server"])
+async def test_closing_ends_a_read_that_waits_and_those_that_come(client: Client, name: str, at: str) -> None:
     table = await new_table(client, name, {"ann": 5})
-    watch = table.watch_top_n(1, "score", every=1000)
+    watch = table.watch_top_n(1, "score", every=1000 if at == "client" else EVERY)
     await told(watch)
+    before = (await client.server_stats()).waiting_calls
     waiting = asyncio.ensure_future(anext(watch, "closed"))
     await asyncio.sleep(0)
+    if at == "server":
+        await until_one_more_waits(client, before)
     with pytest.raises(UsageError, match="another task"):
         await anext(watch)
     await watch.aclose()
@@ -177,13 +330,17 @@ async def test_closing_ends_a_read_that_waits_and_those_that_come(client: Client
 
 
 @pytest.mark.asyncio
-async def test_closing_the_client_ends_a_watch_that_waits(shared_server: ServerProcess, name: str) -> None:
+@pytest.mark.parametrize("at", ["client", "server"])
+async def test_closing_the_client_ends_a_watch_that_waits(shared_server: ServerProcess, name: str, at: str) -> None:
     client = await connect(shared_server.url)
     table = await new_table(client, name, {"ann": 5})
-    watch = table.watch_top_n(1, "score", every=1000)
+    watch = table.watch_top_n(1, "score", every=1000 if at == "client" else EVERY)
     await told(watch)
+    before = (await client.server_stats()).waiting_calls
     waiting = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0)
+    if at == "server":
+        await until_one_more_waits(client, before)
     await client.aclose()
     with pytest.raises(UsageError, match="closed"):
         await waiting
@@ -253,10 +410,11 @@ async def test_a_watch_rides_through_a_restart_of_the_server(server: ServerProce
         watch = table.watch_top_n(2, "score", every=EVERY)
         await told(watch)
         waiting = asyncio.ensure_future(anext(watch))
+        await until_one_more_waits(client, 0)
         await asyncio.to_thread(server.kill if end == "kill" else server.stop)
 
         async def troubled() -> bool:
-            return isinstance(watch.trouble, Unavailable)
+            return isinstance(watch.trouble, Unavailable | ServerDraining)
 
         await await_until(troubled, "noticed that the server is away")
         await asyncio.to_thread(server.restart)

@@ -104,7 +104,7 @@ def test_the_last_line_tells_how_the_polls_are_going() -> None:
     screen = TopScreen(polls, now=lambda: NOON)
     screen.change(top("ann"))
     polls.unchanged = 12
-    assert drawn(screen)[-1] == "last change 12:00:05  unchanged polls since: 12"
+    assert drawn(screen)[-1] == "last change 12:00:05  unchanged answers since: 12"
     polls.trouble = Unavailable("no ScanKV server answers at a:1")
     assert drawn(screen, width=120)[-1] == "last change 12:00:05  reconnecting: no ScanKV server answers at a:1"
     polls.trouble = None

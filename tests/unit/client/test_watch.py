@@ -1,4 +1,4 @@
-"""What a watch of the first rows tells: which are new, which are gone, which moved; and when it asks."""
+"""What a watch of the first rows tells: which are new, which are gone, which moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aio_client import UsageError
-from aio_client._watch import Ranking, TopNPolls, compared, next_tick
+from aio_client._watch import Ranking, TopNPolls, compared
 from protos.scankv.v1 import lookup_pb2
 from table_model.errors import SchemaMismatch
 from tests.support.tables import exact_rows
@@ -128,22 +128,6 @@ def test_a_table_created_anew_with_another_key_is_refused() -> None:
         compared(before, ranking(pa.table({"k": ["1"]}), ["k"]))
     with pytest.raises(SchemaMismatch, match="another key"):
         ranking(pa.table({"other": [1]}), ["k"])
-
-
-@given(
-    st.floats(0, 1e6),
-    st.floats(0.1, 1e4),
-    st.floats(0, 1e6),
-)
-def test_the_next_question_is_the_first_one_due_behind_now(started: float, every: float, passed: float) -> None:
-    now = started + passed
-    tick = next_tick(started, every, now)
-    assert tick == pytest.approx(started + round((tick - started) / every) * every)
-    assert now - 1e-3 < tick <= now + every + 1e-3
-
-
-def test_a_late_answer_leaves_questions_out_and_moves_none() -> None:
-    assert [next_tick(100.0, 10.0, now) for now in (100.0, 104.0, 110.0, 137.5)] == [110.0, 110.0, 120.0, 140.0]
 
 
 @pytest.mark.parametrize("every", [0, 0.05, -1, math.nan, math.inf, "1", None, True])

@@ -149,12 +149,16 @@ async def test_status_tells_how_far_a_build_is_and_never_more_than_there_is(tmp_
     assert (status.ready, status.rows_done, status.rows, status.failure) == (True, 50, 50, "")
 
 
-async def test_a_build_that_was_interrupted_goes_on_where_it_was(tmp_path: Path, small_steps: None) -> None:
+async def test_a_build_that_was_interrupted_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So many steps that a slow machine, which looks seldom, does not miss all of them.
+    monkeypatch.setattr(index_builds, "STEP_ROWS", 5)
     positions: list[int] = []
-    for attempt in range(20):
+    for attempt in range(3):
         async with tables_in(tmp_path) as tables:
             if attempt == 0:
-                table = await players_table(tables, rows=1_000)
+                table = await players_table(tables, rows=2_000)
                 await tables.alter(INDEXED_TABLE, add_indexes=[("score",)])
             else:
                 table = tables.table(INDEXED_TABLE)
@@ -168,15 +172,13 @@ async def test_a_build_that_was_interrupted_goes_on_where_it_was(tmp_path: Path,
             await await_until(moved, "a step of the build")
         with offline_table(tmp_path, INDEXED_TABLE) as (bucket,):
             check_entries(bucket)
-            if 1 in bucket.bucket.state.ready_indexes:
-                break
             positions.append(bucket.bucket.builds[1].rows)
-    else:
-        raise AssertionError(f"the build does not come to its end: {positions}")
     assert positions == sorted(set(positions))
-    assert len(positions) > 2
     async with tables_in(tmp_path) as tables:
-        await assert_sound(tables.table(INDEXED_TABLE))
+        table = tables.table(INDEXED_TABLE)
+        await table.count(None)
+        await built(table)
+        await assert_sound(table)
 
 
 async def test_a_row_too_long_for_the_index_makes_its_build_fail_and_nothing_else(tmp_path: Path) -> None:
