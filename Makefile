@@ -36,7 +36,7 @@ bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks
 
 soak: $(INSTALLED)
-	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true
+	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true --timeout 0
 
 protos: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos

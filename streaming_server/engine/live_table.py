@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,10 +14,10 @@ import pyarrow as pa
 
 from streaming_server.engine.base_choice import bases_of, note_damaged_base, via_of
 from streaming_server.engine.bucket_check import BucketCheck
+from streaming_server.engine.bucket_steps import apply_rows, get_within, step_rows, total_bytes
 from streaming_server.engine.catching_up import DEFAULT_CATCH_UP, CatchingUp
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.index_builds import IndexBuilds, IndexContext
-from streaming_server.engine.last_row import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.live_bucket import LiveBucket, durable, figures_of, held
 from streaming_server.engine.log_opening import LogOpening
 from streaming_server.engine.pinning import Pinning
@@ -31,7 +30,7 @@ from streaming_server.scan.opening import open_scan
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
 from table_model.errors import InvalidRequest, RequestTooLarge
-from table_model.limits import MAX_KEY_BYTES, MAX_LOOKUP_KEYS, MAX_REQUEST_BYTES
+from table_model.limits import MAX_LOOKUP_KEYS, MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -50,11 +49,6 @@ if TYPE_CHECKING:
     from streaming_server.storage.rocks import RocksResources
     from table_model.errors import ScanKvError
     from table_model.schema import TableDefinition
-
-MAX_BATCH_ROWS = 10_000
-_STEP_BYTES = 32 * 1024 * 1024
-
-_log = logging.getLogger(__name__)
 
 
 class LiveTable:
@@ -193,8 +187,8 @@ class LiveTable:
             async with live.mutex:
                 bucket = await live.opened()
                 indexes = list(self.index_codecs.values())
-                step = _step_rows(bucket.state, len(indexes))
-                await live.run(_apply, live, bucket, part.slice(done, step), self.codec, indexes)
+                step = step_rows(bucket.state, len(indexes))
+                await live.run(apply_rows, live, bucket, part.slice(done, step), self.codec, indexes)
                 offset = bucket.state.log_offset
             done += step
         await live.wait_durable(offset)
@@ -221,7 +215,7 @@ class LiveTable:
         for number, places in rows_by_bucket(numbers):
             order.append(places)
             rows = await self._lookup_bucket(self.buckets[number], encoded.take(pa.array(places)).to_pylist(), room)
-            room -= _total_bytes(rows)
+            room -= total_bytes(rows)
             values += rows
         stored = pa.array(values, pa.binary()).take(pa.array(np.argsort(np.concatenate(order))))
         found = stored.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
@@ -230,7 +224,7 @@ class LiveTable:
     async def _lookup_bucket(self, live: LiveBucket, keys: list[bytes], room: int) -> list[bytes | None]:
         async with live.mutex:
             bucket = await live.opened()
-            rows = await live.run(_get_within, bucket, keys, room)
+            rows = await live.run(get_within, bucket, keys, room)
             offset = bucket.state.log_offset
         await live.wait_durable(offset)
         return rows
@@ -479,69 +473,3 @@ def _view_of(states: Mapping[int, BucketState]) -> View:
         time.time_ns() // 1000,
         total_rows(state.rows for state in states.values()),
     )
-
-
-def _apply(
-    live: LiveBucket, bucket: Bucket, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec]
-) -> None:
-    """Merges rows into their bucket, and notes them beside its columnar base.
-
-    Runs with the bucket's mutex held, so `codec` knows every schema stored there, and `indexes` are all that there are.
-    """
-    rows = rows.for_codec(codec)
-    try:
-        _merge(bucket, rows, codec, indexes)
-    except RequestTooLarge:
-        raise  # before anything was written
-    except BaseException:
-        live.forget_base()  # which may lack what RocksDB has
-        raise
-    # Read once: a damaged base may be forgotten at any time.
-    overlay = live.overlay
-    if overlay is None:
-        return
-    try:
-        overlay.add(rows.keys, rows.values, bucket.state.log_offset)
-    except Exception:
-        # The rows are written all the same.
-        _log.exception("%s: a write cannot be noted beside the columnar base, which is read no more", live.place)
-        live.forget_base()
-
-
-def _merge(bucket: Bucket, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec]) -> None:
-    old = bucket.get(rows.keys.to_pylist()) if reads_old_rows(codec.definition, indexes) else None
-    if rows.values is None:
-        bucket.apply(merge_delete(old, rows, indexes))
-        return
-    deduplicate = codec.definition.options.row_deduplicate
-    try:
-        bucket.apply(merge_upsert(old, rows, row_deduplicate=deduplicate, indexes=indexes))
-    except RequestTooLarge as error:
-        # Every other index was asked before anything was written.
-        raise RequestTooLarge(
-            f"an index was added meanwhile, and a row's columns of it take over {MAX_KEY_BYTES:,} bytes; rows before "
-            "it may have been written: send shorter ones"
-        ) from error
-
-
-def _step_rows(state: BucketState, indexes: int = 0) -> int:
-    """How many rows may be read by key at once so that even the longest ones fit into memory, with their entries."""
-    return max(1, min(MAX_BATCH_ROWS, _STEP_BYTES // (max(state.longest_row, 1) * (1 + indexes))))
-
-
-def _get_within(bucket: Bucket, keys: list[bytes], room: int) -> list[bytes | None]:
-    rows: list[bytes | None] = []
-    step = _step_rows(bucket.state)
-    for start in range(0, len(keys), step):
-        part = bucket.get(keys[start : start + step])
-        rows += part
-        room -= _total_bytes(part)
-        if room < 0:
-            raise RequestTooLarge(
-                f"the rows found take more than {MAX_REQUEST_BYTES} bytes: ask for fewer keys at once"
-            )
-    return rows
-
-
-def _total_bytes(rows: list[bytes | None]) -> int:
-    return sum(map(len, filter(None, rows)))
