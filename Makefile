@@ -21,7 +21,7 @@ demo: $(INSTALLED)
 	@$(BIN)/scankv demo
 
 test: $(INSTALLED)
-	@command -v strace >/dev/null || echo 'strace is missing: the test that counts fdatasync from outside will be' \
+	@command -v strace >/dev/null || echo 'strace is missing: the tests that watch or delay fdatasync from outside will be' \
 	    'skipped. To run it: apt-get install strace' >&2
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 

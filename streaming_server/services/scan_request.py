@@ -13,6 +13,7 @@ from table_model.errors import InvalidRequest, InvalidResumeToken
 from table_model.expressions.wire import from_proto
 from table_model.key_range import KeyRange
 from table_model.limits import (
+    DEFAULT_CHUNK_BYTES,
     DEFAULT_CHUNK_ROWS,
     MAX_BUCKETS,
     MAX_CHUNK_BYTES,
@@ -101,8 +102,9 @@ def chunk_spec(
 
 
 def chunk_spec_of_base(request: scan_pb2.ScanKvRequest, chunk: ChunkSpec) -> ChunkSpec:
-    """The same for rows out of columnar bases, where the request does not say."""
+    """The same for rows out of columnar bases, where neither the request nor a smaller setting of the server says."""
+    asked = request.chunk.max_bytes or chunk.bytes < DEFAULT_CHUNK_BYTES
     return ChunkSpec(
         rows=chunk.rows if request.chunk.max_rows else BASE_CHUNK_ROWS,
-        bytes=chunk.bytes if request.chunk.max_bytes else BASE_CHUNK_BYTES,
+        bytes=chunk.bytes if asked else BASE_CHUNK_BYTES,
     )
