@@ -68,6 +68,14 @@ async def table(client: Client, name: str) -> Table:
     return table
 
 
+@pytest_asyncio.fixture
+async def large_table(client: Client, name: str) -> Table:
+    """15 MB: far more than lies between the server and a reader that has read one chunk, so that its scan goes on."""
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
+    await table.upsert(rows(range(30_000), 500 * "x"))
+    return table
+
+
 async def overwrite(table: Table) -> None:
     """Changes every row, deletes some, adds some."""
     await table.upsert(rows(range(ROWS + 10), "new"))
@@ -292,7 +300,10 @@ async def test_the_parts_of_a_scan_give_each_row_once(client: Client, table: Tab
 
 
 @pytest.mark.asyncio
-async def test_live_scans_are_listed_with_their_progress_and_gone_when_they_end(client: Client, table: Table) -> None:
+async def test_live_scans_are_listed_with_their_progress_and_gone_when_they_end(
+    client: Client, large_table: Table
+) -> None:
+    table = large_table
     async with table.snapshot() as snapshot:
         live = table.scan().with_chunk(rows=10).with_buckets(0, 2).stream()
         pinned = table.scan().at(snapshot).with_chunk(rows=10).stream()
@@ -311,7 +322,8 @@ async def test_live_scans_are_listed_with_their_progress_and_gone_when_they_end(
 
 
 @pytest.mark.asyncio
-async def test_a_cancelled_scan_ends_with_an_error_for_its_reader(client: Client, table: Table) -> None:
+async def test_a_cancelled_scan_ends_with_an_error_for_its_reader(client: Client, large_table: Table) -> None:
+    table = large_table
     stream = table.scan().with_chunk(rows=10).stream()
     await anext(stream)
     await client.cancel_scan(stream.scan_id)
