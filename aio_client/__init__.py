@@ -10,6 +10,7 @@ Every error is a `ScanKvError`. `aio_client.sync` is the same for code that bloc
 
 from aio_client import sync
 from aio_client._admin import LiveScan, ServerStats
+from aio_client._bases import BaseStatistics, TableBases
 from aio_client._check import BucketCheck, IndexCheck
 from aio_client._client import Client, connect
 from aio_client._config import ClientConfig
@@ -63,6 +64,7 @@ from table_model.log_positions import ScanSource, StartFrom, StopAt
 from table_model.scan_spec import Resume, ScanSpec
 
 __all__ = [
+    "BaseStatistics",
     "BucketCheck",
     "BucketStatistics",
     "Client",
@@ -111,6 +113,7 @@ __all__ = [
     "StartFrom",
     "StopAt",
     "Table",
+    "TableBases",
     "TableExists",
     "TableNotFound",
     "TooManyConsumers",

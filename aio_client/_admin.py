@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from aio_client._bases import TableBases
+
 if TYPE_CHECKING:
     from protos.scankv.v1 import admin_pb2
 
@@ -42,6 +44,7 @@ class ServerStats:
         cached_bytes: Memory that computed answers take now.
         waiting_calls: Calls that wait now until what they ask about has changed, as those of watches do.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
+        bases: The columnar bases of each table in use that has any, by table.
     """
 
     version: str
@@ -71,6 +74,7 @@ class ServerStats:
     cached_bytes: int
     waiting_calls: int
     damaged_buckets: tuple[str, ...]
+    bases: tuple[TableBases, ...]
 
     @classmethod
     def of(cls, message: admin_pb2.StatsResponse) -> Self:
@@ -103,6 +107,7 @@ class ServerStats:
             cached_bytes=message.cached_bytes,
             waiting_calls=message.waiting_calls,
             damaged_buckets=tuple(message.damaged_buckets),
+            bases=tuple(TableBases.of(each) for each in message.bases),
         )
 
 

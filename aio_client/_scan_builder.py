@@ -209,15 +209,16 @@ class ScanBuilder(ChangesBuilder):
         return self._with(reverse=not self._spec.reverse)
 
     def via(self, via: Literal["auto", "iterator", "base"]) -> Self:
-        """Chooses what the rows of the live table are read from; they are the same, in the same order, either way.
+        """Chooses what the rows are read from; they are the same, in the same order, either way.
 
         Args:
             via: `iterator` reads RocksDB row by row. `base` reads the columnar base of each bucket, with what was
                 written since laid over it, many times faster: for tables with the option `columnar_base`. `auto`, the
-                default, has the server choose; `explain` says what and why.
+                default, has the server choose; `explain` says what and why. A pinned snapshot has the bases that there
+                were when it was taken.
 
         Raises:
-            UsageError: It is none of these, or the scan is of a pinned snapshot.
+            UsageError: It is none of these.
         """
         return self._with(via=via)
 

@@ -106,6 +106,11 @@ class Snapshot:
         return self._schema
 
     @property
+    def schema_id(self) -> int:
+        """The version of these columns: grows by one with every change of the table's."""
+        return self._message.schema_id
+
+    @property
     def rows(self) -> int | None:
         """Rows in the view, exact. None: not counted, as in `BucketStatistics`; counting the snapshot reads them."""
         return self._message.rows if self._message.HasField("rows") else None

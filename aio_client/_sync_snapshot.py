@@ -71,6 +71,11 @@ class Snapshot:
         return self._snapshot.schema
 
     @property
+    def schema_id(self) -> int:
+        """The version of these columns: grows by one with every change of the table's."""
+        return self._snapshot.schema_id
+
+    @property
     def rows(self) -> int | None:
         """Rows in the view, exact. None: not counted, as in `BucketStatistics`; counting the snapshot reads them."""
         return self._snapshot.rows

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 
+from aio_client._bases import BaseStatistics
 from aio_client._computed import ComputedAnswers
 from aio_client._consumers import ChangesOfTable
 from aio_client._data import rows_of
@@ -62,6 +63,7 @@ class BucketStatistics:
         epoch: How many unclean starts of the server the bucket has seen.
         disk_bytes: Bytes of its files.
         damage: Why it cannot be read; None when it can.
+        base: Its columnar base. None: the table has the option `columnar_base=off`.
     """
 
     bucket: int
@@ -70,6 +72,7 @@ class BucketStatistics:
     epoch: int
     disk_bytes: int
     damage: str | None
+    base: BaseStatistics | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +274,7 @@ class Table(ComputedAnswers, ChangesOfTable):
                 epoch=bucket.epoch,
                 disk_bytes=bucket.disk_bytes,
                 damage=bucket.damage or None,
+                base=BaseStatistics.of(bucket.base) if bucket.HasField("base") else None,
             )
             for bucket in response.buckets
         ]

@@ -48,9 +48,15 @@ class ServerConfig:
         base_upkeep_seconds: How often tables with columnar bases are looked at, to build them anew.
         base_min_rows: How many rows a bucket has at least that gets a base with `columnar_base=auto`.
         base_changed_share: Changes since a base, as a share of its rows, beyond which it is built anew.
+        base_max_age_seconds: A base that is older is built anew if anything has changed since, also where
+            `base_max_write_amplification` says no.
+        base_max_write_amplification: How many times the bytes of the rows written since a base building it anew may
+            write; before so much was written it is not built anew, whatever share has changed.
         base_overlay_bytes: Memory for what was written to one bucket since its base. What is beyond ends the use of the
             base until it is built anew.
-        base_cpu_share: How much of a core building bases takes at most.
+        base_total_overlay_bytes: The same for all buckets together, with what scans still read of older states. Where
+            there is more when bases are looked at, the buckets that have most lose theirs.
+        base_cpu_share: How much of a core building bases takes at most, of all tables together.
         log_upkeep_seconds: How often changelogs are looked at, to rewrite small records and to remove old ones.
         log_hold_max_bytes: How much of one bucket's changelog may be kept beyond its retention for those who still need
             it; whoever needs more gets `PositionExpired`.
@@ -87,7 +93,10 @@ class ServerConfig:
     base_upkeep_seconds: float = 1.0
     base_min_rows: int = 100_000
     base_changed_share: float = 0.1
+    base_max_age_seconds: float = 86_400.0
+    base_max_write_amplification: float = 32.0
     base_overlay_bytes: int = 128 * _MEBIBYTE
+    base_total_overlay_bytes: int = 512 * _MEBIBYTE
     base_cpu_share: float = 0.25
     max_waiting_calls: int = 10_000
     log_upkeep_seconds: float = 5.0
@@ -124,7 +133,10 @@ class ServerConfig:
             ("base_upkeep_seconds", 0.01, 3600),
             ("base_min_rows", 0, 2**60),
             ("base_changed_share", 0, 10),
+            ("base_max_age_seconds", 0.01, 10 * 365 * 86_400),
+            ("base_max_write_amplification", 1, 1e12),
             ("base_overlay_bytes", 1024, 2**31 - 1),
+            ("base_total_overlay_bytes", 1024, 2**50),
             ("base_cpu_share", 0.01, 1),
             ("log_upkeep_seconds", 0.01, 3600),
             ("log_hold_max_bytes", 0, 2**60),

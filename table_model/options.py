@@ -43,8 +43,8 @@ class TableOptions:
         log_retention_seconds: How old the changes get that the changelog keeps, 1 second to 10 years.
         log_retention_bytes: How many bytes of changes, as they were written, each bucket keeps at most. 0: any number.
         columnar_base: Whether the server keeps the rows of each bucket also as Arrow files, which scans read many times
-            faster, with what was written since in memory: `auto` for buckets with many rows, `eager` for all that have
-            any, `off` for none.
+            faster, with what was written since in memory: `auto` for buckets with many rows that are scanned, `eager`
+            for all that have any rows, `off` for none.
     """
 
     merge_engine: str = "last_row"

@@ -58,7 +58,7 @@ class ScanSpec:
         snapshot_id: The pinned snapshot to read. None: the live table.
         key_range: The encoded keys to read. None: all.
         reverse: Whether the rows of each bucket come in descending key order.
-        via: What the rows of the live table are read from: `auto`, `iterator` or `base`.
+        via: What the rows are read from: `auto`, `iterator` or `base`.
         ordered: Whether the rows of all buckets together come in key order.
         resume: Whether the scan goes on by itself after a cut. None: over a pinned snapshot only.
         log: The changes to read. None: the rows.
@@ -110,8 +110,6 @@ class ScanSpec:
                 raise UsageError(f"{name} is True or False, not {value!r}")
         if self.via not in VIAS:
             raise UsageError(f"via is {' or '.join(map(repr, VIAS))}, not {self.via!r}", option="via")
-        if self.via == "base" and self.snapshot_id is not None:
-            raise UsageError('a pinned snapshot cannot be read via "base": leave via out', option="via")
         if self.resume is not None and not isinstance(self.resume, Resume):
             raise UsageError(f"resume is Resume.NEVER, Resume.LATEST, or None for the default, not {self.resume!r}")
         if self.log is not None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Final, Self
-
-import numpy as np
-import pyarrow as pa
 
 from aio_client.sync import connect
 from benchmarks import t4
@@ -15,19 +13,19 @@ from benchmarks.measure import Spread, Timing, interleaved, paired_ratios, progr
 from benchmarks.readers.scankv import ScanKvReader
 from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker
+from benchmarks.workloads import base_costs, base_rivals
+from benchmarks.workloads.base_tables import TEXT_TABLE, filled_table, updates, wait_for_base
 
 if TYPE_CHECKING:
-    from aio_client.sync import Table
     from benchmarks.bench import Bench
 
-_LOAD_ROWS: Final = 100_000
-_BUILT_WITHIN: Final = 300.0
-_POLL_SECONDS: Final = 0.1
-_WRITTEN_ROWS: Final = 10_000
+_N: Final = 10
+_WRITERS: Final = 64
 _CHANGED: Final = {0.0: 8, 0.01: 5, 0.1: 3}
 """Shares of the rows written since the base, and how many times as fast as the iterator a scan must be."""
 
 _FULL, _BASE = "all columns, RocksDB", "all columns, base"
+_TEXT, _TEXT_BASE = "key (string, int64), RocksDB", "key (string, int64), base"
 _ONE, _CLUSTERED, _CLUSTERED_BASE = "one of four columns, base", "1 % by ts, RocksDB", "1 % by ts, base"
 
 
@@ -46,6 +44,31 @@ class BaseReader(ScanKvReader):
         scan = self._table.scan(columns, where=where).via(via)  # type: ignore[arg-type]  # one of the two
         return self._runner.run(self._timed(scan))
 
+    def top_n(self, n: int) -> float:
+        """The seconds that the first rows by a column without an index take."""
+        started = time.perf_counter()
+        self._runner.run(self._table.top_n(n, by="amount"))
+        return time.perf_counter() - started
+
+    def count(self, where: str) -> Timing:
+        """Counts the rows for which something is true; the rows are those that are kept."""
+        started = time.perf_counter()
+        found = self._runner.run(self._table.count(where))
+        return Timing(found, time.perf_counter() - started)
+
+    def commit_one_by_one(self, rows: int, count: int) -> None:
+        """Updates so many rows in as many commits."""
+        self._runner.run(self._commit(rows, count))
+
+    async def _commit(self, rows: int, count: int) -> None:
+        waiting = updates(rows, count, seed=count, batch_rows=1)
+
+        async def write() -> None:
+            for row in waiting:
+                await self._table.upsert(row)
+
+        await asyncio.gather(*(write() for _ in range(_WRITERS)))
+
 
 def run(bench: Bench) -> Result:
     """Loads the table, and reads it in both ways, with none of its rows written since the base, then more of them."""
@@ -55,16 +78,12 @@ def run(bench: Bench) -> Result:
     # The base is built when all rows are there, and stays as it is, whatever is written.
     with ServerProcess(data, base_min_rows=rows, base_changed_share=10, base_cpu_share=1) as server:
         with connect(server.url) as client, Worker(BaseReader, server.url) as reader:
-            table = client.create_table(
-                t4.TABLE, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=t4.BUCKETS, columnar_base="auto"
-            )
-            progress(f"loading {rows:,} rows of T4 through the client")
-            for batch in t4.batches(rows, _LOAD_ROWS):
-                table.upsert(batch)
+            table = filled_table(client, rows)
             reader.call(BaseReader.open)
-            _wait_for_base(table)
+            wait_for_base(table)
             for share, at_least in _CHANGED.items():
-                _write(table, int(rows * share), rows)
+                for batch in updates(rows, int(rows * share), seed=int(rows * share)):
+                    table.upsert(batch)
                 rates = interleaved(
                     bench.runs,
                     {
@@ -85,10 +104,19 @@ def run(bench: Bench) -> Result:
                 )
                 if not share:
                     figures += _parts(bench, reader, found)
+    figures.append(_text_keys(bench, found))
+    others = [base_costs.run(bench), base_rivals.run(bench)]
     return Result(
-        figures=figures,
-        tables=[rates_table("Out of a base", {name: Spread.of(values) for name, values in found.items()})],
-        notes=["Bases: rows written since are updates of rows chosen at random, in requests of 10,000 rows."],
+        figures=[*figures, *(figure for other in others for figure in other.figures)],
+        tables=[
+            rates_table("Out of a base", {name: Spread.of(values) for name, values in found.items()}),
+            *(table for other in others for table in other.tables),
+        ],
+        notes=[
+            "Bases: rows written since are updates of rows chosen at random, in requests of 10,000 rows, or of one "
+            "where the key is (string, int64).",
+            *(note for other in others for note in other.notes),
+        ],
     )
 
 
@@ -111,7 +139,9 @@ def _parts(bench: Bench, reader: Worker[BaseReader], found: dict[str, list[float
         },
     )
     found |= rates
+    answers = _answers(bench, reader, where, kept)
     return [
+        *answers,
         Figure(
             name="base_projection",
             work="scan of one of four columns out of a base, rows/s",
@@ -131,21 +161,64 @@ def _parts(bench: Bench, reader: Worker[BaseReader], found: dict[str, list[float
     ]
 
 
-def _write(table: Table, count: int, rows: int) -> None:
-    """Updates so many rows, chosen at random."""
-    all_rows = t4.rows(0, rows)
-    chosen = np.sort(np.random.default_rng(count).choice(rows, count, replace=False))
-    for start in range(0, count, _WRITTEN_ROWS):
-        part = pa.array(chosen[start : start + _WRITTEN_ROWS])
-        updated = all_rows.take(part)
-        amounts = pa.array(-np.arange(len(part), dtype=np.float64))
-        table.upsert(updated.set_column(2, t4.SCHEMA.field(2), amounts))
+def _answers(bench: Bench, reader: Worker[BaseReader], where: str, kept: int) -> list[Figure]:
+    """What the server computes out of a base, with nothing written since."""
+    top_n, count = [], []
+    progress("asking for the first rows and counting")
+    for number in range(-1, bench.runs):
+        # With another number each time, which no answer is kept for.
+        seconds = reader.call(BaseReader.count, f"{where} AND id > {-9 - number}").checked(kept).seconds
+        first = reader.call(BaseReader.top_n, _N + 1 + number)
+        if number >= 0:
+            top_n.append(1000 * first)
+            count.append(bench.rows / seconds)
+    return [
+        Figure(
+            name="base_top_n",
+            work=f"top-10 of {bench.rows:,} rows by a column without an index, out of a base",
+            against="wall clock of the call",
+            unit="ms",
+            spread=Spread.of(top_n),
+            at_most=40,
+        ),
+        Figure(
+            name="base_count",
+            work=f"count of {kept:,} of {bench.rows:,} rows by a predicate, out of a base",
+            against="wall clock of the call",
+            unit="rows/s",
+            spread=Spread.of(count),
+            at_least=100e6,
+        ),
+    ]
 
 
-def _wait_for_base(table: Table) -> None:
-    progress("waiting for the base")
-    deadline = time.monotonic() + _BUILT_WITHIN
-    while table.scan().explain().via != "base":
-        if time.monotonic() > deadline:
-            raise RuntimeError("the server does not build a base")
-        time.sleep(_POLL_SECONDS)
+def _text_keys(bench: Bench, found: dict[str, list[float]]) -> Figure:
+    """The same with a key of a string and a number, and 1 % written since, each row by a commit of its own."""
+    rows, share = bench.rows, 0.01
+    data = bench.directory / "bases-text"
+    with (
+        ServerProcess(data, base_min_rows=rows, base_changed_share=10, base_cpu_share=1) as server,
+        connect(server.url) as client,
+        Worker(BaseReader, server.url, TEXT_TABLE) as reader,
+    ):
+        table = filled_table(client, rows, TEXT_TABLE)
+        reader.call(BaseReader.open)
+        wait_for_base(table)
+        progress(f"updating {int(rows * share):,} rows one by one")
+        reader.call(BaseReader.commit_one_by_one, rows, int(rows * share))
+        rates = interleaved(
+            bench.runs,
+            {
+                _TEXT: lambda: reader.call(BaseReader.read_via, "iterator").checked(rows),
+                _TEXT_BASE: lambda: reader.call(BaseReader.read_via, "base").checked(rows),
+            },
+        )
+    found |= rates
+    return Figure(
+        name="base_text_key",
+        work=f"scan of {rows:,} rows with the key (string, int64) out of a base, {share:.0%} written since one by one",
+        against="the same scan of RocksDB",
+        unit="ratio",
+        spread=paired_ratios(rates[_TEXT_BASE], rates[_TEXT]),
+        at_least=5,
+    )

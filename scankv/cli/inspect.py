@@ -2,14 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Final
 
 import typer
 from rich.filesize import decimal
 
-from aio_client import BucketStatistics, IndexStatus, sync
+from aio_client import BaseStatistics, BucketStatistics, IndexStatus, TableBases, sync
 from scankv.cli.options import Json, TableName, Url
-from scankv.cli.show import show_json, show_pairs, show_table
+from scankv.cli.show import duration, show_json, show_pairs, show_table
 from table_model.types import format_type
+
+_BASE_HEADERS: Final = [
+    "rows",
+    "on disk",
+    "changes since",
+    "rows since",
+    "in memory",
+    "age",
+    "builds",
+    "cpu",
+    "written",
+    "why not all",
+]
 
 
 def tables(json: Json = False, url: Url = None) -> None:
@@ -62,16 +76,46 @@ def describe(table: TableName, json: Json = False, url: Url = None) -> None:
             for b in buckets
         ],
     )
+    bases = [(bucket.bucket, bucket.base) for bucket in buckets if bucket.base is not None]
+    if bases:
+        show_table(
+            ["columnar base of bucket", "log offset", *_BASE_HEADERS[:-1], "why none"],
+            [[number, base.log_offset, *_base_cells(base), base.why_none or ""] for number, base in bases],
+        )
 
 
 def stats(json: Json = False, url: Url = None) -> None:
     """Show what the server has done and what it holds."""
     with sync.connect(url) as client:
-        figures = asdict(client.server_stats())
+        found = client.server_stats()
+    figures = asdict(found)
     if json:
         show_json(figures)
-    else:
-        show_pairs({name.replace("_", " "): _figure(name, value) for name, value in figures.items()})
+        return
+    del figures["bases"]
+    show_pairs({name.replace("_", " "): _figure(name, value) for name, value in figures.items()})
+    if found.bases:
+        show_table(*_bases(found.bases))
+
+
+def _bases(tables: Sequence[TableBases]) -> tuple[list[str], list[list[object]]]:
+    return ["columnar bases of", "buckets", *_BASE_HEADERS], [
+        [each.table, f"{each.bases} of {each.buckets}", *_base_cells(each), "; ".join(each.why_none)] for each in tables
+    ]
+
+
+def _base_cells(base: BaseStatistics | TableBases) -> list[object]:
+    return [
+        base.rows,
+        decimal(base.disk_bytes),
+        base.changes_since,
+        base.overlay_rows,
+        decimal(base.overlay_bytes),
+        duration(base.age_seconds),
+        base.builds,
+        duration(base.build_cpu_seconds),
+        decimal(base.written_bytes),
+    ]
 
 
 def _summary(table: sync.Table) -> dict[str, object]:

@@ -28,18 +28,18 @@ class Loading:
         rows: How many rows were acknowledged.
     """
 
-    def __init__(self, client: Client, table: Table, bad: BadRows) -> None:
+    def __init__(self, client: Client, table: Table) -> None:
         self.rows = 0
         self._client = client
         self._table = table
-        self._bad = bad
         self._underway: tuple[Future[WriteResult], GoodRows] | None = None
 
-    def run(self, blocks: Iterable[Block], on_progress: Callable[[], None]) -> None:
-        """Writes all blocks; returns when every row is acknowledged.
+    def run(self, blocks: Iterable[Block], bad: BadRows, on_progress: Callable[[], None]) -> None:
+        """Writes all blocks of a file; returns when every row is acknowledged.
 
         Args:
             blocks: The rows.
+            bad: Takes those that cannot be loaded.
             on_progress: Called after every write.
 
         Raises:
@@ -49,21 +49,21 @@ class Loading:
         with ThreadPoolExecutor(1, thread_name_prefix="scankv-load") as pool:
             try:
                 for block in blocks:
-                    for good in good_rows(block, self._bad):
-                        self._finish_underway()
+                    for good in good_rows(block, bad):
+                        self._finish_underway(bad)
                         on_progress()
                         self._underway = pool.submit(self._table.upsert, good.rows), good
-                self._finish_underway()
+                self._finish_underway(bad)
                 on_progress()
             except BadFile as error:
-                self._finish_underway()
+                self._finish_underway(bad)
                 raise BadFile(f"{error.message}; {self.rows:,} rows before it were loaded") from error
             except KeyboardInterrupt:
                 # Leaving the pool waits for the write that is underway, so that one has to end.
                 self._client.close()
                 raise
 
-    def _finish_underway(self) -> None:
+    def _finish_underway(self, bad: BadRows) -> None:
         """Waits for the write that is underway; when the server refuses a row of it, that row is a bad one."""
         if self._underway is None:
             return
@@ -71,16 +71,16 @@ class Loading:
         try:
             self.rows += write.result().rows
         except (InvalidRequest, RequestTooLarge) as error:
-            self._write_without_refused(good, error)
+            self._write_without_refused(good, error, bad)
 
-    def _write_without_refused(self, good: GoodRows, error: InvalidRequest | RequestTooLarge) -> None:
+    def _write_without_refused(self, good: GoodRows, error: InvalidRequest | RequestTooLarge, bad: BadRows) -> None:
         """Writes again without the row that was refused, until none is."""
         kept = np.arange(good.rows.num_rows)
         while len(kept):
             if "row" not in error.details:
                 raise error
             row = int(error.details["row"])
-            self._bad.add(good.where(int(kept[row])), error.message)
+            bad.add(good.where(int(kept[row])), error.message)
             kept = np.delete(kept, row)
             try:
                 self.rows += self._table.upsert(good.rows.take(pa.array(kept))).rows

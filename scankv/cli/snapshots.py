@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from aio_client import sync
+from scankv.cli.export import export
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
@@ -14,6 +15,8 @@ from table_model.errors import SnapshotLost, UsageError
 _SECONDS_OF: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 app = typer.Typer(help="Pinned snapshots: a table as of one instant, kept while its lease lives.", no_args_is_help=True)
+
+app.command()(export)
 
 SnapshotIds = Annotated[
     list[str], typer.Argument(metavar="ID...", help="Snapshots, as `snapshot create` printed them.", show_default=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import shutil
 import sys
 import tempfile
@@ -160,6 +161,28 @@ def open_input(argument: str, format_: Format | None = None, *, again: bool = Fa
             stack.callback(input_.close)
             assert input_.format
         yield input_
+
+
+@contextmanager
+def open_inputs(argument: str, format_: Format | None = None, *, again: bool = False) -> Iterator[list[Input]]:
+    """The same, and for a directory all Parquet and Arrow files in it, by name; at least one.
+
+    Names that begin with `.` or `_` are passed over, as others do who read such directories.
+
+    Raises:
+        BadFile: One cannot be opened; the directory has others, or none.
+    """
+    with ExitStack() as stack:
+        if not os.path.isdir(argument):
+            yield [stack.enter_context(open_input(argument, format_, again=again))]
+            return
+        with explain(argument):
+            names = sorted(name for name in os.listdir(argument) if not name.startswith((".", "_")))
+            others = [name for name in names if format_of_name(name) not in (Format.PARQUET, Format.ARROW)]
+            if others or not names:
+                found = f"{others[0]} is none" if others else "there is none"
+                raise ValueError(f"a directory is loaded when it has Parquet or Arrow files and no others; {found}")
+        yield [stack.enter_context(open_input(os.path.join(argument, name), format_)) for name in names]
 
 
 @contextmanager

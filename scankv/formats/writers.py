@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Final, Protocol
 
@@ -63,13 +64,42 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         with path.open("wb") as stream:
             yield stream
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = _beside(path)
     try:
         with part.open("wb") as stream:
             yield stream
+            _sync(stream)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """A directory that takes its name when the block ends without an error; a failure leaves what was there before.
+
+    What was there is removed at the end.
+    """
+    part, old = _beside(path), _beside(path).with_suffix(".old")
+    part.mkdir()
+    try:
+        yield part
+        if path.exists():
+            path.rename(old)
+        part.rename(path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _sync(stream: IO[bytes]) -> None:
+    """So that not even a power failure leaves half a file under a name that promises a whole one."""
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 class _CsvWriter:

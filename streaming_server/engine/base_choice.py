@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from streaming_server.scan.base_view import Via, choose
-from streaming_server.scan.opening import NO_BASES
-from table_model.errors import DataLoss, InvalidRequest
+from streaming_server.scan import base_view
+from streaming_server.scan.base_view import bases_for
+from table_model.errors import DataLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from streaming_server.engine.live_bucket import LiveBucket
-    from streaming_server.scan.base_view import BaseView
+    from streaming_server.scan.base_view import BaseView, Via
     from streaming_server.scan.opening import ReadPlan
     from streaming_server.scan.row_reader import RowReader
     from streaming_server.storage.bucket import Bucket
     from table_model.errors import ScanKvError
 
+_WHY_NONE: Final = (
+    "it has none yet, too much was written since, or readers keep too many of its states; leave `via` out, or create "
+    "the table with columnar_base"
+)
 _log: Final = logging.getLogger(__name__)
 
 
@@ -28,48 +32,46 @@ def bases_of(plan: ReadPlan, reader: RowReader, opened: Sequence[tuple[LiveBucke
     Raises:
         InvalidRequest: Bases are asked for, and there is one missing, or the scan cannot be read so.
     """
-    choice = choose(plan, reader)
-    if plan.via is Via.BASE and not choice.possible:
-        raise InvalidRequest(f'this cannot be read via "base": {choice.reason}; leave `via` out')
-    if not choice.base:
-        return NO_BASES
-    bases = {live.number: view for live, _ in opened if (view := live.base_view()) is not None}
-    if plan.via is Via.BASE:
-        _check_all(opened, bases)
-    return bases
+    filled = {live.number: live for live, bucket in opened if bucket.state.rows != 0}
+
+    def view_of(number: int) -> BaseView | None:
+        return filled[number].base_view()
+
+    return bases_for(plan, reader, filled, view_of, _WHY_NONE)
 
 
 def via_of(plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Sequence[LiveBucket]) -> tuple[Via, str]:
     """What `bases_of` would choose now, and why, in words. Takes no mutex."""
-    if through_index:
-        return Via.ITERATOR, "single keys are looked up"
-    choice = choose(plan, reader)
-    if not choice.base:
-        return Via.ITERATOR, choice.reason
-    there = sum(live.has_base for live in chosen)
-    if not there:
-        return Via.ITERATOR, "no bucket has a columnar base"
-    some = "" if there == len(chosen) else f"; {len(chosen) - there} of {len(chosen)} buckets have no base"
-    return Via.BASE, choice.reason + some
+    filled = [live for live in chosen if live.state is None or live.state.rows != 0]
+    based = [live.number for live in filled if live.has_base]
+    return base_view.via_of(plan, reader, [live.number for live in filled], based, through_index=through_index)
 
 
-def note_damaged_base(live: LiveBucket, name: str, error: ScanKvError) -> ScanKvError:
+def noting_errors(
+    buckets: Mapping[int, LiveBucket], bases: Mapping[int, BaseView]
+) -> Callable[[int, ScanKvError], ScanKvError]:
+    """What a source tells of errors, and gets the errors to raise of: as `LiveBucket.noted`.
+
+    A damaged base is no damage of its bucket: it is read no more, and built again. Bases go by their names, so that
+    whoever may still get an error keeps none of them.
+    """
+    names = {number: view.base.info.name for number, view in bases.items()}
+
+    def noted(number: int, error: ScanKvError) -> ScanKvError:
+        if number in names:
+            return _note_damaged_base(buckets[number], names[number], error)
+        return buckets[number].noted(error)
+
+    return noted
+
+
+def _note_damaged_base(live: LiveBucket, name: str, error: ScanKvError) -> ScanKvError:
     """The same error, with the bucket in its details; the base of this name is read no more, and built again."""
     if isinstance(error, DataLoss):
         _log.error("a columnar base is read no more, and built again: %s", error.message)
         if live.base is not None and live.base.info.name == name:
-            live.forget_base()
+            live.forget_base("it was damaged")
         error = DataLoss(f"{error.message}; no row is lost: scan again, and the rows are read from RocksDB")
     error.details.setdefault("table", live.table)
     error.details.setdefault("bucket", str(live.number))
     return error
-
-
-def _check_all(opened: Sequence[tuple[LiveBucket, Bucket]], bases: Mapping[int, BaseView]) -> None:
-    missing = [live.number for live, bucket in opened if live.number not in bases and bucket.state.rows != 0]
-    if missing:
-        raise InvalidRequest(
-            f'bucket {missing[0]} cannot be read via "base": it has none yet, too much was written since, or '
-            "readers keep too many of its states; leave `via` out, or create the table with columnar_base",
-            bucket=missing[0],
-        )

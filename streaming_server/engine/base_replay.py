@@ -97,4 +97,6 @@ class BaseReplay:
         rows = pa.RecordBatch.from_arrays(changed.filter(there).columns, schema=codec.schema)
         values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.encode(rows))
         self._at = record.offset + len(record.changes)
-        self._overlay.add(self._table.keys.encoded(changed), values, self._at)
+        keys = self._table.keys.encoded(changed)
+        self._live.base_record.changed_bytes += keys.nbytes + values.nbytes
+        self._overlay.add(keys, values, self._at)

@@ -37,8 +37,9 @@ def apply_rows(
     except RequestTooLarge:
         raise  # before anything was written
     except BaseException:
-        live.forget_base()  # which may lack what RocksDB has
+        live.forget_base("a write failed that it may lack")
         raise
+    live.base_record.changed_bytes += rows.keys.nbytes + (0 if rows.values is None else rows.values.nbytes)
     # Read once: a damaged base may be forgotten at any time.
     overlay = live.overlay
     if overlay is None:
@@ -48,7 +49,7 @@ def apply_rows(
     except Exception:
         # The rows are written all the same.
         _log.exception("%s: a write cannot be noted beside the columnar base, which is read no more", live.place)
-        live.forget_base()
+        live.forget_base("a write could not be noted beside it")
 
 
 def _merge(bucket: Bucket, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
+from streaming_server.engine.base_due import BaseRecord
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.scan.base_view import BaseView
@@ -54,6 +55,7 @@ class LiveBucket:
         base: Its columnar base, when there is one and `overlay` has all that was written since.
         base_looked_for: Whether it was looked for a base that an earlier server has left.
         overlay: What was written since the base, or since one that is being built. Changed with the mutex held.
+        base_record: What keeping the base has cost, and why there is none.
         damage: The first damage found, or None. A bucket that could not be opened stays so; of one that is open, what
             is not damaged can still be read.
 
@@ -89,6 +91,7 @@ class LiveBucket:
         self.base: ColumnarBase | None = None
         self.base_looked_for = False
         self.overlay: Overlay | None = None
+        self.base_record = BaseRecord()
         self._views: WeakSet[OverlayView] = WeakSet()
         self._path = path
         self.table = table
@@ -112,8 +115,10 @@ class LiveBucket:
     def base_view(self) -> BaseView | None:
         """The bucket as of now out of its base. Hold the mutex.
 
-        None where there is none, or where readers keep too many older states of what was written since.
+        None where there is none, or where readers keep too many older states of what was written since. Who asks would
+        read one, which is a reason to build it.
         """
+        self.base_record.wanted = True
         if self.base is None or self.overlay is None or self.overlay.is_full:
             return None
         view = self.overlay.view()
@@ -127,9 +132,24 @@ class LiveBucket:
         """Whether there is a base with all that was written since. Does not need the mutex."""
         return self.base is not None and self.overlay is not None and not self.overlay.is_full
 
-    def forget_base(self) -> None:
-        """Reads the base no more, because it is damaged, or does not have all that was written."""
+    @property
+    def overlay_bytes(self) -> int:
+        """Memory for what was written since its base, with older states that scans still read."""
+        overlay = self.overlay
+        kept = sum(view.nbytes for view in self._views)
+        return kept if overlay is None else max(kept, overlay.nbytes)
+
+    def forget_base(self, why: str, *, at_once: bool = True) -> None:
+        """Reads the base no more.
+
+        Args:
+            why: Why, in words: it is damaged, or does not have all that was written.
+            at_once: Whether another is built whatever that costs.
+        """
         self.base = self.overlay = None
+        self.base_record.lost, self.base_record.is_on_disk = why, True
+        if at_once:
+            self.base_record.base_bytes = 0
 
     @property
     def is_open(self) -> bool:

@@ -12,7 +12,7 @@ from weakref import WeakSet
 import numpy as np
 import pyarrow as pa
 
-from streaming_server.engine.base_choice import bases_of, note_damaged_base, via_of
+from streaming_server.engine.base_choice import bases_of, noting_errors, via_of
 from streaming_server.engine.bucket_check import BucketCheck
 from streaming_server.engine.bucket_steps import apply_rows, get_within, step_rows, total_bytes
 from streaming_server.engine.catching_up import DEFAULT_CATCH_UP, CatchingUp
@@ -22,6 +22,7 @@ from streaming_server.engine.live_bucket import LiveBucket, durable, figures_of,
 from streaming_server.engine.log_opening import LogOpening
 from streaming_server.engine.pinning import Pinning
 from streaming_server.engine.prepare import KeyEncoder, PreparedRows, prepare, read_request, rows_by_bucket, widen
+from streaming_server.scan.base_view import sort_overlays
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.explaining import explain
 from streaming_server.scan.held_view import HeldView, whole_indexes
@@ -291,16 +292,12 @@ class LiveTable:
             if plan.limit != 0:
                 reader = await read_through_index(reader, self._held_view(opened))
             bases = bases_of(plan, reader, opened)
-            names = {number: view.base.info.name for number, view in bases.items()}
-            on_error = partial(self._noted_of, names) if bases else self._noted
+            on_error = noting_errors({live.number: live for live, _ in opened}, bases)
             scan = open_scan(plan, codec.definition, reader, view, "", buckets.__getitem__, on_error, bases)
             self._sources.add(scan.source)
         try:
             await durable(self.buckets, states)
-            for each in bases.values():
-                if not each.overlay.is_sorted:
-                    # Else the first chunk would do it, on the event loop: half a second for a million rows.
-                    await self._executor.run(each.overlay.net)
+            await sort_overlays(bases, self._executor.run)
         except BaseException:
             scan.source.close()
             raise
@@ -345,6 +342,7 @@ class LiveTable:
             self._sources.add(log.source)
         try:
             await durable(self.buckets, states)
+            await sort_overlays(opening.bases, self._executor.run)
         except BaseException:
             log.source.close()
             raise
@@ -400,15 +398,6 @@ class LiveTable:
 
     def _noted(self, number: int, error: ScanKvError) -> ScanKvError:
         return self.buckets[number].noted(error)
-
-    def _noted_of(self, bases: Mapping[int, str], number: int, error: ScanKvError) -> ScanKvError:
-        """As `_noted`, but that a damaged base is no damage of its bucket: it is built again.
-
-        Bases go by their names, so that whoever may still get an error keeps none of them.
-        """
-        if number not in bases:
-            return self._noted(number, error)
-        return note_damaged_base(self.buckets[number], bases[number], error)
 
     def opens(self, source: Abortable) -> None:
         """Sees to it that a source that reads a bucket is ended before the table is closed. Hold the bucket's mutex."""

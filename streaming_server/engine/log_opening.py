@@ -6,8 +6,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from streaming_server.engine.base_choice import bases_of, noting_errors
 from streaming_server.engine.live_bucket import held
 from streaming_server.engine.log_starts import LogStarts
+from streaming_server.scan.base_view import NO_BASES, cursor_of
 from streaming_server.scan.change_rows import ChangeRows
 from streaming_server.scan.chunk_source import Position, View, total_rows
 from streaming_server.scan.committed import views_of
@@ -27,11 +29,11 @@ if TYPE_CHECKING:
     from streaming_server.engine.catching_up import CatchingUp
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.prepare import KeyEncoder
+    from streaming_server.scan.base_view import BaseView
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.scan.log_plan import ChangeSource, LogPlan
     from streaming_server.storage.bucket import Bucket
     from streaming_server.storage.row_codec import RowCodec
-    from table_model.errors import ScanKvError
     from table_model.log_positions import StopAt
     from table_model.schema import TableDefinition
 
@@ -48,6 +50,9 @@ class LogOpening:
         latest: The table's definition, at any later time.
         committed: Where the consumer stands that the stream is of. None: it is of none, or of one that begins.
         catching_up: Makes net changes, where they are asked for.
+
+    Attributes:
+        bases: The columnar bases that rows of the table are read from.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class LogOpening:
         self._latest = latest
         self._committed = committed
         self._catching_up = catching_up
+        self.bases: Mapping[int, BaseView] = NO_BASES
         self._starts = LogStarts(codec.definition, buckets)
 
     async def open(self) -> OpenedLog:
@@ -162,22 +168,22 @@ class LogOpening:
         return FullSource(table, rows, log, position.views, position.scanned)
 
     def _rows_of_table(self, scanned: Position | None, ends: Mapping[int, int]) -> KvSource:
-        reader = self._plan.of_rows().reader(self._codec, self._keys.codec)
+        plan = self._plan.of_rows()
+        reader = plan.reader(self._codec, self._keys.codec)
+        self.bases = bases_of(plan, reader, list(self._buckets.values()))
         left = keys_to_read(reader, self._definition, self._buckets, scanned, reverse=False, ordered=False)
         cursors: dict[int, Cursor] = {}
         try:
             for number, keys in left.items():
-                cursors[number] = reader.cursor(self._buckets[number][1], keys, reverse=False)
+                cursors[number] = cursor_of(reader, number, self._buckets[number][1], keys, self.bases)
         except BaseException:
             for cursor in cursors.values():
                 cursor.close()
             raise
         rows = total_rows(bucket.state.rows for _, bucket in self._buckets.values())
         view = View(dict(ends), time.time_ns() // 1000, rows)
-        return KvSource(reader.decoder.schema, self._definition.schema.id, view, cursors, scanned, self._noted)
-
-    def _noted(self, number: int, error: ScanKvError) -> ScanKvError:
-        return self._buckets[number][0].noted(error)
+        on_error = noting_errors({number: live for number, (live, _) in self._buckets.items()}, self.bases)
+        return KvSource(reader.decoder.schema, self._definition.schema.id, view, cursors, scanned, on_error)
 
     async def _stops(self, ends: Mapping[int, int]) -> dict[int, int] | None:
         stop = self._plan.stop

@@ -5,34 +5,43 @@ from __future__ import annotations
 import asyncio
 import logging
 from copy import copy
-from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet
 
+from streaming_server.scan.base_view import BaseView, bases_for, choose, via_of
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.explaining import explain
 from streaming_server.scan.held_view import HeldView, whole_indexes
 from streaming_server.scan.index_lookup import chosen_index, read_through_index
 from streaming_server.scan.opening import open_scan
+from streaming_server.scan.overlay import NetRows, OverlayView
+from streaming_server.scan.row_reader import RowReader
 from streaming_server.storage.checkpoint import Checkpoint
 from streaming_server.storage.index_codec import IndexCodec
+from streaming_server.storage.pinned_base import open_pinned
 from streaming_server.storage.row_codec import RowCodec
 from table_model.errors import DataLoss, InvalidRequest, ScanKvError
 from table_model.key_codec import KeyCodec
+from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from protos.scankv.v1.scan_pb2 import ExplainScanResponse
     from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.scan.base_cursor import BaseCursor
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.storage.cursor import BucketCursor
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.row_codec import Decoder
     from streaming_server.storage.snapshots import ViewDirectory, ViewManifest
-    from table_model.key_range import KeyRange
     from table_model.schema import TableDefinition
 
+_WHY_NONE: Final = (
+    "the snapshot has none of it: there was none when it was taken, too much had been written since, or it is damaged; "
+    "leave `via` out"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -84,6 +93,8 @@ class PinnedView:
         self._executor = executor
         self._opening = asyncio.Lock()
         self._open: dict[int, Checkpoint] = {}
+        self._bases: dict[int, BaseView] = {}
+        self._damaged_bases: set[int] = set()
         self._readers: WeakSet[Abortable] = WeakSet()
         self._gone: ScanKvError | None = None
 
@@ -138,7 +149,7 @@ class PinnedView:
         def work() -> None:
             self._open[number] = Checkpoint(
                 self.directory.bucket(number),
-                f"bucket {number} of {self.table} in snapshot view {self.view_id}",
+                self._place_of(number),
                 self.manifest.buckets[number],
                 compression=self.manifest.definition.options.compression,
                 resources=self._resources,
@@ -148,6 +159,45 @@ class PinnedView:
             await self._executor.run(work)
         except ScanKvError as error:
             raise self.noted(number, error) from error.__cause__
+
+    async def opened_bases(self, numbers: Iterable[int]) -> Mapping[int, BaseView]:
+        """The columnar bases that there are of some buckets, open, for a user of the view. They stay so until `close`.
+
+        One that is damaged is read no more: the checkpoint has the same rows.
+        """
+        async with self._opening:
+            for number in numbers:
+                self.check()
+                if self.has_base(number) and number not in self._bases:
+                    await self._executor.run(self._open_base, number)
+            return dict(self._bases)
+
+    def _open_base(self, number: int) -> None:
+        pinned = self.manifest.buckets[number].base
+        assert pinned is not None
+        place = self._place_of(number)
+        try:
+            base, keys, rows = open_pinned(self.directory.base(number), pinned, place)
+        except DataLoss as error:
+            _log.error("a columnar base is read no more: %s", error.message)
+            self._damaged_bases.add(number)
+            return
+        self._bases[number] = BaseView(base=base, overlay=OverlayView.of(NetRows(keys, rows)), place=place)
+
+    def has_base(self, number: int) -> bool:
+        """Whether there is a columnar base of a bucket that is not known to be damaged."""
+        return self.manifest.buckets[number].base is not None and number not in self._damaged_bases
+
+    def base_damaged(self, number: int, error: DataLoss) -> DataLoss:
+        """The error to raise for damage of a base, which is read no more."""
+        _log.error("a columnar base is read no more: %s", error.message)
+        self._damaged_bases.add(number)
+        self._bases.pop(number, None)
+        message = f"{error.message}; no row is lost: scan again, and the rows are read from the snapshot's checkpoint"
+        return DataLoss(message, table=self.table, bucket=number, view=self.view_id)
+
+    def _place_of(self, number: int) -> str:
+        return f"bucket {number} of {self.table} in snapshot view {self.view_id}"
 
     def checkpoint(self, number: int) -> Checkpoint:
         """An open bucket."""
@@ -201,6 +251,8 @@ class PinnedView:
     async def _close_files(self) -> None:
         checkpoints = list(self._open.values())
         self._open.clear()
+        # Who reads one keeps it mapped.
+        self._bases.clear()
         if checkpoints:
             await self._executor.run(_close_all, checkpoints)
 
@@ -232,6 +284,13 @@ class SnapshotReader:
         """A cursor over a key range of a bucket; opens nothing. Raises DataLoss, or why the view has ended."""
         return self._view.checkpoint(bucket).cursor(self.codec, decoder, self.keys, key_range, reverse=reverse)
 
+    async def keys_cursor(self, bucket: int) -> BucketCursor | BaseCursor:
+        """A cursor over all keys of a bucket, to be skimmed. Raises DataLoss, or why the view has ended."""
+        base = (await self._view.opened_bases([bucket])).get(bucket)
+        if base is None:
+            return self.cursor(bucket, self.codec.decoder(()), KeyRange())
+        return base.cursor(RowReader.of(self.codec, self.keys, (), None, KeyRange()), KeyRange(), reverse=False)
+
     async def open_scan(self, plan: ReadPlan) -> OpenedScan:
         """A scan of these buckets, which ends when the view does; the caller closes its source.
 
@@ -243,6 +302,7 @@ class SnapshotReader:
         reader = plan.reader(self.codec, self.keys)
         if plan.limit != 0:
             reader = await read_through_index(reader, self.held_view())
+        bases = await self._bases_for(plan, reader)
         opened = open_scan(
             plan,
             self.definition,
@@ -250,7 +310,8 @@ class SnapshotReader:
             self._shown,
             self.view_id,
             self._view.checkpoint,
-            self.noted,
+            partial(self.noted_of, bases.keys()),
+            bases,
         )
         self.watch(opened.source)
         return opened
@@ -259,7 +320,26 @@ class SnapshotReader:
         """What `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
         reader = plan.reader(self.codec, self.keys)
         choice = chosen_index(reader, self.held_view().indexes)
-        return explain(plan, self.definition, reader, self.log_offsets, choice)
+        filled = self._filled()
+        based = [number for number in filled if self._view.has_base(number)]
+        via = via_of(plan, reader, filled, based, through_index=choice is not None)
+        return explain(plan, self.definition, reader, self.log_offsets, choice, via)
+
+    async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
+        """The buckets that are read out of their bases. Raises InvalidRequest."""
+        wanted = self._filled() if choose(plan, reader).base else []
+        views = await self._view.opened_bases(wanted)
+        return bases_for(plan, reader, self._filled(), views.get, _WHY_NONE)
+
+    def _filled(self) -> list[int]:
+        """The buckets that may have rows."""
+        return [number for number, rows in self.rows.items() if rows != 0]
+
+    def noted_of(self, bases: Collection[int], bucket: int, error: ScanKvError) -> ScanKvError:
+        """As `noted`, where some buckets are read out of their bases."""
+        if bucket in bases and isinstance(error, DataLoss):
+            return self._view.base_damaged(bucket, error)
+        return self.noted(bucket, error)
 
     @property
     def _shown(self) -> View:
@@ -276,7 +356,7 @@ class SnapshotReader:
             self.check()
             check()
 
-        filled = {number: self._view.checkpoint(number) for number, rows in self.rows.items() if rows != 0}
+        filled = {number: self._view.checkpoint(number) for number in self._filled()}
         ready = [checkpoint.ready_indexes for checkpoint in filled.values()]
         indexes = whole_indexes(self._view.index_codecs, ready)
         return HeldView(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.live_bucket import durable, held
+from streaming_server.storage.pinned_base import link_base
 from table_model.errors import SnapshotNotTaken
 
 if TYPE_CHECKING:
@@ -19,14 +21,19 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_bucket import LiveBucket
+    from streaming_server.scan.base_view import BaseView
     from streaming_server.storage.bucket import Bucket, BucketState
     from table_model.errors import ScanKvError
     from table_model.schema import TableDefinition
 
 MAX_HOLD_SECONDS = 1.0
+MAX_NET_BYTES: Final = 64 << 20
+"""Of what was written to a bucket since its base; a view has no base of it where there is more."""
 _RETRY_SECONDS = 1.0
 # Few, so that writers find a free thread meanwhile.
 _FLUSHES_AT_ONCE = 2
+
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +45,14 @@ class Cut:
         states: The state of each bucket then.
         view_micros: When that was, in microseconds since 1970.
         held_micros: How long writers were held for it.
+        bases: The buckets that had a columnar base then, of which the view has the files.
     """
 
     definition: TableDefinition
     states: Mapping[int, BucketState]
     view_micros: int
     held_micros: int
+    bases: Mapping[int, BaseView]
 
 
 class Pinning:
@@ -79,6 +88,7 @@ class Pinning:
         paths: Sequence[Path],
         definition: Callable[[], TableDefinition],
         *,
+        base_paths: Sequence[Path] | None = None,
         max_hold_seconds: float,
     ) -> Cut:
         """Makes checkpoints of all buckets as of one instant; durable when it returns. Call it in `alone`.
@@ -89,6 +99,7 @@ class Pinning:
         Args:
             paths: Where each bucket's checkpoint goes; these directories do not exist, their parents do.
             definition: Gives the table's definition as of now.
+            base_paths: Where the files of each bucket's columnar base go; as `paths`. None: nowhere.
             max_hold_seconds: For how long writers may be held.
 
         Raises:
@@ -96,7 +107,7 @@ class Pinning:
             DataLoss: A bucket is damaged.
         """
         await self._flush()
-        cut = await self._checkpoints(paths, definition, max_hold_seconds)
+        cut = await self._checkpoints(paths, base_paths or (), definition, max_hold_seconds)
         await durable(self._buckets, cut.states)
         return cut
 
@@ -111,7 +122,11 @@ class Pinning:
             chosen = [one for one, offset in zip(chosen, before, strict=True) if one[1].state.log_offset != offset]
 
     async def _checkpoints(
-        self, paths: Sequence[Path], definition: Callable[[], TableDefinition], max_hold_seconds: float
+        self,
+        paths: Sequence[Path],
+        base_paths: Sequence[Path],
+        definition: Callable[[], TableDefinition],
+        max_hold_seconds: float,
     ) -> Cut:
         clock = asyncio.get_running_loop().time
         async with AsyncExitStack() as mutexes:
@@ -124,7 +139,10 @@ class Pinning:
                     opened = [await live.opened() for live in self._buckets]
                     states = {live.number: bucket.state for live, bucket in zip(self._buckets, opened, strict=True)}
                     instant, now = definition(), time.time_ns() // 1000
+                    bases = self._bases() if base_paths else {}
                     await self._made(opened, paths)
+                    # Also while writers are held: a base is not removed before another one has taken its place.
+                    await self._executor.run(_link, bases, base_paths)
             except TimeoutError:
                 raise SnapshotNotTaken(
                     f"taking a snapshot of {self._buckets[0].table} held its writers for {clock() - started:.1f} s and "
@@ -134,7 +152,12 @@ class Pinning:
                     table=self._buckets[0].table,
                 ) from None
             held_micros = int((clock() - started) * 1_000_000)
-        return Cut(definition=instant, states=states, view_micros=now, held_micros=held_micros)
+        return Cut(definition=instant, states=states, view_micros=now, held_micros=held_micros, bases=bases)
+
+    def _bases(self) -> dict[int, BaseView]:
+        """The buckets that have a columnar base as of now, with little enough written since to be kept twice."""
+        views = {live.number: live.base_view() for live in self._buckets}
+        return {number: view for number, view in views.items() if view and view.overlay.nbytes <= MAX_NET_BYTES}
 
     async def _made(self, opened: Sequence[Bucket], paths: Sequence[Path]) -> None:
         """Makes the checkpoints. When this is cancelled, it ends at once, and the one being made later."""
@@ -175,6 +198,15 @@ class Pinning:
         async with self._lock:
             while self._leftovers:
                 await asyncio.wait(list(self._leftovers))
+
+
+def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
+    for number, view in list(bases.items()):
+        try:
+            link_base(view.base.path, paths[number])
+        except OSError as error:
+            _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
+            del bases[number]
 
 
 async def _flush_one(live: LiveBucket, bucket: Bucket, places: asyncio.Semaphore) -> None:

@@ -24,17 +24,20 @@ from streaming_server.engine.pinned_view import PinnedView, SnapshotReader
 from streaming_server.engine.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.splits import split_view
 from streaming_server.scan.chunk_source import View, total_rows
+from streaming_server.storage.pinned_base import remove_base, write_net
 from streaming_server.storage.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
 from table_model.errors import DataLoss, InvalidRequest, ServerDraining, TooManySnapshots
 from table_model.limits import MAX_SPLITS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+    from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from streaming_server.config import ServerConfig
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_table import LiveTable
+    from streaming_server.scan.base_view import BaseView
+    from streaming_server.storage.pinned_base import PinnedBase
     from streaming_server.storage.rocks import RocksResources
     from table_model.errors import ScanKvError
     from table_model.key_range import KeyRange
@@ -284,13 +287,15 @@ class Snapshots:
             cut = await table.pinning.cut(
                 [directory.bucket(live.number) for live in table.buckets],
                 lambda: table.codec.definition,
+                base_paths=[directory.base(live.number) for live in table.buckets],
                 max_hold_seconds=self._max_hold_seconds,
             )
+            bases = await self._executor.run(_keep_bases, directory, cut.bases)
             manifest = ViewManifest(
                 view_id=directory.view_id,
                 definition=cut.definition,
                 view_micros=cut.view_micros,
-                buckets={number: PinnedBucket.of(state) for number, state in cut.states.items()},
+                buckets={number: PinnedBucket.of(state, bases.get(number)) for number, state in cut.states.items()},
             )
             await self._executor.run(directory.complete, manifest)
         except BaseException:
@@ -444,6 +449,19 @@ class Snapshots:
                     await self._ended(lease)
                 except Exception:
                     _log.exception("ending the lease %s", lease.lease_id)
+
+
+def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict[int, PinnedBase]:
+    """Writes what was written since some bases beside their files; the view goes without those where it cannot."""
+    kept = {}
+    for number, view in bases.items():
+        try:
+            net = view.overlay.net()
+            kept[number] = write_net(directory.base(number), view.base.info.name, net.keys, net.values)
+        except OSError as error:
+            _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
+            remove_base(directory.base(number))
+    return kept
 
 
 def _position(manifest: ViewManifest) -> tuple[dict[int, int], int]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streaming_server.scan.base_cursor import BaseCursor
 from streaming_server.scan.chunk_source import total_rows
 from table_model.errors import DataLoss, ScanKvError
 from table_model.key_range import KeyRange
@@ -148,17 +149,17 @@ async def _collect(reader: SnapshotReader) -> KeySample:
     # Where the rows are not counted, every key is taken at first, and every second one left out as often as it takes.
     collector = _Collector(min(max((total_rows(reader.rows.values()) or 0) // wanted, 1), _MAX_STEP_ROWS), 2 * wanted)
     rows: dict[int, int] = {}
-    decoder = reader.codec.decoder(())
     for bucket, counted in reader.rows.items():
         reader.check()
-        cursor = reader.cursor(bucket, decoder, KeyRange())
+        cursor = await reader.keys_cursor(bucket)
         try:
             await collector.read(bucket, cursor, reader.check)
             rows[bucket] = cursor.rows_scanned
             if counted is not None and cursor.rows_scanned != counted:
                 raise DataLoss(f"there are {cursor.rows_scanned} rows, where the manifest says {counted}")
         except ScanKvError as error:
-            raise reader.noted(bucket, error) from error.__cause__
+            of_bases = [bucket] if isinstance(cursor, BaseCursor) else []
+            raise reader.noted_of(of_bases, bucket, error) from error.__cause__
         finally:
             cursor.close()
     return KeySample(rows, collector.keys, collector.ranks)
@@ -174,11 +175,11 @@ class _Collector:
         self._most = most
         self._count = self._bytes = 0
 
-    async def read(self, bucket: int, cursor: BucketCursor, check: Callable[[], None]) -> None:
+    async def read(self, bucket: int, cursor: BucketCursor | BaseCursor, check: Callable[[], None]) -> None:
         """Reads a bucket to its end; between two slices `check` may raise."""
         keys, ranks = self.keys.setdefault(bucket, []), self.ranks.setdefault(bucket, [])
         due, begun = self._step, time.perf_counter()
-        while cursor.skim(min(due - cursor.rows_scanned, _MAX_STEP_ROWS), _SKIM_BYTES):
+        while cursor.skim(min(due - cursor.rows_scanned, _MAX_STEP_ROWS), _SKIM_BYTES) is not None:
             if cursor.rows_scanned >= due:
                 key = cursor.last_key
                 assert key is not None

@@ -8,7 +8,8 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from streaming_server.engine.base_upkeep import BaseLimits, BaseUpkeep
+from streaming_server.engine.base_due import BaseLimits
+from streaming_server.engine.base_upkeep import BaseUpkeep
 from streaming_server.engine.catching_up import CatchUpLimits
 from streaming_server.engine.consumers import Consumers
 from streaming_server.engine.executor import StorageExecutor
@@ -73,7 +74,10 @@ class Tables:
             BaseLimits(
                 min_rows=config.base_min_rows,
                 changed_share=config.base_changed_share,
+                max_age_seconds=config.base_max_age_seconds,
+                max_write_amplification=config.base_max_write_amplification,
                 overlay_bytes=config.base_overlay_bytes,
+                total_overlay_bytes=config.base_total_overlay_bytes,
                 cpu_share=config.base_cpu_share,
             ),
             seconds=config.base_upkeep_seconds,

@@ -19,6 +19,7 @@ from table_model.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from streaming_server.scan.chunk_source import Chunk
     from table_model.schema import Schema
 
 MAX_GROUPS: Final = 1_000_000
@@ -60,9 +61,9 @@ class RowCounter:
     def __init__(self) -> None:
         self.rows = 0
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Takes the next rows."""
-        self.rows += batch.num_rows
+        self.rows += chunk.batch.num_rows
 
     def settle(self) -> None:
         """Does nothing."""
@@ -110,10 +111,10 @@ class Aggregation:
             or self._pending_bytes >= max(_MERGE_BYTES, self._merged.nbytes)
         )
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Takes the next rows, of any number: `columns` in this order."""
-        if batch.num_rows:
-            grouped = self._of(batch)
+        if chunk.batch.num_rows:
+            grouped = self._of(chunk.batch)
             self._pending.append(grouped)
             self._pending_rows += grouped.num_rows
             self._pending_bytes += grouped.nbytes

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from streaming_server.scan.base_stretches import Step, Stretches
+from streaming_server.scan.ordered_forms import keyed_rows
 from streaming_server.scan.overlay import NO_ROWS
 from streaming_server.scan.sorted_merge import Merge
 from streaming_server.scan.zone_maps import may_match
@@ -17,6 +20,7 @@ from table_model.expressions import evaluate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from streaming_server.scan.chunk_source import StoredRows
     from streaming_server.scan.overlay import NetRows
     from streaming_server.storage.columnar_base import ColumnarBase
     from streaming_server.storage.row_codec import RowCodec
@@ -77,6 +81,7 @@ class BaseCursor:
         worthy = partial(_is_worthy, base, residual)
         self._open: Callable[[], Stretches] | None = lambda: Stretches(base, net(), key_range, reverse, worthy)
         self._rest: Step | None = None
+        self._given: _Given | None = None
         self._whole: int | None = None
 
     @property
@@ -97,32 +102,58 @@ class BaseCursor:
         if step is None:
             return None
         try:
-            if self._residual is None:
-                batch = self._returned.of(step)
-                if step.whole is not None and self._returned.are_all_of_base:
-                    self._whole = step.whole
-                return batch
-            kept = evaluate(self._residual, self._looked_at.of(step))
-            if step.places is None:
-                return self._returned.of(step).filter(kept)
-            return self._returned.of(step.taking(step.places[kept.fill_null(False).to_numpy(zero_copy_only=False)]))
+            return self._batch_of(step)
         except DataLoss as error:
             raise self._here(error) from error
 
-    def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
-        """The next rows as the current schema stores them, whatever the residual says of them; as `next_batch`."""
+    @property
+    def stored(self) -> StoredRows:
+        """Gives rows of the batch just given as the current schema stores them, also later. Raises DataLoss."""
+        assert self._given is not None
+        return partial(self._stored, self._given)
+
+    def _stored(self, given: _Given, places: pa.Array) -> pa.Array:
+        try:
+            return self._codec.encode(self._all.of(given.chosen().at(places.to_numpy().astype(np.int64))))
+        except DataLoss as error:
+            raise self._here(error) from error
+
+    def next_rows(self, max_rows: int, max_bytes: int) -> pa.StructArray | None:
+        """The same as `keyed_rows`."""
         step = self._step(max_rows, max_bytes)
         if step is None:
             return None
         try:
-            rows: list[bytes] = self._codec.encode(self._all.of(step)).to_pylist()
+            batch = self._batch_of(step)
+            assert self._given is not None
+            return keyed_rows(self._given.chosen().encoded_keys(), batch)
         except DataLoss as error:
             raise self._here(error) from error
-        return rows
+
+    def skim(self, max_rows: int, max_bytes: int) -> int | None:
+        """Reads on as `next_batch` does, whatever the residual says, but decodes nothing: how many rows that were.
+
+        Perhaps none; None at the end. Raises DataLoss.
+        """
+        step = self._step(max_rows, max_bytes)
+        return None if step is None else len(step)
 
     def close(self) -> None:
         """Lets go of the base and of what was written since. Closing twice is allowed."""
-        self._base = self._net = self._stretches = self._open = self._rest = self._whole = None
+        self._base = self._net = self._stretches = self._open = self._rest = self._whole = self._given = None
+
+    def _batch_of(self, step: Step) -> pa.RecordBatch:
+        """The columns asked for of the rows of a step that are kept; notes which these are."""
+        if self._residual is None:
+            self._given = _Given(step, None)
+            if step.whole is not None and self._returned.are_all_of_base:
+                self._whole = step.whole
+            return self._returned.of(step)
+        kept = evaluate(self._residual, self._looked_at.of(step))
+        self._given = given = _Given(step, kept)
+        if step.places is None:
+            return self._returned.of(step).filter(kept)
+        return self._returned.of(given.chosen())
 
     def _step(self, max_rows: int, max_bytes: int) -> Step | None:
         """The next rows, and notes how far they reach."""
@@ -146,6 +177,20 @@ class BaseCursor:
 
     def _here(self, error: DataLoss) -> DataLoss:
         return DataLoss(f"{self._place}: {error.message}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The rows of a step that a batch was made of: those for which `kept` is true, all for None."""
+
+    step: Step
+    kept: pa.BooleanArray | None
+
+    def chosen(self) -> Step:
+        """A step of these rows alone."""
+        if self.kept is None:
+            return self.step
+        return self.step.at(np.flatnonzero(self.kept.fill_null(False).to_numpy(zero_copy_only=False)))
 
 
 def _is_worthy(base: ColumnarBase, residual: BoundPredicate | None, number: int) -> bool:

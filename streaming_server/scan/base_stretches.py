@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -38,6 +39,7 @@ class Step:
     Attributes:
         rows: Rows of the base, some of them perhaps replaced or deleted.
         keys: Gives the encoded key of one of them.
+        all_keys: Gives those of all of them.
         block: Rows written since, without deleted ones: those of this step, and of some that follow.
         first: Where in it those of this step begin.
         behind: Where they end.
@@ -49,6 +51,7 @@ class Step:
 
     rows: pa.RecordBatch
     keys: Callable[[int], bytes]
+    all_keys: Callable[[], pa.BinaryArray]
     block: NetRows
     first: int
     behind: int
@@ -63,11 +66,23 @@ class Step:
         """The same with other places."""
         return replace(self, places=places, whole=None)
 
+    def at(self, places: Places) -> Step:
+        """A step of those of its rows that come at some places in its order."""
+        return self.taking(places if self.places is None else self.places[places])
+
     def split(self, rows: int) -> tuple[Step, Step | None]:
         """The first rows, and a step of the others if there are any."""
         if self.places is None or len(self) <= rows:
             return self, None
         return self.taking(self.places[:rows]), self.taking(self.places[rows:])
+
+    def encoded_keys(self) -> pa.BinaryArray:
+        """The encoded keys of its rows. Raises DataLoss."""
+        below = self.all_keys()
+        if self.places is None:
+            return below
+        above = self.block.keys.slice(self.first, self.behind - self.first)
+        return Merge(self.rows.num_rows, self.places).apply(below, above)
 
     def last_key(self) -> bytes:
         """The encoded key of its last row."""
@@ -221,19 +236,22 @@ class Stretches:
         def key(place: int) -> bytes:
             return self._key(first + place)
 
+        all_keys = partial(self._keys, first, count)
         net = self._net.slice(net_first, net_behind)
         end = self._end(first, behind, net)
         if not len(net):
             if self._reverse:
-                return Step(rows, key, NO_ROWS, 0, 0, np.arange(count - 1, -1, -1, dtype=np.int64), end)
+                return Step(rows, key, all_keys, NO_ROWS, 0, 0, np.arange(count - 1, -1, -1, dtype=np.int64), end)
             number = self._batch_of(first)
-            return Step(rows, key, NO_ROWS, 0, 0, None, end, number if count == self._base.rows_in(number) else None)
+            whole = number if count == self._base.rows_in(number) else None
+            return Step(rows, key, all_keys, NO_ROWS, 0, 0, None, end, whole)
         kept = net.values.is_valid().to_numpy(zero_copy_only=False) if net.values.null_count else None
         places = Merge.of(self._keys(first, count), net.keys, kept).places
         block = self._block_with(net_first, net_behind)
         return Step(
             rows,
             key,
+            all_keys,
             block.rows,
             int(block.before[net_first - block.first]),
             int(block.before[net_behind - block.first]),

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.scan.base_cursor import BaseCursor
+from table_model.errors import InvalidRequest
+from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping
+
     from streaming_server.scan.chunk_source import Cursor
+    from streaming_server.scan.keys_to_read import Keys
     from streaming_server.scan.opening import ReadPlan
     from streaming_server.scan.overlay import OverlayView
-    from streaming_server.scan.row_reader import RowReader
+    from streaming_server.scan.row_reader import Readable, RowReader
     from streaming_server.storage.columnar_base import ColumnarBase
-    from table_model.key_range import KeyRange
 
 BASE_CHUNK_ROWS: Final = 32_768
 """Rows of a chunk out of a base when the scan does not say: those of one batch of it, which then go out as they lie."""
@@ -24,7 +29,7 @@ _FEW_ROWS: Final = 1000
 
 
 class Via(enum.Enum):
-    """What the rows of the live table are read from."""
+    """What rows are read from."""
 
     AUTO = enum.auto()
     ITERATOR = enum.auto()
@@ -45,7 +50,7 @@ class BaseView:
     overlay: OverlayView
     place: str
 
-    def cursor(self, reader: RowReader, key_range: KeyRange, *, reverse: bool) -> Cursor:
+    def cursor(self, reader: RowReader, key_range: KeyRange, *, reverse: bool) -> BaseCursor:
         """A cursor over the rows of a key range, with the columns that a reader returns."""
         return BaseCursor(
             self.base,
@@ -57,6 +62,9 @@ class BaseView:
             reverse=reverse,
             place=self.place,
         )
+
+
+NO_BASES: Final[Mapping[int, BaseView]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ class ViaChoice:
 
 def choose(plan: ReadPlan, reader: RowReader) -> ViaChoice:
     """What a plan is read from where there are bases."""
-    obstacle = _obstacle(plan, reader)
+    obstacle = _obstacle(reader)
     if obstacle:
         return ViaChoice(False, obstacle, possible=False)
     if plan.via is Via.ITERATOR:
@@ -88,11 +96,91 @@ def choose(plan: ReadPlan, reader: RowReader) -> ViaChoice:
     return ViaChoice(True, "a range of many rows")
 
 
-def _obstacle(plan: ReadPlan, reader: RowReader) -> str:
+def bases_for(
+    plan: ReadPlan,
+    reader: RowReader,
+    filled: Collection[int],
+    view_of: Callable[[int], BaseView | None],
+    why_none: str,
+) -> Mapping[int, BaseView]:
+    """Of the buckets that have rows those that are read out of their bases; the others are read row by row.
+
+    Args:
+        plan: What is asked for.
+        reader: How it is read.
+        filled: The buckets that may have rows.
+        view_of: Gives the base of a bucket, None where there is none.
+        why_none: Why there may be none, and what to do, in words.
+
+    Raises:
+        InvalidRequest: Bases are asked for, and there is one missing, or the scan cannot be read so.
+    """
+    choice = choose(plan, reader)
+    if plan.via is Via.BASE and not choice.possible:
+        raise InvalidRequest(f'this cannot be read via "base": {choice.reason}; leave `via` out')
+    if not choice.base:
+        return NO_BASES
+    bases = {number: view for number in filled if (view := view_of(number)) is not None}
+    missing = [number for number in filled if number not in bases]
+    if missing and plan.via is Via.BASE:
+        raise InvalidRequest(f'bucket {missing[0]} cannot be read via "base": {why_none}', bucket=missing[0])
+    # Rows that are put in order are all in one form.
+    return NO_BASES if missing and plan.ordered else bases
+
+
+def via_of(
+    plan: ReadPlan, reader: RowReader, filled: Collection[int], based: Collection[int], *, through_index: bool
+) -> tuple[Via, str]:
+    """What `bases_for` would choose, and why, in words.
+
+    Args:
+        plan: What is asked for.
+        reader: How it is read, but for an index.
+        filled: The buckets that may have rows.
+        based: Those of them that have a base.
+        through_index: Whether an index tells the keys.
+    """
+    if through_index:
+        return Via.ITERATOR, "single keys are looked up"
+    choice = choose(plan, reader)
+    if not choice.base:
+        return Via.ITERATOR, choice.reason
+    if not based:
+        return Via.ITERATOR, "no bucket has a columnar base"
+    missing = len(filled) - len(based)
+    if missing and plan.ordered:
+        return Via.ITERATOR, f"{missing} of {len(filled)} buckets have no base, and all are put in one order"
+    return Via.BASE, choice.reason + (f"; {missing} of {len(filled)} buckets have no base" if missing else "")
+
+
+def cursor_of(
+    reader: RowReader,
+    number: int,
+    bucket: Readable,
+    keys: Keys,
+    bases: Mapping[int, BaseView],
+    *,
+    reverse: bool = False,
+) -> Cursor:
+    """A cursor over some keys of a bucket, which reads its base where that is among `bases`. Raises DataLoss."""
+    if number in bases and isinstance(keys, KeyRange):
+        return bases[number].cursor(reader, keys, reverse=reverse)
+    return reader.cursor(bucket, keys, reverse=reverse)
+
+
+async def sort_overlays(
+    bases: Mapping[int, BaseView], run: Callable[[Callable[[], object]], Awaitable[object]]
+) -> None:
+    """Sorts what was written since the bases, with `run` in a thread.
+
+    Else the first chunk would do it, on the event loop: half a second for a million rows.
+    """
+    for each in bases.values():
+        if not each.overlay.is_sorted:
+            await run(each.overlay.net)
+
+
+def _obstacle(reader: RowReader) -> str:
     if reader.points is not None or reader.indexed is not None:
         return "single keys are looked up"
-    if plan.ordered:
-        return "the rows of several buckets are merged by key"
-    if plan.stored_rows:
-        return "rows are needed as they are stored"
     return ""

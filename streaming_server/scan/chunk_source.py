@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import pyarrow as pa
 
     from table_model.errors import ScanKvError
+
+    StoredRows: TypeAlias = Callable[[pa.Array], pa.Array]
+    """Gives rows as they are stored, of a batch whose rows lie elsewhere as Arrow: those of some places in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +25,14 @@ class Chunk:
         bucket: Where they come from; 0 when the source has them of several buckets in one order.
         batch: The rows.
         message: The same as an Arrow IPC message, where there is one already; None: serialise them.
+        stored: Gives some of the rows as they are stored, where these are no column of the batch. None: they are, if
+            they were asked for.
     """
 
     bucket: int
     batch: pa.RecordBatch
     message: pa.Buffer | None = None
+    stored: StoredRows | None = None
 
 
 class Waiting(enum.Enum):
@@ -81,14 +87,21 @@ class Cursor(Protocol):
         """The batch just given as an Arrow IPC message, where it lies there as one. Raises DataLoss."""
 
     @property
+    def stored(self) -> StoredRows | None:
+        """Gives rows of the batch just given as they are stored, where they lie as Arrow. Raises DataLoss."""
+
+    @property
     def last_key(self) -> bytes | None:
         """The encoded key up to which it has read, None before the first. Raises DataLoss for a damaged row."""
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
         """The next rows that are asked for, perhaps none of those it read; None at the end, which is proven."""
 
-    def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
-        """The next rows as they are stored, perhaps none; None at the end, which is proven."""
+    def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | pa.StructArray | None:
+        """The next rows, perhaps none; None at the end, which is proven.
+
+        All of them as they are stored; or, where they lie as Arrow, those asked for as structs, see `ordered_forms`.
+        """
 
     def close(self) -> None:
         """Frees what it holds. Closing twice is allowed."""

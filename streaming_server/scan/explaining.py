@@ -28,8 +28,8 @@ def explain(
     definition: TableDefinition,
     reader: RowReader,
     buckets: Iterable[int],
-    choice: IndexChoice | None = None,
-    via: tuple[Via, str] = (Via.ITERATOR, "a pinned snapshot"),
+    choice: IndexChoice | None,
+    via: tuple[Via, str],
 ) -> scan_pb2.ExplainScanResponse:
     """Explains a scan from its beginning.
 

@@ -22,10 +22,11 @@ class KnownRows:
 
     Attributes:
         rows_scanned: Rows given so far.
-        message: None: the rows are not there as Arrow.
+        message, stored: None: the rows are not there as Arrow.
     """
 
     message: None = None
+    stored: None = None
 
     def __init__(self, decoder: Decoder, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
         self.rows_scanned = 0

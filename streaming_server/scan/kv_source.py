@@ -63,12 +63,13 @@ class KvSource:
             try:
                 batch = cursor.next_batch(max_rows, max_bytes)
                 key, message = cursor.last_key, cursor.message
+                stored = None if batch is None else cursor.stored
             except ScanKvError as error:
                 raise self._on_error(bucket, error) from error.__cause__
             if batch is not None:
                 assert key is not None
                 self._position = Position(bucket, key)
-                return Chunk(bucket, batch, message)
+                return Chunk(bucket, batch, message, stored)
             self._free_first()
         return None
 

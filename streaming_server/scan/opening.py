@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from streaming_server.scan.base_view import Via
+from streaming_server.scan.base_view import NO_BASES, Via, cursor_of
 from streaming_server.scan.keys_to_read import keys_to_read
 from streaming_server.scan.kv_source import KvSource
-from streaming_server.scan.ordered_source import OrderedSource, StoredKeys
+from streaming_server.scan.ordered_forms import KeyedForm, StoredForm
+from streaming_server.scan.ordered_source import OrderedSource
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
 from streaming_server.scan.row_reader import RowReader
-from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,10 +24,8 @@ if TYPE_CHECKING:
     from table_model.errors import ScanKvError
     from table_model.expressions import Predicate
     from table_model.key_codec import KeyCodec
+    from table_model.key_range import KeyRange
     from table_model.schema import TableDefinition
-
-
-NO_BASES: Final[Mapping[int, BaseView]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +43,7 @@ class ReadPlan:
         limit: The most rows of the whole scan, None for all.
         resume_token: Where it goes on, empty at the beginning.
         stored_rows: Whether the rows as they are stored are one more column.
-        via: What the rows of the live table are read from.
+        via: What the rows are read from.
     """
 
     buckets: tuple[int, ...] | None
@@ -77,7 +74,7 @@ class OpenedScan:
         resumed_from: Where it goes on, None when it begins.
         limit: The most rows that are left to be returned, None for all.
         selective: Whether chunks have fewer rows than were read for them.
-        reads_bases: Whether columnar bases are read, which give larger chunks.
+        large_chunks: Whether nothing but columnar bases is read, batch by batch, so that larger chunks take no longer.
     """
 
     source: ChunkSource
@@ -86,7 +83,7 @@ class OpenedScan:
     resumed_from: ResumePoint | None
     limit: int | None
     selective: bool = False
-    reads_bases: bool = False
+    large_chunks: bool = False
 
 
 def open_scan(
@@ -124,22 +121,21 @@ def open_scan(
     cursors: dict[int, Cursor] = {}
     try:
         for bucket, keys in left.items():
-            if bucket in bases and isinstance(keys, KeyRange):
-                cursors[bucket] = bases[bucket].cursor(reader, keys, reverse=plan.reverse)
-            else:
-                cursors[bucket] = reader.cursor(bucket_of(bucket), keys, reverse=plan.reverse)
+            cursors[bucket] = cursor_of(reader, bucket, bucket_of(bucket), keys, bases, reverse=plan.reverse)
     except BaseException:
         for cursor in cursors.values():
             cursor.close()
         raise
+    source = _source(plan, definition, reader, view, cursors, position, on_error, of_bases=bool(bases))
     return OpenedScan(
-        source=_source(plan, definition, reader, view, cursors, position, on_error),
+        source=source,
         tokens=TokenWriter(fingerprint, view),
         definition=definition,
         resumed_from=point,
         limit=limit,
         selective=reader.selective,
-        reads_bases=bool(bases),
+        # What is read row by row, or put in order, holds the event loop for as long as a chunk takes.
+        large_chunks=isinstance(source, KvSource) and bool(cursors) and bases.keys() >= cursors.keys(),
     )
 
 
@@ -169,19 +165,21 @@ def _source(
     cursors: Mapping[int, Cursor],
     position: Position | None,
     on_error: Callable[[int, ScanKvError], ScanKvError],
+    *,
+    of_bases: bool,
 ) -> ChunkSource:
+    schema = reader.decoder.schema
     # The rows of one bucket are in order by themselves.
     if not plan.ordered or len(cursors) < 2:
-        return KvSource(reader.decoder.schema, definition.schema.id, view, cursors, position, on_error)
+        return KvSource(schema, definition.schema.id, view, cursors, position, on_error)
     return OrderedSource(
-        reader.decoder,
-        StoredKeys(reader.codec, reader.keys),
+        KeyedForm(schema) if of_bases else StoredForm(reader.decoder, reader.codec, reader.keys),
         definition.schema.id,
         view,
         cursors,
         position,
         on_error,
         reverse=plan.reverse,
-        # Row by row, many keys without rows would be looked up at once.
-        singly=reader.points is None,
+        # Row by row, many keys without rows would be looked up at once; bases are read in batches anyway.
+        singly=reader.points is None and not of_bases,
     )

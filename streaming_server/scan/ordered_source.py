@@ -9,44 +9,23 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from streaming_server.scan.chunk_source import Chunk, Position
-from table_model.errors import DataLoss, InvalidKey, ScanKvError
+from streaming_server.scan.sorted_merge import stable_order
+from table_model.errors import DataLoss, ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from streaming_server.scan.chunk_source import Cursor, View
-    from streaming_server.storage.row_codec import Decoder, RowCodec
-    from table_model.key_codec import KeyCodec
+    from streaming_server.scan.ordered_forms import OrderedForm
 
 _SINGLE_ROWS: Final = 128
-_NOTHING: Final = pa.array([], pa.binary())
+_NO_KEYS: Final = pa.array([], pa.binary())
 
 T = TypeVar("T")
 Parts: TypeAlias = "Sequence[tuple[int, pa.Array]]"
-"""Stored rows by bucket."""
-
-
-class StoredKeys:
-    """Reads the encoded keys of many stored rows at once. Immutable.
-
-    Args:
-        codec: Decodes the rows.
-        keys: Encodes their keys.
-    """
-
-    def __init__(self, codec: RowCodec, keys: KeyCodec) -> None:
-        self._columns = codec.decoder(codec.definition.primary_key)
-        self._keys = keys
-
-    def keys_of(self, rows: pa.Array) -> pa.Array:
-        """The encoded keys of stored rows. Raises DataLoss."""
-        try:
-            return self._keys.encode(self._columns.decode(rows).columns)
-        except InvalidKey as error:
-            raise DataLoss("a stored row is damaged: its key is none") from error
+"""Rows by bucket."""
 
 
 class OrderedSource:
@@ -58,11 +37,10 @@ class OrderedSource:
 
     In memory are, of each bucket, at most one and a half times its share of a chunk in rows and bytes, but for a single
     longer row: the share is a chunk divided by the buckets that have not ended. All together are less than three
-    chunks, in their stored form.
+    chunks, in their form.
 
     Args:
-        decoder: Makes the batches to return of stored rows.
-        keys: Reads their keys.
+        form: In which the rows are held, which is that in which the cursors give them.
         schema_id: The version of the table's schema that the batches have.
         view: What is read.
         cursors: A cursor for each bucket that has rows to read, all of one instant and in one direction.
@@ -74,8 +52,7 @@ class OrderedSource:
 
     def __init__(
         self,
-        decoder: Decoder,
-        keys: StoredKeys,
+        form: OrderedForm,
         schema_id: int,
         view: View,
         cursors: Mapping[int, Cursor],
@@ -85,15 +62,14 @@ class OrderedSource:
         reverse: bool,
         singly: bool = True,
     ) -> None:
-        self.schema = decoder.schema
+        self.schema = form.schema
         self.schema_id = schema_id
         self.view = view
-        self._decoder = decoder
-        self._keys = keys
+        self._form = form
         self._position = position
         self._on_error = on_error
         self._reverse = reverse
-        self._runs = [_Run(bucket, cursor, reverse, on_error) for bucket, cursor in sorted(cursors.items())]
+        self._runs = [_Run(bucket, cursor, form, reverse, on_error) for bucket, cursor in sorted(cursors.items())]
         self._single_rows = _SINGLE_ROWS if singly else 0
         self._aborted: ScanKvError | None = None
 
@@ -114,7 +90,7 @@ class OrderedSource:
             return None
         self._single_rows -= len(merged.rows)
         self._position = Position(0, merged.last_key)
-        return Chunk(0, self._told_where(self._decoder.decode, merged.rows, merged.parts))
+        return Chunk(0, self._told_where(self._form.decode, merged.rows, merged.parts))
 
     def position(self) -> Position:
         """How far the chunks given so far reach, in all buckets."""
@@ -154,8 +130,9 @@ class OrderedSource:
         ready = [(run, run.count_to(cutoff)) for run in self._runs]
         keys = pa.concat_arrays([run.keys[:count] for run, count in ready])
         if not len(keys):
-            return None if cutoff is None else _Merged(_NOTHING, cutoff, [])
-        order = pc.array_sort_indices(keys, order="descending" if self._reverse else "ascending")[:max_rows]
+            return None if cutoff is None else _Merged(self._form.nothing, cutoff, [])
+        order = stable_order(keys)  # of runs, each in order, most integers take a fraction of what others do
+        order = (order[::-1] if self._reverse else order)[:max_rows]
         rows = pa.concat_arrays([run.rows[:count] for run, count in ready]).take(order)
         if cutoff is None or len(order) < len(keys):
             cutoff = keys[order[-1].as_py()].as_py()
@@ -166,14 +143,14 @@ class OrderedSource:
         read = [(run, run.next_rows(rows, size)) for run in runs if run.has_at_most(rows // 2, size // 2)]
         parts = [(run.bucket, new) for run, new in read]
         # For all of them at once: a step of one bucket may be small.
-        keys = self._told_where(self._keys.keys_of, pa.concat_arrays([new for _, new in read]), parts) if read else ()
+        keys = self._told_where(self._form.keys_of, pa.concat_arrays([new for _, new in read]), parts) if read else ()
         place = 0
         for run, new in read:
             run.add(keys[place : place + len(new)], new)
             place += len(new)
 
     def _told_where(self, read: Callable[[pa.Array], T], rows: pa.Array, parts: Parts) -> T:
-        """Reads stored rows of several buckets. Raises DataLoss, with the bucket that has the damage."""
+        """Reads rows of several buckets. Raises DataLoss, with the bucket that has the damage."""
         try:
             return read(rows)
         except DataLoss:
@@ -186,7 +163,7 @@ class OrderedSource:
 
 
 class _Merged(NamedTuple):
-    """Stored rows in their order, the key up to which that is all, and the same rows by bucket."""
+    """Rows in their order, the key up to which that is all, and the same rows by bucket."""
 
     rows: pa.Array
     last_key: bytes
@@ -199,7 +176,7 @@ class _Run:
     Attributes:
         bucket: Its number.
         keys: The encoded keys, in the order of the scan.
-        rows: The rows as they are stored.
+        rows: The rows.
         last_key: The key up to which the bucket was read; not meaningful before that, and once it has ended.
         ended: Whether there are no more rows than these.
     """
@@ -208,14 +185,16 @@ class _Run:
         self,
         bucket: int,
         cursor: Cursor,
+        form: OrderedForm,
         reverse: bool,
         on_error: Callable[[int, ScanKvError], ScanKvError],
     ) -> None:
         self.bucket = bucket
-        self.keys = self.rows = _NOTHING
+        self.keys, self.rows = _NO_KEYS, form.nothing
         self.last_key = b""
         self.ended = False
         self._cursor = cursor
+        self._form = form
         self._reverse = reverse
         self._on_error = on_error
 
@@ -238,19 +217,19 @@ class _Run:
         return not len(self.keys) or (len(self.keys) <= rows and self.rows.nbytes <= size)
 
     def next_rows(self, rows: int, size: int) -> pa.Array:
-        """Reads the next stored rows, which `add` takes when their keys are known; perhaps none. Raises DataLoss."""
+        """Reads the next rows, which `add` takes when their keys are known; perhaps none. Raises DataLoss."""
         try:
             values = self._cursor.next_rows(rows, size)
             if values is None:
                 self._cursor.close()
                 self.ended = True
-                return _NOTHING
+                return self._form.nothing
             last_key = self._cursor.last_key
         except ScanKvError as error:
             raise self._on_error(self.bucket, error) from error.__cause__
         assert last_key is not None
         self.last_key = last_key
-        return pa.array(values, pa.binary())
+        return self._form.held(values)
 
     def add(self, keys: pa.Array, rows: pa.Array) -> None:
         """Puts rows behind those that are there."""
@@ -273,5 +252,5 @@ class _Run:
     def close(self) -> None:
         """Frees the cursor and the rows."""
         self._cursor.close()
-        self.keys = self.rows = _NOTHING
+        self.keys, self.rows = _NO_KEYS, self._form.nothing
         self.ended = True

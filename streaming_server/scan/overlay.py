@@ -95,6 +95,11 @@ class Overlay:
         """About how many bytes it holds, with what Arrow needs to hold them."""
         return self._view.nbytes + self._new.nbytes
 
+    @property
+    def rows(self) -> int:
+        """Rows and deletions that it holds; a key that was written again counts again until a view was read."""
+        return self._view.rows + sum(len(keys) for keys, _ in self._new.arrays)
+
     def add(self, keys: pa.Array, values: pa.Array | None, offset: int) -> None:
         """Adds one write step. Takes microseconds: keeps the arrays, or copies of them when they are small slices.
 
@@ -164,6 +169,15 @@ class OverlayView:
     def nbytes(self) -> int:
         """About how many bytes it holds."""
         return self._nbytes
+
+    @property
+    def rows(self) -> int:
+        """Rows and deletions that it holds; a key that was written again counts again until `net` was called."""
+        count, view = 0, self
+        while (pending := view._pending) is not None:
+            view, parts = pending
+            count += sum(len(keys) for keys, _ in parts)
+        return count + len(view._net)
 
     @property
     def is_sorted(self) -> bool:

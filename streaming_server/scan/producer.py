@@ -16,7 +16,7 @@ from streaming_server.scan.framing import frame_chunk
 from streaming_server.scan.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FIRST_CHUNK_ROWS = 256
 FIRST_CHUNK_BYTES = 64 * 1024
+SMALL_CHUNK_BYTES = 96 * 1024
 _GROWTH = 4
 
 
@@ -37,10 +38,12 @@ class ChunkSpec:
     Attributes:
         rows: Most rows of a chunk.
         bytes: Most stored bytes of a chunk, but for a single longer row.
+        large: Tells, for each chunk, whether it may be larger than about 96 KiB as it is sent.
     """
 
     rows: int
     bytes: int
+    large: Callable[[], bool] = lambda: True
 
     def bounds(self) -> Iterator[tuple[int, int]]:
         """Rows and bytes of one chunk after another: the first is small, so that it is there soon, then they grow."""
@@ -75,12 +78,14 @@ def stream_messages(
     bounds = chunk_spec.bounds()
     while remaining is None or remaining > 0:
         max_rows, max_bytes = next(bounds)
+        if rows and not chunk_spec.large():
+            max_rows = max(1, min(max_rows, SMALL_CHUNK_BYTES * rows // scan.bytes_returned))
         # A source that leaves rows out cannot know how many to read for so many.
         wanted = max_rows if remaining is None or opened.selective else min(max_rows, remaining)
         chunk = source.next_chunk(wanted, max_bytes)
         if chunk is None:
             break
-        batch, message = chunk.batch, chunk.message
+        bucket, batch, message = chunk.bucket, chunk.batch, chunk.message
         if remaining is not None and batch.num_rows > remaining:
             batch, message = batch.slice(0, remaining), None
         count = batch.num_rows
@@ -96,8 +101,10 @@ def stream_messages(
             checksum = google_crc32c.extend(checksum, data)
             chunks += 1
             scan.bytes_returned += data.size
+            # Not to be held by a scan whose reader stops.
+            del chunk, batch, message
             head = scan_pb2.ScanChunk(
-                bucket=chunk.bucket,
+                bucket=bucket,
                 row_count=count,
                 resume_token=token,
                 rows_scanned=scan.rows_scanned,

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from streaming_server.scan.admission import Admission
     from table_model.errors import ScanKvError
 
+MAX_LARGE_CHUNKS = 8
+"""Scans that have large chunks at the same time."""
+PROVEN_BYTES = 3 * 1024 * 1024
+"""What a scan sends before: more than the usual window of a client, so that its reader has taken some of it."""
+_AT_ONCE_SECONDS = 0.5
+
 MAX_UNREAD_ENDINGS = 16
 """Scans of one connection that may be over without their reader having taken what was sent."""
 
@@ -45,6 +51,7 @@ class LiveScan:
         admitted_at: When it was admitted, on the event loop's clock. None before.
         progress_at: When its reader last took a message, or when it was admitted.
         sending_since: Since when a message is on its way that the reader has not taken. None when there is none.
+        last_took: For how long the message before that was on its way.
         rows_scanned: Rows read from storage.
         bytes_returned: Bytes of Arrow data made.
         source: What it holds, once that is open.
@@ -61,6 +68,7 @@ class LiveScan:
     admitted_at: float | None = None
     progress_at: float = 0.0
     sending_since: float | None = None
+    last_took: float = 0.0
     rows_scanned: int = 0
     bytes_returned: int = 0
     source: Abortable | None = None
@@ -94,6 +102,7 @@ class ScanRegistry:
         self._max_scan = max_scan
         self._calls: dict[str, LiveScan] = {}
         self._live: dict[str, LiveScan] = {}
+        self._with_large_chunks: set[LiveScan] = set()
         self.started = 0
         self._rows_scanned = 0
         self._bytes_returned = 0
@@ -142,6 +151,7 @@ class ScanRegistry:
             yield
         finally:
             del self._calls[scan.scan_id]
+            self._with_large_chunks.discard(scan)
 
     @asynccontextmanager
     async def admitted(self, scan: LiveScan) -> AsyncIterator[None]:
@@ -162,6 +172,18 @@ class ScanRegistry:
             finally:
                 watch.stop()
                 self._retire(scan)
+
+    def may_have_large_chunk(self, scan: LiveScan) -> bool:
+        """Whether the next chunk of a scan may be large: memory holds two to four of it until the reader takes it.
+
+        So they are for scans whose readers take what they are sent at once, and have shown that; and for a few scans at
+        a time, since a reader may stop at any chunk.
+        """
+        if scan.bytes_returned < PROVEN_BYTES or scan.last_took > _AT_ONCE_SECONDS:
+            self._with_large_chunks.discard(scan)
+        elif len(self._with_large_chunks) < MAX_LARGE_CHUNKS:
+            self._with_large_chunks.add(scan)
+        return scan in self._with_large_chunks
 
     def note_rows(self, rows: int) -> None:
         """Counts rows and index entries that a call has read without being a scan."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from protos.scankv.v1 import admin_pb2, admin_pb2_grpc
 from streaming_server.scan.registry import LiveScan
+from streaming_server.services.bases import table_bases
 from streaming_server.services.errors import mapped_errors
 from streaming_server.storage.cursor import BucketCursor
 from table_model.errors import DataLoss
@@ -55,7 +56,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.StatsResponse:
         """The figures of now."""
         async with mapped_errors(request, context):
-            buckets = [bucket for table in self._tables.live_tables() for bucket in table.buckets]
+            tables = sorted(self._tables.live_tables(), key=lambda table: table.definition.name)
+            buckets = [bucket for table in tables for bucket in table.buckets]
             memory = _memory()
             return admin_pb2.StatsResponse(
                 version=self._version,
@@ -84,6 +86,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 log_syncs=sum(bucket.syncs for bucket in buckets),
                 resident_bytes=memory.get("VmRSS", 0),
                 peak_resident_bytes=memory.get("VmHWM", 0),
+                bases=[table_bases(table) for table in tables if table.definition.options.columnar_base != "off"],
                 damaged_buckets=[f"{bucket.table}/{bucket.number}" for bucket in buckets if bucket.damage is not None],
             )
         raise AssertionError("mapped_errors ends the call")

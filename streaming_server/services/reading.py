@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from streaming_server.scan.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.registry import LiveScan
 from streaming_server.scan.versions import version_of
 from streaming_server.services.scan_request import read_plan
@@ -15,13 +17,11 @@ from table_model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    import pyarrow as pa
-
     from protos.scankv.v1 import lookup_pb2, scan_pb2
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.tables import Tables
     from streaming_server.scan.answers import Computation
-    from streaming_server.scan.chunk_source import View
+    from streaming_server.scan.chunk_source import Chunk, View
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.scan.registry import ScanRegistry
     from streaming_server.scan.waiting_calls import Changing
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Turns of the event loop between chunks. A call takes several, so with one it would wait for as many chunks.
 _TURNS = 4
+# Chunks of a few columns of a base take a fraction of this, and a turn is not for nothing.
+_SECONDS_A_TURN = 0.001
 
 
 Request: TypeAlias = (
@@ -44,7 +46,7 @@ class Consumer(Protocol):
     def is_due(self) -> bool:
         """Whether `settle` is to be called."""
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Takes the next rows. Takes a few milliseconds at most."""
 
     def settle(self) -> None:
@@ -137,6 +139,8 @@ class WholeView:
         self.version = version_of(self.definition, self.log_offsets)
         self._source = opened.source
         self._scan = scan
+        large = opened.large_chunks
+        self._room = (BASE_CHUNK_ROWS, BASE_CHUNK_BYTES) if large else (DEFAULT_CHUNK_ROWS, DEFAULT_CHUNK_BYTES)
 
     @property
     def rows_scanned(self) -> int:
@@ -150,14 +154,16 @@ class WholeView:
             DataLoss: The view is damaged; what was handed over is not the whole.
             ScanKvError: Whatever ended the scan, or was raised by the consumer.
         """
-        source = self._source
-        while (chunk := source.next_chunk(DEFAULT_CHUNK_ROWS, DEFAULT_CHUNK_BYTES)) is not None:
+        source, room, began = self._source, self._room, time.perf_counter()
+        while (chunk := source.next_chunk(*room)) is not None:
             self._scan.rows_scanned = source.rows_scanned
-            consumer.add(chunk.batch)
+            consumer.add(chunk)
             if consumer.is_due:
                 await asyncio.to_thread(consumer.settle)
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
+            if time.perf_counter() - began >= _SECONDS_A_TURN:
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
+                began = time.perf_counter()
         self._scan.rows_scanned = source.rows_scanned
 
 

@@ -112,8 +112,10 @@ class ScanService:
                 async with _one_in_flight(context, scan) as send, self._registry.admitted(scan):
                     async with opened_view(self._tables, table, request, plan) as opened:
                         scan.hold(opened.source)
-                        if opened.reads_bases:
-                            chunk = chunk_spec_of_base(request, chunk)
+                        if opened.large_chunks:
+                            chunk = chunk_spec_of_base(
+                                request, chunk, partial(self._registry.may_have_large_chunk, scan)
+                            )
                         await self._stream(opened, chunk, scan, started, send)
 
     async def ExplainScan(
@@ -223,9 +225,10 @@ async def _one_in_flight(
             await writes.pop()
 
     async def write(message: bytes) -> None:
-        scan.sending_since = loop.time()
+        scan.sending_since = began = loop.time()
         await context.write(message)
         scan.sending_since, scan.progress_at = None, loop.time()
+        scan.last_took = scan.progress_at - began
 
     async def send(message: bytes) -> None:
         await settle()

@@ -25,7 +25,7 @@ from table_model.limits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 _VIAS = {scan_pb2.VIA_UNSPECIFIED: Via.AUTO, scan_pb2.VIA_ITERATOR: Via.ITERATOR, scan_pb2.VIA_BASE: Via.BASE}
@@ -59,10 +59,7 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
 def _via(request: scan_pb2.ScanKvRequest) -> Via:
     if request.via not in _VIAS:
         raise InvalidRequest(f"via is {request.via}: there is no such way")
-    via = _VIAS[request.via]
-    if via is Via.BASE and request.HasField("snapshot"):
-        raise InvalidRequest('a pinned snapshot cannot be read via "base": leave `via` out')
-    return via
+    return _VIAS[request.via]
 
 
 def bucket_numbers(numbers: Sequence[int]) -> tuple[int, ...] | None:
@@ -101,10 +98,19 @@ def chunk_spec(
     return ChunkSpec(rows=rows, bytes=min(size, LARGEST_CHUNK_BYTES))
 
 
-def chunk_spec_of_base(request: scan_pb2.ScanKvRequest, chunk: ChunkSpec) -> ChunkSpec:
-    """The same for rows out of columnar bases, where neither the request nor a smaller setting of the server says."""
+def chunk_spec_of_base(request: scan_pb2.ScanKvRequest, chunk: ChunkSpec, large: Callable[[], bool]) -> ChunkSpec:
+    """The same for rows out of columnar bases, where neither the request nor a smaller setting of the server says.
+
+    Args:
+        request: The request.
+        chunk: How large they may become otherwise.
+        large: Tells, for each chunk, whether it may be large where the request does not say.
+    """
+    if request.chunk.max_rows and request.chunk.max_bytes:
+        return chunk
     asked = request.chunk.max_bytes or chunk.bytes < DEFAULT_CHUNK_BYTES
     return ChunkSpec(
         rows=chunk.rows if request.chunk.max_rows else BASE_CHUNK_ROWS,
         bytes=chunk.bytes if asked else BASE_CHUNK_BYTES,
+        large=large,
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from protos.scankv.v1 import table_pb2, table_pb2_grpc
+from streaming_server.services.bases import base_statistics
 from streaming_server.services.errors import mapped_errors
 from table_model.errors import InvalidRequest
 
@@ -81,7 +82,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
             buckets, indexes = await table.statistics() if request.statistics else ([], [])
         return table_pb2.GetTableResponse(
             table=_table(table.definition),
-            buckets=[_statistics(figures) for figures in buckets],
+            buckets=[_statistics(figures, table.definition) for figures in buckets],
             indexes=[_status(status) for status in indexes],
         )
 
@@ -110,8 +111,9 @@ def _indexes(messages: Iterable[table_pb2.IndexColumns]) -> list[tuple[str, ...]
     return [tuple(message.columns) for message in messages]
 
 
-def _statistics(figures: BucketFigures) -> table_pb2.BucketStatistics:
+def _statistics(figures: BucketFigures, definition: TableDefinition) -> table_pb2.BucketStatistics:
     state = figures.state
+    has_base = definition.options.columnar_base != "off"
     return table_pb2.BucketStatistics(
         bucket=figures.live.number,
         rows=state.rows if state else 0,
@@ -119,6 +121,7 @@ def _statistics(figures: BucketFigures) -> table_pb2.BucketStatistics:
         epoch=state.epoch if state else 0,
         disk_bytes=figures.disk_bytes,
         damage=figures.live.damage or "",
+        base=base_statistics(figures.live) if has_base else None,
     )
 
 

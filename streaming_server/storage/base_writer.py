@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,9 +23,9 @@ from streaming_server.storage.columnar_base import (
     ZONES_FILE,
     BaseManifest,
     BatchEntry,
-    Piece,
     names_in,
 )
+from streaming_server.storage.mapped_file import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,7 @@ class BaseWriter:
         self._definition = definition
         self._bucket = bucket
         self._schema = definition.schema.arrow
+        self._cut_millis = time.time_ns() // 1_000_000
         self._name = _next_name(directory)
         self._path = directory / (self._name + UNFINISHED)
         self._pending: list[tuple[pa.RecordBatch, pa.BinaryArray]] = []
@@ -199,6 +201,7 @@ class BaseWriter:
             bucket=self._bucket,
             schema_id=self._definition.schema.id,
             log_offset=log_offset,
+            cut_millis=self._cut_millis,
             rows=sum(batch.rows for batch in self._batches),
             schema=self._schema,
             batches=self._batches,
@@ -208,7 +211,8 @@ class BaseWriter:
 
 def _next_name(directory: Path) -> str:
     newest = max((int(name[:16], 16) for name in names_in(directory)), default=0)
-    return f"{newest + 1:016x}"
+    # Of the time, so that the name of one that was removed, which a reader may still know, is not used again.
+    return f"{max(newest + 1, time.time_ns()):016x}"
 
 
 def _that_fit(rows: pa.RecordBatch, room: int) -> tuple[int, int]:

@@ -22,10 +22,10 @@ import shutil
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import google_crc32c
 import pyarrow as pa
 
 from streaming_server.storage.checked_json import read_checked_json
+from streaming_server.storage.mapped_file import MappedFile, Piece
 from table_model.errors import DataLoss
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ KEYS_SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False)])
 UNFINISHED: Final = ".tmp"
 """The end of the names of directories that are not, or no longer, a base."""
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _NAME: Final = re.compile(r"([0-9a-f]{16})(\.tmp)?")
 _log = logging.getLogger(__name__)
 
@@ -50,11 +50,12 @@ class BaseInfo:
     """What a base is of.
 
     Attributes:
-        name: Its directory's; the name of a newer base of the bucket is greater.
+        name: Its directory's; the name of a newer base of the bucket is greater, and none is ever used again.
         incarnation: The table's, which no other table has.
         bucket: The bucket.
         schema_id: The version of the table's schema that the rows have.
         log_offset: The offset of the first change that is not in it.
+        cut_millis: When it was begun, which is when its bucket had that offset, in milliseconds since 1970 UTC.
         rows: Rows in it.
         disk_bytes: Bytes of its files.
     """
@@ -64,6 +65,7 @@ class BaseInfo:
     bucket: int
     schema_id: int
     log_offset: int
+    cut_millis: int
     rows: int
     disk_bytes: int
 
@@ -83,15 +85,6 @@ class Zone:
     greatest: pa.Scalar | None
     nulls: int
     has_nan: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some bytes of a file: from `place` on, `size` of them, with this CRC32C."""
-
-    place: int
-    size: int
-    crc32c: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +112,7 @@ class BaseManifest:
     bucket: int
     schema_id: int
     log_offset: int
+    cut_millis: int
     rows: int
     schema: pa.Schema
     batches: Sequence[BatchEntry]
@@ -133,6 +127,7 @@ class BaseManifest:
             "bucket": self.bucket,
             "schema_id": self.schema_id,
             "log_offset": self.log_offset,
+            "cut_millis": self.cut_millis,
             "rows": self.rows,
             "schema": base64.b64encode(self.schema.serialize()).decode(),
             "batches": [[one.rows, one.first_key.hex(), one.last_key.hex()] for one in self.batches],
@@ -150,6 +145,7 @@ class BaseManifest:
             bucket=values["bucket"],
             schema_id=values["schema_id"],
             log_offset=values["log_offset"],
+            cut_millis=values["cut_millis"],
             rows=values["rows"],
             schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(values["schema"], validate=True))),
             batches=[
@@ -163,10 +159,11 @@ class ColumnarBase:
     """A base, mapped into memory. Immutable; use it from any thread.
 
     What it gives are views of the map, which live as long as anybody has them, also when the base is closed or its
-    files are removed. Each message is compared with its checksum when it is first asked for, which reads it from disk.
-    Files that are cut short after they were mapped end the process, as with any map; nobody but a fault does that.
+    files are removed. Each message is compared with its checksum when it is first asked for, which reads it from disk,
+    unless it was read ahead: asking for a batch has the system read the next ones.
 
     Attributes:
+        path: Where it lay when it was opened.
         info: What it is of.
         schema: The schema of the rows.
         first_keys: The encoded key of the first row of each batch, ascending.
@@ -174,13 +171,14 @@ class ColumnarBase:
     """
 
     def __init__(self, path: Path, place: str, manifest: BaseManifest) -> None:
+        self.path = path
         self.schema = manifest.schema
         self.first_keys: Sequence[bytes] = [batch.first_key for batch in manifest.batches]
         self.last_keys: Sequence[bytes] = [batch.last_key for batch in manifest.batches]
         self._counts = [batch.rows for batch in manifest.batches]
-        self._rows = _MappedFile(path / ROWS_FILE, place, manifest.files[ROWS_FILE])
-        self._keys = _MappedFile(path / KEYS_FILE, place, manifest.files[KEYS_FILE])
-        zones = _MappedFile(path / ZONES_FILE, place, manifest.files[ZONES_FILE])
+        self._rows = MappedFile(path / ROWS_FILE, place, manifest.files[ROWS_FILE])
+        self._keys = MappedFile(path / KEYS_FILE, place, manifest.files[KEYS_FILE])
+        zones = MappedFile(path / ZONES_FILE, place, manifest.files[ZONES_FILE])
         if not len(self._rows) == len(self._keys) == len(self._counts) or sum(self._counts) != manifest.rows:
             raise DataLoss(f"{place}: the manifest of the columnar base {path} contradicts itself")
         self._zones = _zones_in(zones)
@@ -190,6 +188,7 @@ class ColumnarBase:
             bucket=manifest.bucket,
             schema_id=manifest.schema_id,
             log_offset=manifest.log_offset,
+            cut_millis=manifest.cut_millis,
             rows=manifest.rows,
             disk_bytes=(path / MANIFEST_FILE).stat().st_size + self._rows.size + self._keys.size + zones.size,
         )
@@ -307,71 +306,6 @@ def _read_manifest(path: Path, place: str) -> BaseManifest:
     return manifest
 
 
-class _MappedFile:
-    """An Arrow IPC file in memory, whose pieces are compared with their checksums before anything looks at them."""
-
-    def __init__(self, path: Path, place: str, pieces: Sequence[Piece]) -> None:
-        self._path = path
-        self._place = place
-        self._pieces = pieces
-        self.size = path.stat().st_size
-        # Also that negative or overlapping places never become slices; and an empty file cannot be mapped.
-        end = 0
-        for piece in pieces:
-            if piece.place != end or piece.size <= 0:
-                raise self._damaged("the manifest contradicts itself")
-            end += piece.size
-        if len(pieces) < 2 or end != self.size:
-            raise self._damaged(f"it has {self.size} bytes instead of {end}")
-        with pa.memory_map(str(path)) as file:
-            self._data = file.read_buffer(end)
-        self._compared: set[int] = set()
-        self._compared_piece(0)
-        self._compared_piece(len(pieces) - 1)
-
-    def __len__(self) -> int:
-        """How many messages it has."""
-        return len(self._pieces) - 2
-
-    def message(self, number: int) -> pa.Buffer:
-        """A message, compared. Raises DataLoss."""
-        return self._compared_piece(number + 1)
-
-    def crc32c(self, number: int) -> int:
-        """The checksum of a message."""
-        return self._pieces[number + 1].crc32c
-
-    def batch(self, number: int, schema: pa.Schema, rows: int) -> pa.RecordBatch:
-        """The record batch of a message, with so many rows. Raises DataLoss."""
-        message = self.message(number)
-        try:
-            batch = pa.ipc.read_record_batch(message, schema)
-        except (OSError, pa.ArrowException) as error:
-            raise self._damaged(f"batch {number} is none: {error}") from error
-        if batch.num_rows != rows:
-            raise self._damaged(f"batch {number} has {batch.num_rows} rows instead of {rows}")
-        return batch
-
-    def whole(self) -> pa.Buffer:
-        """The file, all of it compared. Raises DataLoss."""
-        for number in range(len(self._pieces)):
-            self._compared_piece(number)
-        return self._data
-
-    def _compared_piece(self, number: int) -> pa.Buffer:
-        piece = self._pieces[number]
-        data = self._data.slice(piece.place, piece.size)
-        # Two threads may compare the same piece at the same time; both find the same.
-        if number not in self._compared:
-            if google_crc32c.value(data) != piece.crc32c:
-                raise self._damaged(f"the {piece.size} bytes at {piece.place} have another checksum")
-            self._compared.add(number)
-        return data
-
-    def _damaged(self, what: str) -> DataLoss:
-        return DataLoss(f"{self._place}: the file {self._path} of a columnar base is damaged: {what}")
-
-
-def _zones_in(file: _MappedFile) -> dict[str, pa.StructArray]:
+def _zones_in(file: MappedFile) -> dict[str, pa.StructArray]:
     table = pa.ipc.open_file(file.whole()).read_all()
     return {name: table.column(name).combine_chunks() for name in table.schema.names}

@@ -40,11 +40,12 @@ class BucketCursor:
         longest_row: Bytes of the longest row the bucket has held, which bounds what one step can read.
         rows_scanned: Rows of the range read so far, decoded or not.
         open_cursors: How many cursors of this process are open.
-        message: None: rows do not lie there as Arrow.
+        message, stored: None: rows do not lie there as Arrow.
     """
 
     open_cursors: ClassVar[int] = 0
     message: None = None
+    stored: None = None
 
     def __init__(
         self,
@@ -104,12 +105,13 @@ class BucketCursor:
         except DataLoss as error:
             raise self._here(error) from error
 
-    def skim(self, max_rows: int, max_bytes: int) -> int:
-        """Reads on as `next_batch` does, but decodes nothing: how many rows that were, 0 at the end.
+    def skim(self, max_rows: int, max_bytes: int) -> int | None:
+        """Reads on as `next_batch` does, but decodes nothing: how many rows that were; None at the end.
 
         Raises DataLoss when the end is not the end. A damaged row goes unnoticed.
         """
-        return len(self.next_rows(max_rows, max_bytes) or ())
+        values = self.next_rows(max_rows, max_bytes)
+        return None if values is None else len(values)
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
         """The next rows as they are stored, otherwise as `next_batch`. A damaged row goes unnoticed."""

@@ -33,10 +33,11 @@ class PointsCursor:
 
     Attributes:
         rows_scanned: Rows found so far.
-        message: None: rows do not lie there as Arrow.
+        message, stored: None: rows do not lie there as Arrow.
     """
 
     message: None = None
+    stored: None = None
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 <table>/snapshots/<view>/manifest.json        what the view is of; written last, so that a view is whole or absent
 <table>/snapshots/<view>/buckets/0003         RocksDB checkpoint of bucket 3; its table files are hard links
+<table>/snapshots/<view>/bases/0003           what there is of a columnar base of bucket 3, see `pinned_base`
 <table>/snapshots/<view>/leases/<lease>.json  one for each lease
 <table>/snapshots/<view>/splits.json          a sample of the keys, once the view was split
 """
@@ -13,12 +14,13 @@ import os
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.pinned_base import PinnedBase
 from table_model.errors import DataLoss, ScanKvError
 from table_model.schema import TableDefinition
 
@@ -39,16 +41,24 @@ class PinnedBucket:
         log_offset: The offset of the first change that is not in the view.
         rows: Rows in the view, exact. None: not known, see `BucketState`.
         longest_row: Bytes of the longest row that the bucket ever had.
+        base: The columnar base of it that the view has. None: it has none.
     """
 
     log_offset: int
     rows: int | None
     longest_row: int
+    base: PinnedBase | None = None
 
     @classmethod
-    def of(cls, state: BucketState) -> PinnedBucket:
+    def of(cls, state: BucketState, base: PinnedBase | None = None) -> PinnedBucket:
         """What there is to say of a bucket in this state."""
-        return cls(log_offset=state.log_offset, rows=state.rows, longest_row=state.longest_row)
+        return cls(log_offset=state.log_offset, rows=state.rows, longest_row=state.longest_row, base=base)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> PinnedBucket:
+        """Reads what `asdict` made. Views of earlier versions have no bases."""
+        base = values.get("base")
+        return cls(**{**values, "base": None if base is None else PinnedBase(**base)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +83,7 @@ class ViewManifest:
             "view_id": self.view_id,
             "definition": self.definition.to_json(),
             "view_micros": self.view_micros,
-            "buckets": {
-                str(number): {"log_offset": one.log_offset, "rows": one.rows, "longest_row": one.longest_row}
-                for number, one in self.buckets.items()
-            },
+            "buckets": {str(number): asdict(one) for number, one in self.buckets.items()},
         }
 
     @classmethod
@@ -86,7 +93,7 @@ class ViewManifest:
             view_id=values["view_id"],
             definition=TableDefinition.from_json(values["definition"]),
             view_micros=values["view_micros"],
-            buckets={int(number): PinnedBucket(**one) for number, one in values["buckets"].items()},
+            buckets={int(number): PinnedBucket.from_json(one) for number, one in values["buckets"].items()},
         )
 
 
@@ -113,6 +120,10 @@ class ViewDirectory:
     def bucket(self, number: int) -> Path:
         """Where the checkpoint of a bucket lies."""
         return self.path / "buckets" / f"{number:04}"
+
+    def base(self, number: int) -> Path:
+        """Where what there is of a columnar base of a bucket lies."""
+        return self.path / "bases" / f"{number:04}"
 
     def complete(self, manifest: ViewManifest) -> None:
         """Makes the view one that is there: all its checkpoints have been made."""
@@ -177,18 +188,24 @@ def views_in(table: Path, trash: Path) -> Iterator[ViewDirectory]:
 
 
 def bytes_held(tables: Iterable[Path]) -> int:
-    """Bytes on disk that only the snapshots of these tables keep: of files that no live bucket has."""
+    """Bytes on disk that only the snapshots of these tables keep: of files that no live bucket or base has."""
     held: dict[int, int] = {}
     for table in tables:
         files: dict[int, int] = {}
         for view in _directories(table / "snapshots"):
-            for bucket in (view, *_directories(os.path.join(view, "buckets"))):
-                files.update(_files(bucket))
-        for bucket in _directories(table / "buckets"):
-            for inode in _files(bucket):
+            for path in (view, *_directories(os.path.join(view, "buckets")), *_bases(os.path.join(view, "bases"))):
+                files.update(_files(path))
+        for path in (*_directories(table / "buckets"), *_bases(table / "bases")):
+            for inode in _files(path):
                 files.pop(inode, None)
         held.update(files)
     return sum(held.values())
+
+
+def _bases(path: Path | str) -> list[str]:
+    """The directories of the buckets' bases, and of the bases in them."""
+    buckets = _directories(path)
+    return [*buckets, *(base for bucket in buckets for base in _directories(bucket))]
 
 
 def _directories(path: Path | str) -> list[str]:

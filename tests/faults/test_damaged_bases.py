@@ -147,6 +147,24 @@ def test_damage_of_one_batch_is_found_when_that_batch_is_asked_for(base: Path, n
             damaged.message(2)
 
 
+@pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
+def test_a_file_that_is_cut_short_is_found_also_when_it_was_read_before(base: Path, name: str) -> None:
+    opened = ColumnarBase.open(base, PLACE)
+    read_all(opened)
+    os.truncate(base / name, (base / name).stat().st_size - 1)
+    ask = opened.keys if name == "keys.arrow" else opened.batch
+    for number in range(len(opened)):
+        with pytest.raises(DataLoss, match=f"bucket 3: the file .*{name} .* is damaged: it was cut short"):
+            ask(number)
+
+
+def test_zones_are_in_memory_so_that_a_file_cut_short_does_not_matter(base: Path) -> None:
+    opened = ColumnarBase.open(base, PLACE)
+    expected = read_all(opened)
+    os.truncate(base / "zones.arrow", 0)
+    assert read_all(opened) == expected
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_or_empty_file_is_found(base: Path, name: str) -> None:
     (base / name).write_bytes(b"")

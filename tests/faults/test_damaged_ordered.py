@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from streaming_server.scan.base_view import NO_BASES
 from streaming_server.scan.chunk_source import View
 from streaming_server.scan.opening import ReadPlan, open_scan
+from streaming_server.storage.columnar_base import ColumnarBase
 from streaming_server.storage.cursor import BucketCursor
 from table_model.errors import DataLoss, ScanKvError
 from table_model.expressions import col
 from table_model.key_range import KeyRange
 from tests.support.offline import bucket_path, offline_table
+from tests.support.offline_bases import based_view, flip_in_batch
 from tests.support.prepared import flip, keys_in, prepared_table, rows_file, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from streaming_server.scan.base_view import BaseView
     from tests.support.offline import OfflineBucket
 
 ROWS = 9000
@@ -39,7 +44,26 @@ def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield buckets
 
 
-def read(buckets: list[OfflineBucket], wanted: int, **plan: Any) -> tuple[list[int], DataLoss | None]:
+@pytest.fixture(
+    scope="module", params=[("rows.arrow", 0.0), ("rows.arrow", 0.5), ("keys.arrow", 0.5), ("keys.arrow", 1)]
+)
+def damaged_bases(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[list[OfflineBucket], dict[int, BaseView]]]:
+    """The same table without damage, and bases of its buckets, one of them with a damaged batch."""
+    directory: Path = tmp_path_factory.mktemp("based")
+    prepared_table(directory / "data", "test.t", ROWS, buckets=BUCKETS)
+    with offline_table(directory / "data", "test.t") as buckets:
+        bases = {number: based_view(bucket, directory / str(number)) for number, bucket in enumerate(buckets)}
+        path = bases[HURT].base.path
+        flip_in_batch(path, *request.param)
+        hurt = replace(bases[HURT], base=ColumnarBase.open(path, ""))
+        yield buckets, {**bases, HURT: hurt}
+
+
+def read(
+    buckets: list[OfflineBucket], wanted: int, bases: Mapping[int, BaseView] = NO_BASES, **plan: Any
+) -> tuple[list[int], DataLoss | None]:
     """Up to so many keys, in the order in which they come, and the error that ended them."""
     asked = ReadPlan(
         **{
@@ -62,7 +86,7 @@ def read(buckets: list[OfflineBucket], wanted: int, **plan: Any) -> tuple[list[i
         error.details["bucket"] = str(bucket)
         return error
 
-    opened = open_scan(asked, buckets[0].definition, reader, view, "", lambda n: buckets[n].bucket, noted)
+    opened = open_scan(asked, buckets[0].definition, reader, view, "", lambda n: buckets[n].bucket, noted, bases)
     rows: list[int] = []
     try:
         while len(rows) < wanted and (chunk := opened.source.next_chunk(min(wanted - len(rows), 500), 1 << 20)):
@@ -85,11 +109,37 @@ def test_an_ordered_scan_of_a_damaged_bucket_is_whole_up_to_the_damage(
     where: Any,
     wanted: int,
 ) -> None:
+    check_whole_up_to_the_damage(damaged, NO_BASES, reverse=reverse, bounds=bounds, where=where, wanted=wanted)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("bounds", [(None, None), (1000, 8000)])
+@pytest.mark.parametrize("where", [None, col("v") != "x"])
+@pytest.mark.parametrize("wanted", [1, 2 * ROWS])
+def test_an_ordered_scan_of_a_damaged_base_is_whole_up_to_the_damage(
+    damaged_bases: tuple[list[OfflineBucket], dict[int, BaseView]],
+    reverse: bool,
+    bounds: tuple[int | None, int | None],
+    where: Any,
+    wanted: int,
+) -> None:
+    check_whole_up_to_the_damage(*damaged_bases, reverse=reverse, bounds=bounds, where=where, wanted=wanted)
+
+
+def check_whole_up_to_the_damage(
+    damaged: list[OfflineBucket],
+    bases: Mapping[int, BaseView],
+    *,
+    reverse: bool,
+    bounds: tuple[int | None, int | None],
+    where: Any,
+    wanted: int,
+) -> None:
     codec = damaged[0].keys.codec
     key_range = KeyRange(*(None if bound is None else codec.encode_one([bound]) for bound in bounds))
     every = list(range(bounds[0] or 0, ROWS if bounds[1] is None else bounds[1]))
     expected = every[::-1] if reverse else every
-    found, error = read(damaged, wanted, where=where, key_range=key_range, reverse=reverse)
+    found, error = read(damaged, wanted, bases, where=where, key_range=key_range, reverse=reverse)
     if error is not None:
         assert error.details["bucket"] == str(HURT)
         assert found == expected[: len(found)]

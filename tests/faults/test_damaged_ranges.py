@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pytest
 
+from streaming_server.scan.base_cursor import BaseCursor
+from streaming_server.scan.chunk_source import Cursor
+from streaming_server.scan.overlay import NO_ROWS
+from streaming_server.storage.columnar_base import ColumnarBase
 from table_model.errors import DataLoss
 from table_model.key_range import KeyRange
 from tests.support.offline import OfflineBucket, bucket_path, definition_in, opened
+from tests.support.offline_bases import BATCH_ROWS, flip_in_batch, written
 from tests.support.prepared import flip, prepared_table, rows_file, value_of
 
 if TYPE_CHECKING:
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
 
     from streaming_server.storage.cursor import BucketCursor
 
+MakesCursor: TypeAlias = Callable[[KeyRange, bool], Cursor]
 ROWS = 6000
 FAR = 700
 """More rows than two blocks have."""
@@ -29,6 +37,7 @@ class Damaged(NamedTuple):
 
     offline: OfflineBucket
     harm: range
+    cursor: MakesCursor
 
 
 @pytest.fixture(scope="module", params=[0, ROWS // 2, ROWS - 1], ids=["first", "middle", "last"])
@@ -41,11 +50,12 @@ def damaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     flip(file, file.read_bytes().find(value_of(request.param).encode()) + 3)
     with opened(path, definition_in(data, "test.t")) as offline:
         keys = _keys(offline)
-        lost = [row for row in range(ROWS) if _is_lost(offline, KeyRange(keys[row]))]
+        cursor = partial(_cursor, offline)
+        lost = [row for row in range(ROWS) if _is_lost(cursor, KeyRange(keys[row]))]
         assert request.param in lost
         assert lost == list(range(lost[0], lost[-1] + 1))
         assert len(lost) < FAR // 2
-        yield Damaged(offline, range(lost[0], lost[-1] + 1))
+        yield Damaged(offline, range(lost[0], lost[-1] + 1), cursor)
 
 
 def _keys(offline: OfflineBucket) -> list[bytes]:
@@ -53,10 +63,10 @@ def _keys(offline: OfflineBucket) -> list[bytes]:
     return keys
 
 
-def _is_lost(offline: OfflineBucket, key_range: KeyRange) -> bool:
+def _is_lost(cursor: MakesCursor, key_range: KeyRange) -> bool:
     """Whether the first row of a range cannot be read."""
     try:
-        return not _read(offline, key_range, reverse=False, limit=1, chunk_rows=1)
+        return not _read(cursor, key_range, reverse=False, limit=1, chunk_rows=1)
     except DataLoss:
         return True
 
@@ -66,9 +76,9 @@ def _cursor(offline: OfflineBucket, key_range: KeyRange, reverse: bool) -> Bucke
     return offline.bucket.cursor(offline.codec, decoder, offline.keys.codec, key_range, reverse=reverse)
 
 
-def _read(offline: OfflineBucket, key_range: KeyRange, reverse: bool, limit: int, chunk_rows: int) -> list[int]:
+def _read(make: MakesCursor, key_range: KeyRange, reverse: bool, limit: int, chunk_rows: int) -> list[int]:
     """The first `limit` rows of a range, in chunks."""
-    cursor = _cursor(offline, key_range, reverse)
+    cursor = make(key_range, reverse)
     rows: list[int] = []
     try:
         while len(rows) < limit:
@@ -95,15 +105,43 @@ def _ranges(keys: list[bytes], harm: range) -> Iterator[tuple[KeyRange, range]]:
         yield KeyRange(keys[start], None), range(start, ROWS)
 
 
+@pytest.fixture(scope="module", params=[0.0, 0.5, 1.0], ids=["first", "middle", "last"])
+def damaged_base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
+    """The same for a columnar base, with a damaged batch."""
+    directory: Path = tmp_path_factory.mktemp("based")
+    prepared_table(directory / "data", "test.t", ROWS, buckets=1)
+    with opened(bucket_path(directory / "data", "test.t", 0), definition_in(directory / "data", "test.t")) as offline:
+        (rows,) = offline.rows().combine_chunks().to_batches()
+        path = written(offline, rows, directory / "base")
+        flip_in_batch(path, "rows.arrow", request.param)
+        base = ColumnarBase.open(path, "")
+        first = round(request.param * (len(base) - 1)) * BATCH_ROWS
+        yield Damaged(offline, range(first, first + BATCH_ROWS), partial(_base_cursor, offline, base))
+
+
+def _base_cursor(offline: OfflineBucket, base: ColumnarBase, key_range: KeyRange, reverse: bool) -> BaseCursor:
+    return BaseCursor(base, lambda: NO_ROWS, offline.codec, ["k"], None, key_range, reverse=reverse, place="a bucket")
+
+
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("limit", [1, 100, 1000, 2 * ROWS])
 def test_a_range_of_a_damaged_file_is_whole_or_data_loss(damaged: Damaged, reverse: bool, limit: int) -> None:
-    offline, harm = damaged
+    check_ranges(damaged, reverse=reverse, limit=limit)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("limit", [1, 2 * ROWS])
+def test_a_range_of_a_damaged_base_is_whole_or_data_loss(damaged_base: Damaged, reverse: bool, limit: int) -> None:
+    check_ranges(damaged_base, reverse=reverse, limit=limit)
+
+
+def check_ranges(damaged: Damaged, *, reverse: bool, limit: int) -> None:
+    offline, harm, cursor = damaged
     lost = 0
     for (key_range, rows), chunk_rows in itertools.product(_ranges(_keys(offline), harm), (90, 8192)):
         wanted = (rows[::-1] if reverse else rows)[:limit]
         try:
-            found = _read(offline, key_range, reverse, limit, chunk_rows)
+            found = _read(cursor, key_range, reverse, limit, chunk_rows)
         except DataLoss:
             lost += 1
             assert not rows or _meet(rows, range(harm.start - FAR, harm.stop + FAR)), "the damage is far off"

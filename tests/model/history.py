@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -162,11 +162,17 @@ class History:
         if self.table.options.get("columnar_base", "off") == "off":
             return [batch async for batch in scan.stream()]
         via: Via = self._random.choice(["auto", "iterator", "base", "base"])
-        try:
-            return [batch async for batch in scan.via(via).stream()]
-        except InvalidRequest:
-            # Whether each bucket has a base by now is a matter of time.
-            return [batch async for batch in scan.stream()]
+        if self._random.random() < 0.3:
+            scan = scan.ordered()
+        async with AsyncExitStack() as stack:
+            if self._random.random() < 0.3:
+                # Of the live table, or of a snapshot with the bases of the moment.
+                scan = scan.at(await stack.enter_async_context(self.table.snapshot()))
+            try:
+                return [batch async for batch in scan.via(via).stream()]
+            except InvalidRequest:
+                # Whether each bucket has a base by now is a matter of time.
+                return [batch async for batch in scan.stream()]
 
     async def check(self) -> None:
         """Reads everything."""

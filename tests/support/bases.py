@@ -14,13 +14,18 @@ if TYPE_CHECKING:
 SOON: Final = ("--set", "base_upkeep_seconds=0.02", "--set", "base_cpu_share=1")
 """Arguments of a server that builds the bases that are due within moments."""
 
-ALL_THE_TIME: Final = (*SOON, "--set", "base_changed_share=0")
+WHATEVER_IT_WRITES: Final = ("--set", "base_max_write_amplification=1e12")
+"""Arguments of one that builds them anew for a few changes, too."""
+
+ALL_THE_TIME: Final = (*SOON, *WHATEVER_IT_WRITES, "--set", "base_changed_share=0")
 """The same, and any change is reason enough to build one anew."""
 
 
 async def await_bases(table: Table) -> None:
-    """Waits until every bucket of a table is read from a base. Each needs a row. Opens the buckets."""
-    await table.count()
+    """Waits until every bucket of a table is read from a base. Each needs a row. Opens the buckets, and scans them."""
+    # With `auto`, bases are for tables that are scanned.
+    async with table.scan().stream():
+        pass
 
     async def there() -> bool:
         return is_of_bases(await table.scan().explain())
@@ -48,6 +53,6 @@ def base_path(data_dir: Path, table: str, bucket: int = 0) -> Path:
 
 
 def built_at(data_dir: Path, table: str) -> dict[int, int]:
-    """When the only base of each bucket was built, in nanoseconds. Names do not tell: those of removed ones return."""
+    """When the only base of each bucket was built, in nanoseconds."""
     buckets = bases_on_disk(data_dir, table)
     return {bucket: (base_path(data_dir, table, bucket) / "manifest.json").stat().st_mtime_ns for bucket in buckets}

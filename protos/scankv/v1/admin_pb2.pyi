@@ -269,6 +269,7 @@ class StatsResponse(_message.Message):
     COMPUTED_ANSWERS_FIELD_NUMBER: _builtins.int
     CACHED_BYTES_FIELD_NUMBER: _builtins.int
     WAITING_CALLS_FIELD_NUMBER: _builtins.int
+    BASES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server's software."""
     incarnation: _builtins.str
@@ -316,6 +317,10 @@ class StatsResponse(_message.Message):
     def damaged_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The buckets found damaged, as `database.table/bucket`."""
 
+    @_builtins.property
+    def bases(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableBases]:
+        """One for each table in use with columnar bases."""
+
     def __init__(
         self,
         *,
@@ -346,11 +351,76 @@ class StatsResponse(_message.Message):
         computed_answers: _builtins.int = ...,
         cached_bytes: _builtins.int = ...,
         waiting_calls: _builtins.int = ...,
+        bases: _abc.Iterable[Global___TableBases] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_returned", b"bytes_returned", "cached_answers", b"cached_answers", "cached_bytes", b"cached_bytes", "computed_answers", b"computed_answers", "damaged_buckets", b"damaged_buckets", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "peak_resident_bytes", b"peak_resident_bytes", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_answers", b"unchanged_answers", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_calls", b"waiting_calls", "waiting_scans", b"waiting_scans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bases", b"bases", "bytes_returned", b"bytes_returned", "cached_answers", b"cached_answers", "cached_bytes", b"cached_bytes", "computed_answers", b"computed_answers", "damaged_buckets", b"damaged_buckets", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "peak_resident_bytes", b"peak_resident_bytes", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_answers", b"unchanged_answers", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_calls", b"waiting_calls", "waiting_scans", b"waiting_scans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
+
+@_typing.final
+class TableBases(_message.Message):
+    """The columnar bases of a table: sums over its buckets. Costs are since the start of the server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    BASES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    CHANGES_SINCE_FIELD_NUMBER: _builtins.int
+    OVERLAY_ROWS_FIELD_NUMBER: _builtins.int
+    OVERLAY_BYTES_FIELD_NUMBER: _builtins.int
+    AGE_MILLIS_FIELD_NUMBER: _builtins.int
+    BUILDS_FIELD_NUMBER: _builtins.int
+    BUILD_CPU_MICROS_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    WHY_NONE_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """`database.table`."""
+    buckets: _builtins.int
+    """Buckets, and those of them whose base is read."""
+    bases: _builtins.int
+    rows: _builtins.int
+    """As in BaseStatistics."""
+    disk_bytes: _builtins.int
+    changes_since: _builtins.int
+    overlay_rows: _builtins.int
+    overlay_bytes: _builtins.int
+    age_millis: _builtins.int
+    """Of the oldest one."""
+    builds: _builtins.int
+    build_cpu_micros: _builtins.int
+    written_bytes: _builtins.int
+    @_builtins.property
+    def why_none(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why buckets have none, each reason once."""
+
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        buckets: _builtins.int = ...,
+        bases: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        disk_bytes: _builtins.int = ...,
+        changes_since: _builtins.int = ...,
+        overlay_rows: _builtins.int = ...,
+        overlay_bytes: _builtins.int = ...,
+        age_millis: _builtins.int = ...,
+        builds: _builtins.int = ...,
+        build_cpu_micros: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
+        why_none: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "bases", b"bases", "buckets", b"buckets", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "disk_bytes", b"disk_bytes", "overlay_bytes", b"overlay_bytes", "overlay_rows", b"overlay_rows", "rows", b"rows", "table", b"table", "why_none", b"why_none", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableBases: _TypeAlias = TableBases  # noqa: Y015

@@ -44,20 +44,20 @@ class _ViaEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Via.ValueType], _
     VIA_ITERATOR: _Via.ValueType  # 1
     """RocksDB, row by row."""
     VIA_BASE: _Via.ValueType  # 2
-    """A columnar base, with what was written since laid over it. INVALID_REQUEST where a bucket has none, or where the scan
-    cannot be read so; ExplainScan says why.
+    """A columnar base, with what was written since laid over it; of a snapshot, the base that there was when it was taken.
+    INVALID_REQUEST where a bucket has none, or where the scan cannot be read so; ExplainScan says why.
     """
 
 class Via(_Via, metaclass=_ViaEnumTypeWrapper):
-    """What rows of the live table are read from."""
+    """What rows are read from."""
 
 VIA_UNSPECIFIED: Via.ValueType  # 0
 """The server chooses."""
 VIA_ITERATOR: Via.ValueType  # 1
 """RocksDB, row by row."""
 VIA_BASE: Via.ValueType  # 2
-"""A columnar base, with what was written since laid over it. INVALID_REQUEST where a bucket has none, or where the scan
-cannot be read so; ExplainScan says why.
+"""A columnar base, with what was written since laid over it; of a snapshot, the base that there was when it was taken.
+INVALID_REQUEST where a bucket has none, or where the scan cannot be read so; ExplainScan says why.
 """
 Global___Via: _TypeAlias = Via  # noqa: Y015
 
@@ -105,7 +105,7 @@ class ScanKvRequest(_message.Message):
     via: Global___Via.ValueType
     """20 to 31 are kept for top-N.
 
-    How the rows of the live table are read. The rows, their order and the tokens are the same either way.
+    How the rows are read. The rows, their order and the tokens are the same either way.
     """
     @_builtins.property
     def live_kv(self) -> Global___LiveKv:

@@ -445,6 +445,7 @@ class BucketStatistics(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     DAMAGE_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
     bucket: _builtins.int
     rows: _builtins.int
     """Live rows, exact. Absent: not known, because they were written without reading those that were there."""
@@ -456,6 +457,10 @@ class BucketStatistics(_message.Message):
     """Bytes of the bucket's files on disk."""
     damage: _builtins.str
     """Why the bucket cannot be read, empty when it can."""
+    @_builtins.property
+    def base(self) -> Global___BaseStatistics:
+        """Its columnar base. Absent where the table has the option `columnar_base=off`."""
+
     def __init__(
         self,
         *,
@@ -465,16 +470,83 @@ class BucketStatistics(_message.Message):
         epoch: _builtins.int = ...,
         disk_bytes: _builtins.int = ...,
         damage: _builtins.str = ...,
+        base: Global___BaseStatistics | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "base", b"base", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "bucket", b"bucket", "damage", b"damage", "disk_bytes", b"disk_bytes", "epoch", b"epoch", "log_offset", b"log_offset", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "base", b"base", "bucket", b"bucket", "damage", b"damage", "disk_bytes", b"disk_bytes", "epoch", b"epoch", "log_offset", b"log_offset", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
     _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rows) -> _WhichOneofReturnType__rows | None: ...
 
 Global___BucketStatistics: _TypeAlias = BucketStatistics  # noqa: Y015
+
+@_typing.final
+class BaseStatistics(_message.Message):
+    """The columnar base of a bucket, and what it has cost since the start of the server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHY_NONE_FIELD_NUMBER: _builtins.int
+    LOG_OFFSET_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    CHANGES_SINCE_FIELD_NUMBER: _builtins.int
+    OVERLAY_ROWS_FIELD_NUMBER: _builtins.int
+    OVERLAY_BYTES_FIELD_NUMBER: _builtins.int
+    AGE_MILLIS_FIELD_NUMBER: _builtins.int
+    BUILDS_FIELD_NUMBER: _builtins.int
+    BUILD_CPU_MICROS_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    LAST_BUILD_CPU_MICROS_FIELD_NUMBER: _builtins.int
+    LAST_WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    why_none: _builtins.str
+    """Why scans read none, empty when they read one. Fields 2 to 6 and 8 are those of the one that they read."""
+    log_offset: _builtins.int
+    """The offset of the first change that is not in it."""
+    rows: _builtins.int
+    """Rows in it, and bytes of its files."""
+    disk_bytes: _builtins.int
+    changes_since: _builtins.int
+    """How many changes there are since, as log offsets count them."""
+    overlay_rows: _builtins.int
+    """Rows and deletions since that are kept in memory; a key that was written again may count again."""
+    overlay_bytes: _builtins.int
+    """What they take, with those of older states that scans still read."""
+    age_millis: _builtins.int
+    """Since its building was begun."""
+    builds: _builtins.int
+    """Bases built, what building took of a core, also where none came of it, and the bytes of their files."""
+    build_cpu_micros: _builtins.int
+    written_bytes: _builtins.int
+    last_build_cpu_micros: _builtins.int
+    """Of the last one that was built."""
+    last_written_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        why_none: _builtins.str = ...,
+        log_offset: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        disk_bytes: _builtins.int = ...,
+        changes_since: _builtins.int = ...,
+        overlay_rows: _builtins.int = ...,
+        overlay_bytes: _builtins.int = ...,
+        age_millis: _builtins.int = ...,
+        builds: _builtins.int = ...,
+        build_cpu_micros: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
+        last_build_cpu_micros: _builtins.int = ...,
+        last_written_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "disk_bytes", b"disk_bytes", "last_build_cpu_micros", b"last_build_cpu_micros", "last_written_bytes", b"last_written_bytes", "log_offset", b"log_offset", "overlay_bytes", b"overlay_bytes", "overlay_rows", b"overlay_rows", "rows", b"rows", "why_none", b"why_none", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BaseStatistics: _TypeAlias = BaseStatistics  # noqa: Y015
 
 @_typing.final
 class ListTablesRequest(_message.Message):

@@ -31,6 +31,7 @@ from aio_client import (
 from aio_client.testing import Fault, FaultProxy
 from streaming_server.storage.offsets import make_offset
 from tests.model.replay import Replay
+from tests.support.bases import await_bases
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 
@@ -47,8 +48,19 @@ BUCKETS = 3
 
 
 @pytest_asyncio.fixture
-async def table(client: Client, name: str) -> Table:
-    return await client.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS)
+async def table(client: Client, name: str, request: pytest.FixtureRequest) -> Table:
+    base = getattr(request, "param", "off")
+    return await client.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, columnar_base=base)
+
+
+# Where the rows of a start from the whole table are read from; which is for the table's fixture.
+OF_EITHER = pytest.mark.parametrize("table", ["off", "eager"], indirect=True)
+
+
+async def await_base(table: Table) -> None:
+    """Waits until the table is read from its bases, if it is to have some."""
+    if table.options.get("columnar_base") == "eager":
+        await await_bases(table)
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +158,10 @@ async def test_what_makes_no_sense_for_changes_is_refused(table: Table) -> None:
         await read(changes(table).select("nothing"))
 
 
+@OF_EITHER
 async def test_full_is_all_rows_then_every_change_from_exactly_there(table: Table) -> None:
     await table.upsert(rows(*range(100)))
+    await await_base(table)
     await table.delete([7])
     async with changes(table, StartFrom.FULL).with_chunk(rows=10).stream() as stream:
         offsets = stream.log_offsets
@@ -401,11 +415,13 @@ async def test_a_stream_that_is_not_to_go_on_says_where_it_was(table: Table, sha
     assert seen(await read(changes(table, stop=StopAt.LATEST).resume_from(token))) == [("+I", 2)]
 
 
+@OF_EITHER
 async def test_a_start_from_the_whole_table_is_exact_with_cuts_among_its_rows_and_a_writer(
     table: Table, shared_server: ServerProcess
 ) -> None:
     """Each change must fit what the reader knows: a `+I` of no row that is there, a `-U` of the very row that is."""
     await table.upsert(rows(*range(4000), text="x" * 50))
+    await await_base(table)
     done, written = asyncio.Event(), 0
 
     async def write() -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import ScanStalled, connect
+from tests.support.bases import SOON, await_bases
 from tests.support.offline import bucket_path
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
@@ -54,7 +55,7 @@ class Phases:
 
 
 @contextmanager
-def serving(directory: Path, stall_seconds: float) -> Iterator[ServerProcess]:
+def serving(directory: Path, stall_seconds: float, *others: str) -> Iterator[ServerProcess]:
     settings = {
         "stall_timeout_seconds": stall_seconds,
         "max_live_scans": 2 * READERS,
@@ -65,7 +66,7 @@ def serving(directory: Path, stall_seconds: float) -> Iterator[ServerProcess]:
     }
     flags = [flag for name, value in settings.items() for flag in ("--set", f"{name}={value}")]
     directory.mkdir()
-    with ServerProcess(directory / "data", *flags) as server:
+    with ServerProcess(directory / "data", *flags, *others) as server:
         yield server
 
 
@@ -83,9 +84,11 @@ class Rows:
         return pa.table({"k": pa.array(range(ROWS), pa.int64()), "v": values})
 
 
-async def filled(client: Client, rows: Rows) -> Table:
+async def filled(client: Client, rows: Rows, columnar_base: str = "off") -> Table:
     """A table that has been written several times over, so that a writer's memory is at its usual height."""
-    table = await client.create_table(TABLE, SCHEMA, primary_key=["k"], buckets=BUCKETS, compression="none")
+    table = await client.create_table(
+        TABLE, SCHEMA, primary_key=["k"], buckets=BUCKETS, compression="none", columnar_base=columnar_base
+    )
     for _ in range(3):
         await table.upsert(rows.next())
     return table
@@ -101,6 +104,38 @@ async def stalled_readers(url: str) -> AsyncIterator[list[ScanStream]]:
         for stream in streams:
             assert (await anext(stream)).num_rows < ROWS
         yield streams
+
+
+@pytest.mark.asyncio
+async def test_a_hundred_readers_of_bases_that_stop_cost_less_than_a_mebibyte_each(tmp_path: Path) -> None:
+    with serving(tmp_path / "based", 300, *SOON) as server:
+        async with connect(server.url) as client:
+            table = await filled(client, Rows(), "eager")
+            await await_bases(table)
+            # What the writer took is not to be mistaken for room that the readers do without.
+            assert server.stop() == 0
+            server.restart()
+            await client.wait_ready()
+            await await_bases(table)
+            for _ in range(2):
+                # So that the bases are in memory, which are files.
+                assert sum([batch.num_rows async for batch in table.scan().via("base").stream()]) == ROWS
+            idle = await resident(client)
+            async with stalled_readers(server.url) as streams:
+                # Some of them have read enough to be trusted with large chunks.
+                for stream in streams[::5]:
+                    read = 0
+                    while read < 5 * MEBIBYTE:
+                        read += (await anext(stream)).nbytes
+
+                async def all_wait() -> bool:
+                    return all(scan.idle_seconds > 1 for scan in await client.live_scans())
+
+                await await_until(all_wait, "every scan waits for its reader", timeout=30)
+                taken = await resident(client) - idle
+                assert (await client.server_stats()).open_cursors == 0
+        sys.stdout.write(f"{taken / MEBIBYTE:.0f} MiB\n")
+        assert taken < READERS * MEBIBYTE
 
 
 async def seconds_of_a_scan(table: Table) -> float:

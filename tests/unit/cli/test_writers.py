@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from scankv.formats.files import Format
-from scankv.formats.writers import row_writer, whole_file
+from scankv.formats.writers import row_writer, whole_directory, whole_file
 from table_model.errors import UsageError
 from tests.unit.cli.reading import read
 from tests.unit.cli.test_text import COLUMNS
@@ -91,3 +91,23 @@ def test_a_pipe_is_written_directly(tmp_path: Path) -> None:
         stream.write(b"rows")
     thread.join(10)
     assert received == [b"rows"]
+
+
+@pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
+def test_a_directory_is_there_when_it_is_whole_and_the_one_before_until_then(
+    tmp_path: Path, failure: type[BaseException]
+) -> None:
+    path = tmp_path / "parts"
+
+    def files() -> list[str]:
+        return sorted(str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*"))
+
+    for name in ("first", "second"):
+        with whole_directory(path) as directory:
+            (directory / name).write_text(name)
+            assert not (path / name).exists()
+        assert files() == ["parts", f"parts/{name}"]
+    with pytest.raises(failure), whole_directory(path) as directory:  # noqa: PT012  # the write is part of what fails
+        (directory / "third").write_text("half of it")
+        raise failure
+    assert files() == ["parts", "parts/second"]

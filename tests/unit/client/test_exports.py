@@ -6,6 +6,7 @@ import aio_client
 from table_model import errors
 
 NAMES = [
+    "BaseStatistics",
     "BucketCheck",
     "BucketStatistics",
     "Client",
@@ -54,6 +55,7 @@ NAMES = [
     "StartFrom",
     "StopAt",
     "Table",
+    "TableBases",
     "TableExists",
     "TableNotFound",
     "TooManyConsumers",

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import shutil
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import pyarrow as pa
 import pytest
 
-from streaming_server.engine import base_replay, base_upkeep, live_bucket
+from streaming_server.engine import base_build, base_replay, live_bucket
+from streaming_server.engine.base_figures import base_figures_of
 from streaming_server.engine.bucket_steps import apply_rows
 from streaming_server.engine.prepare import prepare
 from streaming_server.scan.base_view import Via
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from streaming_server.engine.base_due import BaseRecord
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.tables import Tables
     from streaming_server.scan.opening import OpenedScan
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio
 
 NAME = "game.scores"
-SELDOM = {"base_upkeep_seconds": 3600.0, "base_cpu_share": 1.0}
+SELDOM = {"base_upkeep_seconds": 3600.0, "base_cpu_share": 1.0, "base_max_write_amplification": 1e12}
 PLAN = ReadPlan(
     buckets=None,
     columns=None,
@@ -126,7 +130,7 @@ async def test_no_base_takes_the_last_of_the_disk_from_the_writes(
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = await scores_table(tables)
         with monkeypatch.context() as patch:
-            patch.setattr(base_upkeep, "_SPARED_BYTES", 1 << 62)
+            patch.setattr(base_build, "SPARED_BYTES", 1 << 62)
             with pytest.raises(OSError, match="what is left of the disk is for writes"):
                 await look(tables, table)
         assert list((table.path / "bases" / "0000").iterdir()) == []
@@ -255,3 +259,130 @@ async def test_explain_names_no_base_where_too_much_was_written_since(tmp_path: 
         assert (await table.explain(PLAN)).via_reason == "asked for"
         await put(table, range(1000, 2000))
         assert (await table.explain(PLAN)).via_reason == "no bucket has a columnar base"
+
+
+def record_of(table: LiveTable, bucket: int = 0) -> BaseRecord:
+    return table.buckets[bucket].base_record
+
+
+async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another_did(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM, base_min_rows=100) as tables:
+        table = await scores_table(tables, columnar_base="auto")
+        live = table.buckets[0]
+        await look(tables, table)
+        assert live.base is None
+        assert record_of(table).why_none == "no scan has asked for one since the last"
+        await ask(table)
+        await look(tables, table)
+        assert live.base is not None
+        first = live.base.info.name
+        await put(table, range(1000, 1100))
+        await look(tables, table)
+        assert live.base.info.name == first, "nobody has scanned it since"
+        assert len(await rows_of(table)) == 200
+        await look(tables, table)
+        assert live.base.info.name > first
+        assert len(await rows_of(table)) == 200
+
+
+async def ask(table: LiveTable) -> None:
+    """Begins a scan that would read a base if there was one."""
+    (await table.open_view(replace(PLAN, via=Via.AUTO))).source.close()
+
+
+async def test_a_base_is_built_anew_for_its_age_even_where_little_was_written(tmp_path: Path) -> None:
+    settings = {**SELDOM, "base_max_write_amplification": 1.0}
+    async with tables_in(tmp_path, **settings, base_max_age_seconds=3600.0) as tables:
+        table = await scores_table(tables)
+        live = table.buckets[0]
+        await look(tables, table)
+        assert live.base is not None
+        first = live.base.info.name
+        await put(table, range(40))
+        await put(table, range(1000, 1040))
+        await look(tables, table)
+        assert live.base.info.name == first
+        assert "base_max_write_amplification" in record_of(table).waits
+        record_of(table).cut_millis -= 3_600_001
+        await look(tables, table)
+        assert live.base.info.name > first
+        assert len(await rows_of(table)) == 140
+
+
+async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_many_as_must(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM, base_total_overlay_bytes=300_000) as tables:
+        options = {"columnar_base": "eager"}
+        for number in range(3):
+            name = f"game.t{number}"
+            await tables.create(name, SCORES, primary_key=["player"], bucket_key=(), buckets=1, options=options)
+            await put(tables.table(name), range(100))
+            await look(tables, tables.table(name))
+            await put(tables.table(name), range(1000 * number, 1000 * number + 1500 * (number + 1)))
+        found = [tables.table(f"game.t{number}").buckets[0] for number in range(3)]
+        sizes = [live.overlay_bytes for live in found]
+        assert sizes == sorted(sizes)
+        assert sum(sizes) > 300_000 > sum(sizes[:2])
+        tables._bases.let_go_beyond_memory()
+        assert [live.has_base for live in found] == [True, True, False]
+        assert "base_total_overlay_bytes" in found[2].base_record.why_none
+        tables._bases.let_go_beyond_memory()
+        assert [live.has_base for live in found] == [True, True, False]
+        rows = await rows_of(tables.table("game.t1"))
+        assert len(rows) == 3000 + 100
+        await look(tables, tables.table("game.t2"))
+        assert len(await rows_of(tables.table("game.t2"))) == 4500 + 100
+
+
+async def test_a_build_ends_when_more_is_written_meanwhile_than_there_is_memory_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tables_in(tmp_path, **SELDOM, base_overlay_bytes=4096) as tables:
+        table = await scores_table(tables)
+        rest = base_build.Rests.rest
+
+        async def writes(self: base_build.Rests) -> None:
+            await put(table, range(5000, 6000))
+            await rest(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(base_build.Rests, "rest", writes)
+            await look(tables, table)
+        assert list((table.path / "bases" / "0000").iterdir()) == []
+        assert "more was written while it was built" in record_of(table).why_none
+        assert record_of(table).builds == 0
+        assert record_of(table).cpu_seconds > 0
+        await look(tables, table)
+        assert record_of(table).builds == 1
+        assert record_of(table).why_none == ""
+        assert len(await rows_of(table)) == 1100
+
+
+async def test_building_keeps_to_its_share_of_a_core_over_all_tables_and_parts_of_a_build(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **{**SELDOM, "base_cpu_share": 0.2}) as tables:
+        table = await scores_table(tables)
+        began, spent = time.monotonic(), 0.0
+        for number in range(5):
+            await put(table, range(1000 * number, 1000 * number + 100))
+            await look(tables, table)
+            spent = record_of(table).cpu_seconds
+        assert record_of(table).builds == 5
+        assert time.monotonic() - began > 0.95 * spent / 0.2
+
+
+async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        live = table.buckets[0]
+        assert base_figures_of(live).why_none == "it was not looked at yet"
+        await look(tables, table)
+        await put(table, range(98, 103))
+        figures = base_figures_of(live)
+        assert live.base is not None
+        assert (figures.why_none, figures.rows, figures.log_offset) == ("", 100, 100)
+        # Rows that stay as they are make no change.
+        assert (figures.changes_since, figures.overlay_rows) == (3, 5)
+        assert 0 < figures.overlay_bytes < 100_000
+        assert figures.disk_bytes == live.base.info.disk_bytes == figures.record.last_written_bytes
+        assert 0 <= figures.age_millis < 60_000
+        assert figures.record.builds == 1
+        assert 0 < figures.record.last_cpu_seconds == figures.record.cpu_seconds < 5

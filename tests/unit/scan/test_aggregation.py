@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming_server.scan.aggregation import Aggregation
+from streaming_server.scan.chunk_source import Chunk
 from table_model.aggregates import Aggregate, AggregateFunction
 from table_model.errors import InvalidRequest, SchemaMismatch
 from tests.support.tables import define
@@ -143,7 +144,7 @@ def answered(
 ) -> pa.RecordBatch:
     aggregation = Aggregation(aggregates, group_by, TABLE)
     for start in range(0, batch.num_rows, step):
-        aggregation.add(batch.select(aggregation.columns).slice(start, step))
+        aggregation.add(Chunk(0, batch.select(aggregation.columns).slice(start, step)))
         if settle():
             aggregation.settle()
     return aggregation.result()
@@ -206,20 +207,21 @@ def test_integer_sums_are_exact_where_their_parts_overflow() -> None:
         {"k": [1, 2, 3], "large": [2**63 - 1, 2**63 - 1, -(2**63)]}, schema=TABLE.select(["k", "large"])
     ).select(["large"])
     aggregation = Aggregation([Aggregate("large", AggregateFunction.SUM)], [], TABLE)
-    aggregation.add(batch.slice(0, 2))
+    aggregation.add(Chunk(0, batch.slice(0, 2)))
     with pytest.raises(InvalidRequest, match=r'"large" does not fit into int64'):
         aggregation.result()
-    aggregation.add(batch.slice(2))
+    aggregation.add(Chunk(0, batch.slice(2)))
     assert aggregation.result().to_pylist() == [{"large_sum": 2**63 - 2}]
 
 
 def test_decimal_sums_are_exact_to_the_last_of_their_38_digits() -> None:
     most, least = Decimal("9" * 36 + ".99"), Decimal("0.01")
     aggregation = Aggregation([Aggregate("money", AggregateFunction.SUM)], [], TABLE)
-    aggregation.add(pa.RecordBatch.from_pydict({"money": [most, None, least]}, schema=TABLE.select(["money"])))
+    schema = TABLE.select(["money"])
+    aggregation.add(Chunk(0, pa.RecordBatch.from_pydict({"money": [most, None, least]}, schema=schema)))
     with pytest.raises(InvalidRequest, match=r'"money" does not fit into decimal128'):
         aggregation.result()
-    aggregation.add(pa.RecordBatch.from_pydict({"money": [-least]}, schema=TABLE.select(["money"])))
+    aggregation.add(Chunk(0, pa.RecordBatch.from_pydict({"money": [-least]}, schema=schema)))
     assert aggregation.result().to_pylist() == [{"money_sum": most}]
 
 
@@ -227,7 +229,7 @@ def test_groups_over_the_limit_are_refused_and_as_many_as_it_are_not() -> None:
     def groups(count: int) -> Aggregation:
         aggregation = Aggregation([], ["k"], TABLE, max_groups=10)
         for number in range(count):
-            aggregation.add(pa.RecordBatch.from_pydict({"k": [number, 0]}, schema=TABLE.select(["k"])))
+            aggregation.add(Chunk(0, pa.RecordBatch.from_pydict({"k": [number, 0]}, schema=TABLE.select(["k"]))))
         return aggregation
 
     assert groups(10).result().num_rows == 10
@@ -242,7 +244,7 @@ def test_what_is_known_does_not_grow_with_the_rows() -> None:
     )
     settled = 0
     for _ in range(5000):
-        aggregation.add(batch)
+        aggregation.add(Chunk(0, batch))
         if aggregation.is_due:
             aggregation.settle()
             assert not aggregation.is_due

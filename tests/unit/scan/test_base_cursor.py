@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from streaming_server.engine.last_row import merge_delete, merge_upsert
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.scan.base_cursor import BaseCursor
+from streaming_server.scan.ordered_forms import KeyedForm
 from streaming_server.scan.overlay import NO_ROWS, NetRows, Overlay
 from streaming_server.scan.row_reader import _FilteringDecoder
 from streaming_server.storage import base_writer
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Sequence
 
+    from streaming_server.scan.chunk_source import StoredRows
     from table_model.expressions import BoundPredicate
     from table_model.schema import TableDefinition
 
@@ -141,19 +143,24 @@ def check(offline: FollowedBucket, base: ColumnarBase, asked: Asked, rng: random
     rank = (lambda key: [-byte for byte in key] + [1]) if asked.reverse else (lambda key: list(key))
     ranks = sorted(map(rank, keys))
     found: list[tuple[Any, ...]] = []
+    later: list[tuple[StoredRows, pa.RecordBatch, pa.Array | None]] = []
     with closing(cursor_of(offline, base, asked)) as cursor:
         assert cursor.last_key is None
         scanned = 0
         while True:
             max_rows, max_bytes = rng.choice([1, 2, 3, 5, 1000]), rng.choice([1, 100, 1000, ROOM])
-            if rng.random() < 0.3 and asked.residual is None and asked.columns is None:
+            encoded = None
+            if rng.random() < 0.3:
                 rows = cursor.next_rows(max_rows, max_bytes)
-                batch = None if rows is None else offline.codec.decoder().decode(pa.array(rows, pa.binary()))
+                form = KeyedForm(offline.codec.decoder(asked.columns).schema)
+                batch, encoded = (None, None) if rows is None else (form.decode(rows), form.keys_of(rows))
             else:
                 batch = cursor.next_batch(max_rows, max_bytes)
             if batch is None:
                 break
             batch.validate(full=True)
+            if rng.random() < 0.5:
+                later.append((cursor.stored, batch, encoded))
             assert cursor.rows_scanned - scanned <= max_rows
             assert has_zones or cursor.last_key is not None
             scanned = cursor.rows_scanned
@@ -163,8 +170,29 @@ def check(offline: FollowedBucket, base: ColumnarBase, asked: Asked, rng: random
                 assert cursor.message.equals(batch.serialize())
             found += exact_rows(batch)
         assert cursor.next_batch(10, ROOM) is None
+    for stored, batch, encoded in later:
+        check_stored(offline, stored, batch, encoded, asked.columns, rng)
     assert found == kept
     assert cursor.rows_scanned <= len(keys) if has_zones else cursor.rows_scanned == len(keys)
+
+
+def check_stored(
+    offline: FollowedBucket,
+    stored: StoredRows,
+    batch: pa.RecordBatch,
+    encoded: pa.Array | None,
+    columns: Sequence[str] | None,
+    rng: random.Random,
+) -> None:
+    """Some rows of a batch as they are stored, and their encoded keys, are of these rows; in any order, and later."""
+    chosen = [place for place in range(batch.num_rows) if rng.random() < 0.5]
+    rng.shuffle(chosen)
+    places = pa.array(chosen, pa.uint64())
+    rows = stored(places)
+    assert exact_rows(offline.codec.decoder(columns).decode(rows)) == exact_rows(batch.take(places))
+    if encoded is not None:
+        keys = offline.keys.codec.encode(offline.codec.decoder(offline.definition.primary_key).decode(rows).columns)
+        assert keys.to_pylist() == encoded.take(places).to_pylist()
 
 
 @st.composite
@@ -288,6 +316,26 @@ def test_changes_at_any_place_are_seen(
         cursor.close()
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("changed", [[], [105, 110, 500]])
+def test_of_rows_that_are_kept_stored_form_and_keys_are_their_own(
+    offline: FollowedBucket, base: ColumnarBase, changed: Sequence[int], reverse: bool
+) -> None:
+    if changed:
+        offline.upsert_batch(rows_of(changed, times=7))
+        offline.delete({"k": 120})
+    residual = bind(col("k").is_in([20, 50, 110, 105, 130, 180, 500, 980]), SMALL.schema.arrow)
+    found = []
+    with closing(cursor_of(offline, base, Asked(["k"], residual, reverse=reverse))) as cursor:
+        while (rows := cursor.next_rows(15, ROOM)) is not None:
+            keys = KeyedForm(pa.schema([SMALL.schema.arrow.field("k")])).decode(rows).column("k")
+            assert rows.field(0).equals(offline.keys.codec.encode([keys]))
+            stored = cursor.stored(pa.array(range(len(rows))[::-1], pa.int64()))
+            found += exact_rows(offline.codec.decoder().decode(stored))[::-1]
+    assert found == expected(offline, Asked(None, residual, reverse=reverse))[0]
+    assert len(found) == 7 + bool(changed)
+
+
 def test_a_table_whose_base_is_empty_is_its_overlay(offline: FollowedBucket, tmp_path: Path) -> None:
     empty = offline.cut_base(tmp_path / "bases", 10)
     assert read(cursor_of(offline, empty, Asked())) == []
@@ -385,10 +433,10 @@ def test_the_key_after_a_row_is_its_own_though_deleted_ones_follow(offline: Foll
     cursor = cursor_of(offline, base, Asked())
     keys = []
     while (rows := cursor.next_rows(1, 1)) is not None:
-        if rows:
+        if len(rows):
             assert cursor.last_key is not None
             keys.append(int.from_bytes(cursor.last_key, "big") - (1 << 63))
-            assert offline.codec.decoder(["k"]).decode(pa.array(rows, pa.binary())).column(0).to_pylist() == keys[-1:]
+            assert KeyedForm(offline.codec.schema).decode(rows).column("k").to_pylist() == keys[-1:]
     assert keys == [key for key in range(0, 1000, 10) if key not in (10, 30)]
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streaming_server.scan.base_view import Via
 from streaming_server.scan.explaining import explain
 from streaming_server.scan.index_lookup import chosen_index
 from streaming_server.scan.row_reader import MAX_POINTS
@@ -165,7 +166,7 @@ def test_explain_tells_the_index_and_what_is_read_instead(scores: IndexedTable) 
     plan = plan_of((col("score") == 7) & col("text").contains("5"), columns=["k"])
     reader = plan.reader(scores.codec, scores.keys)
     choice = chosen_index(reader, scores.held().indexes)
-    told = explain(plan, scores.definition, reader, range(len(scores.buckets)), choice)
+    told = explain(plan, scores.definition, reader, range(len(scores.buckets)), choice, (Via.ITERATOR, "why"))
     assert (list(told.index), told.index_range, told.index_keys) == (["score"], 'col("score") == 7', 10_000)
     assert (list(told.ranges), told.points) == (["all keys"], 0)
     assert told.residual == "col(\"text\").contains('5')"

@@ -57,7 +57,7 @@ def by_looking_at_all(table: IndexedTable, spec: TopNSpec, where: Predicate | No
     scan, _ = table.opened(replace(plan_of(where, columns=[spec.by]), stored_rows=True), indexed=False)
     top = TopN(spec, table.definition)
     while (chunk := scan.source.next_chunk(64, 1 << 20)) is not None:
-        top.add(chunk.batch)
+        top.add(chunk)
         if top.is_due:
             top.settle()
     return top.result()

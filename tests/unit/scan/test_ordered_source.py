@@ -21,10 +21,12 @@ from table_model.expressions import col
 from table_model.key_range import KeyRange
 from table_model.schema import TableDefinition
 from tests.support.offline import OfflineBucket, opened
+from tests.support.offline_bases import based_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from streaming_server.scan.base_view import BaseView
     from table_model.errors import ScanKvError
     from table_model.expressions import Predicate
 
@@ -42,11 +44,12 @@ class Offline(NamedTuple):
     definition: TableDefinition
     buckets: list[OfflineBucket]
     keys: list[Key]
+    bases: dict[int, BaseView]
 
 
 @contextmanager
-def table_of(keys: Sequence[Key], buckets: int, bucket_key: Sequence[str]) -> Iterator[Offline]:
-    """A table of these keys, `v` being the place of a key in their order."""
+def table_of(keys: Sequence[Key], buckets: int, bucket_key: Sequence[str], *, based: bool = False) -> Iterator[Offline]:
+    """A table of these keys, `v` being the place of a key in their order; read row by row, or with `based` by bases."""
     definition = TableDefinition.create(
         "t.t", SCHEMA, ["a", "b"], bucket_key, buckets=buckets, incarnation="i", created_millis=0
     )
@@ -64,7 +67,8 @@ def table_of(keys: Sequence[Key], buckets: int, bucket_key: Sequence[str]) -> It
                     offline.upsert(*part)
                 if number % 2:
                     offline.bucket.flush()
-        yield Offline(definition, made, ordered)
+        views = {number: based_view(offline, Path(directory) / f"{number}") for number, offline in enumerate(made)}
+        yield Offline(definition, made, ordered, views if based else {})
 
 
 def scan(
@@ -90,7 +94,8 @@ def scan(
     offline = table.buckets[0]
     view = View({number: bucket.bucket.state.log_offset for number, bucket in enumerate(table.buckets)}, 0, 0)
     reader = plan.reader(offline.codec, offline.keys.codec)
-    return open_scan(plan, table.definition, reader, view, "", lambda n: table.buckets[n].bucket, _in_bucket)
+    buckets = [each.bucket for each in table.buckets]
+    return open_scan(plan, table.definition, reader, view, "", buckets.__getitem__, _in_bucket, table.bases)
 
 
 def _in_bucket(bucket: int, error: ScanKvError) -> ScanKvError:
@@ -132,6 +137,7 @@ def tables(draw: st.DrawFn) -> tuple[list[Key], int, list[str]]:
     max_bytes=st.sampled_from([1, 500, ROOM]),
     bounds=st.tuples(st.none() | KEYS, st.none() | KEYS),
     where=st.sampled_from(range(len(PREDICATES))),
+    based=st.booleans(),
 )
 @settings(max_examples=20)
 def test_an_ordered_scan_gives_what_sorting_gives(
@@ -141,9 +147,10 @@ def test_an_ordered_scan_gives_what_sorting_gives(
     max_bytes: int,
     bounds: tuple[Key | None, Key | None],
     where: int,
+    based: bool,
 ) -> None:
     predicate, kept = PREDICATES[where]
-    with table_of(*made) as table:
+    with table_of(*made, based=based) as table:
         codec = table.buckets[0].keys.codec
         start, end = (None if key is None else codec.encode_one(key) for key in bounds)
         expected = [
@@ -176,11 +183,21 @@ def test_a_small_limit_reads_itself_and_one_row_of_each_bucket_at_most(
     opened.source.close()
 
 
+@pytest.fixture(scope="module")
+def based(table: Offline) -> Iterator[Offline]:
+    """The same table, read from bases."""
+    with tempfile.TemporaryDirectory() as directory:
+        views = {number: based_view(each, Path(directory) / f"{number}") for number, each in enumerate(table.buckets)}
+        yield table._replace(bases=views)
+
+
+@pytest.mark.parametrize("of_bases", [False, True])
 @pytest.mark.parametrize("where", [None, col("v") != 5, col("a") >= 0])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_scan_resumed_after_every_chunk_reads_each_row_once(
-    table: Offline, reverse: bool, where: Predicate | None
+    table: Offline, based: Offline, of_bases: bool, reverse: bool, where: Predicate | None
 ) -> None:
+    table = based if of_bases else table
     found: list[int] = []
     token = b""
     while True:
@@ -200,8 +217,9 @@ def test_a_scan_resumed_after_every_chunk_reads_each_row_once(
     assert found == (expected[::-1] if reverse else expected)
 
 
-def test_what_is_read_ahead_stays_within_two_chunks(table: Offline) -> None:
-    opened = scan(table)
+@pytest.mark.parametrize("of_bases", [False, True])
+def test_what_is_read_ahead_stays_within_two_chunks(table: Offline, based: Offline, of_bases: bool) -> None:
+    opened = scan(based if of_bases else table)
     given = 0
     while (chunk := opened.source.next_chunk(300, ROOM)) is not None:
         given += chunk.batch.num_rows

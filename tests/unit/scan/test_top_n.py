@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streaming_server.scan import top_n
+from streaming_server.scan.chunk_source import Chunk
 from streaming_server.scan.top_n import TopN, TopNSpec
 from streaming_server.storage.row_codec import RowCodec
 from table_model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
@@ -77,8 +79,12 @@ def batch_of(keys: Sequence[tuple[int, str]], ranks: dict[str, list[int | None]]
     )
 
 
-def added(top: TopN, batch: pa.RecordBatch, by: str) -> None:
-    top.add(pa.RecordBatch.from_arrays([batch.column(by), CODEC.encode(batch)], ["by", "stored"]))
+def added(top: TopN, batch: pa.RecordBatch, by: str, *, late: bool = False) -> None:
+    stored = CODEC.encode(batch)
+    if late:
+        top.add(Chunk(0, batch.select([by]), stored=stored.take))
+    else:
+        top.add(Chunk(0, pa.RecordBatch.from_arrays([batch.column(by), stored], ["by", "stored"])))
     if top.is_due:
         top.settle()
         assert not top.is_due
@@ -120,11 +126,16 @@ def test_top_n_is_the_beginning_of_a_sort_for_every_type_and_both_directions(dat
     # Buckets come one after another, each in key order.
     top = TopN(spec(by, n, ascending=ascending, ties=ties), TABLE)
     buckets = data.draw(st.integers(1, 3))
-    step = data.draw(st.integers(1, 15))
-    for bucket in range(buckets):
-        part = rows.take(pa.array(range(bucket, rows.num_rows, buckets), pa.int64()))
-        for start in range(0, part.num_rows, step):
-            added(top, part.slice(start, step), by)
+    step, late = data.draw(st.integers(1, 15)), data.draw(st.integers(0, 7))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(top_n, "_LATE_ROWS", data.draw(st.sampled_from([1, 4, 1024])))
+        patch.setattr(top_n, "_LATE_BATCHES", data.draw(st.sampled_from([1, 3, 64])))
+        patch.setattr(top_n, "_QUICK_ROWS", data.draw(st.sampled_from([0, 4096])))
+        for bucket in range(buckets):
+            part = rows.take(pa.array(range(bucket, rows.num_rows, buckets), pa.int64()))
+            for start in range(0, part.num_rows, step):
+                # Some buckets are read from their bases, and some row by row.
+                added(top, part.slice(start, step), by, late=late >> bucket & 1 == 1)
     best = sorted(range(len(keys)), key=order)
     while len(best) > n and not (ties and order(best[-1])[:2] == order(best[n - 1])[:2]):
         best.pop()
@@ -194,11 +205,11 @@ def test_what_is_kept_does_not_grow_with_the_rows_however_they_come() -> None:
 NUMBERS = define(pa.schema([pa.field("a", pa.int64(), nullable=False), ("number", pa.int64()), ("text", pa.string())]))
 
 
-def numbers(keys: Sequence[int], values: Sequence[int | None], text: str = "") -> pa.RecordBatch:
+def numbers(keys: Sequence[int], values: Sequence[int | None], text: str = "") -> Chunk:
     codec = RowCodec(NUMBERS)
     columns = {"a": list(keys), "number": list(values), "text": [text] * len(keys)}
     batch = pa.RecordBatch.from_pydict(columns, schema=codec.schema)
-    return pa.RecordBatch.from_arrays([batch.column("number"), codec.encode(batch)], ["by", "stored"])
+    return Chunk(0, pa.RecordBatch.from_arrays([batch.column("number"), codec.encode(batch)], ["by", "stored"]))
 
 
 def test_rows_that_take_too_much_memory_are_refused_and_fewer_are_not() -> None:

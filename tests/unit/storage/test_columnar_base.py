@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import tempfile
 from contextlib import contextmanager
 from itertools import pairwise
@@ -267,6 +269,28 @@ def test_removing_leaves_one_base(tmp_path: Path) -> None:
     remove_bases(tmp_path / "none such", but=None)
 
 
+def test_the_name_of_a_base_that_was_removed_does_not_return(tmp_path: Path) -> None:
+    names = []
+    for _ in range(5):
+        names.append(written(tmp_path, *texts(["a"])).info.name)
+        remove_bases(tmp_path, but=None)
+    assert names == sorted(set(names))
+
+
+def test_a_base_that_nobody_has_any_more_holds_no_file(tmp_path: Path) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = open_files()
+    base = written(tmp_path, *texts(["a"]))
+    batch = base.batch(0)
+    assert open_files() > before
+    del base
+    gc.collect()
+    assert open_files() == before
+    assert batch.num_rows == 1
+
+
 def test_a_discarded_base_leaves_nothing_and_a_finished_one_stays(tmp_path: Path) -> None:
     table = texts(["a"])
     writer = BaseWriter(tmp_path, table[0], 0)
@@ -283,5 +307,5 @@ def test_a_discarded_base_leaves_nothing_and_a_finished_one_stays(tmp_path: Path
 def test_a_base_under_the_name_of_another_is_refused(tmp_path: Path) -> None:
     base = written(tmp_path, *texts(["a"]))
     moved = (tmp_path / base.info.name).rename(tmp_path / ("f" * 16))
-    with pytest.raises(DataLoss, match="it is the manifest of the base 0000000000000001"):
+    with pytest.raises(DataLoss, match=f"it is the manifest of the base {base.info.name}"):
         ColumnarBase.open(moved, "bucket 3")

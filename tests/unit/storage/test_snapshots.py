@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -132,7 +132,7 @@ def bucket(table: Path) -> Iterator[OfflineBucket]:
         yield bucket
 
 
-def checkpoint_of(bucket: OfflineBucket, path: Path, **wrong: int) -> Checkpoint:
+def checkpoint_of(bucket: OfflineBucket, path: Path, **wrong: Any) -> Checkpoint:
     """Makes a checkpoint and opens it; `wrong` is what the manifest says instead of the truth."""
     path.parent.mkdir(parents=True, exist_ok=True)
     bucket.bucket.checkpoint(path)

@@ -1,0 +1,163 @@
+"""`snapshot export`: a table as of one instant, as files that anything that knows Parquet or Arrow reads."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import pyarrow as pa
+import typer
+from rich.filesize import decimal
+
+from aio_client import sync
+from scankv.cli.options import Columns, Url, Where, names_of
+from scankv.formats.files import Format, format_of_name
+from scankv.formats.origin import Origin
+from scankv.formats.parquet_types import parquet_schema
+from scankv.formats.writers import row_writer, whole_directory, whole_file
+from table_model.errors import SnapshotLost, UsageError
+from table_model.types import format_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PART: Final = re.compile(r"part-\d{4}-of-\d{4}\.(parquet|arrow)")
+
+
+class ExportFormat(StrEnum):
+    """What files are written."""
+
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE_OR_SNAPSHOT",
+            help="A table, which is pinned meanwhile, or a snapshot, as `snapshot create` printed it.",
+            show_default=False,
+        ),
+    ],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Appears when it is complete.", show_default=False)],
+    format_: Annotated[
+        ExportFormat | None, typer.Option("--format", help="Default: what the name says, else parquet.")
+    ] = None,
+    columns: Columns = None,
+    where: Where = None,
+    files: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, metavar="N", help="Make a directory with so many files of about equal size."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier export has left.")] = False,
+    url: Url = None,
+) -> None:
+    """Write a table as of one instant to a Parquet or Arrow file, with log offsets and key in its metadata."""
+    _check_target(path, overwrite, is_directory=files is not None)
+    chosen = _chosen_format(path, format_)
+    with sync.connect(url) as client:
+        table, pinned = _found(client, source)
+        # A lease of its own, which is renewed for as long as this takes, also where a snapshot was given.
+        with table.snapshot(same_view_as=pinned) as snapshot:
+            scan = table.scan(columns=names_of(columns) or None, where=where).at(snapshot)
+            schema = _columns_of(snapshot.schema, names_of(columns))
+            if chosen is Format.PARQUET:
+                parquet_schema(schema)
+            origin = _origin(table, snapshot, schema, where)
+            parts = [scan] if files is None else scan.splits(files)
+            rows, size = _write(parts, path, chosen, origin, is_directory=files is not None)
+            time = f"{snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC"
+    typer.echo(f"exported {rows:,} rows of {table.name} as of {time} to {path} ({decimal(size)})")
+
+
+def _check_target(path: Path, overwrite: bool, *, is_directory: bool) -> None:
+    """Raises UsageError where something is in the way, before anything is read."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is no directory")
+    if not path.exists():
+        return
+    if path.is_dir() is not is_directory:
+        found = "a file: leave out --files" if is_directory else "a directory: add --files"
+        raise UsageError(f"{path} is {found}, or choose another name")
+    if not overwrite:
+        raise UsageError(f"{path} exists already: choose another name, or --overwrite")
+    others = [each.name for each in path.iterdir() if not _PART.fullmatch(each.name)] if is_directory else []
+    if others:
+        raise UsageError(f"{path} has more than an export in it, {others[0]} for one: choose another name")
+
+
+def _chosen_format(path: Path, format_: ExportFormat | None) -> Format:
+    if format_ is not None:
+        return Format(format_)
+    named = format_of_name(path.name)
+    if named in (Format.CSV, Format.JSONL):
+        raise UsageError(f"an export is parquet or arrow; for {named} use: scankv scan --at SNAPSHOT -o {path}")
+    return named or Format.PARQUET
+
+
+def _found(client: sync.Client, source: str) -> tuple[sync.Table, str | None]:
+    """The table, and the snapshot whose view is wanted."""
+    if "." in source:
+        return client.table(source), None
+    for snapshot in client.snapshots():
+        if snapshot.id == source:
+            return client.table(snapshot.table), source
+    raise SnapshotLost(
+        f"{source} is neither a table, as database.table, nor a snapshot that is there; see: scankv snapshot list"
+    )
+
+
+def _columns_of(schema: pa.Schema, names: list[str]) -> pa.Schema:
+    # Those that do not exist are refused by the server, with its words.
+    return pa.schema([schema.field(name) for name in names if name in schema.names]) if names else schema
+
+
+def _origin(table: sync.Table, snapshot: sync.Snapshot, schema: pa.Schema, where: str | None) -> Origin:
+    return Origin(
+        table=table.name,
+        schema_id=snapshot.schema_id,
+        columns=format_schema(schema),
+        primary_key=table.primary_key,
+        bucket_key=table.bucket_key,
+        buckets=table.buckets,
+        log_offsets={str(bucket): offset for bucket, offset in sorted(snapshot.log_offsets.items())},
+        view_time=snapshot.taken_at.isoformat(),
+        where=where,
+    )
+
+
+def _write(
+    parts: list[sync.Scan], path: Path, format_: Format, origin: Origin, *, is_directory: bool
+) -> tuple[int, int]:
+    """Writes each part to a file: how many rows, and bytes of all files."""
+    try:
+        if not is_directory:
+            rows = _write_file(parts[0], path, format_, origin)
+            return rows, path.stat().st_size
+        with whole_directory(path) as directory:
+            rows = 0
+            for number, part in enumerate(parts):
+                name = f"part-{number:04}-of-{len(parts):04}.{format_}"
+                rows += _write_file(part, directory / name, format_, origin)
+        return rows, _bytes_of(path.iterdir())
+    except (OSError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{path} cannot be written: {reason}") from error
+
+
+def _write_file(scan: sync.Scan, path: Path, format_: Format, origin: Origin) -> int:
+    rows = 0
+    with scan.stream() as stream, whole_file(path) as out:
+        writer = row_writer(format_, out, stream.schema.with_metadata(origin.metadata()), seekable=True)
+        for batch in stream:
+            writer.write(batch)
+            rows += batch.num_rows
+        writer.close()
+    return rows
+
+
+def _bytes_of(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,52 @@
+"""The figures of columnar bases as messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protos.scankv.v1 import admin_pb2, table_pb2
+from streaming_server.engine.base_figures import base_figures_of
+
+if TYPE_CHECKING:
+    from streaming_server.engine.live_bucket import LiveBucket
+    from streaming_server.engine.live_table import LiveTable
+
+
+def base_statistics(live: LiveBucket) -> table_pb2.BaseStatistics:
+    """Those of one bucket."""
+    found = base_figures_of(live)
+    return table_pb2.BaseStatistics(
+        why_none=found.why_none,
+        log_offset=found.log_offset,
+        rows=found.rows,
+        disk_bytes=found.disk_bytes,
+        changes_since=found.changes_since,
+        overlay_rows=found.overlay_rows,
+        overlay_bytes=found.overlay_bytes,
+        age_millis=found.age_millis,
+        builds=found.record.builds,
+        build_cpu_micros=int(found.record.cpu_seconds * 1_000_000),
+        written_bytes=found.record.written_bytes,
+        last_build_cpu_micros=int(found.record.last_cpu_seconds * 1_000_000),
+        last_written_bytes=found.record.last_written_bytes,
+    )
+
+
+def table_bases(table: LiveTable) -> admin_pb2.TableBases:
+    """Those of one table. Opens nothing."""
+    found = [base_figures_of(live) for live in table.buckets]
+    return admin_pb2.TableBases(
+        table=table.definition.name,
+        buckets=len(found),
+        bases=sum(not each.why_none for each in found),
+        rows=sum(each.rows for each in found),
+        disk_bytes=sum(each.disk_bytes for each in found),
+        changes_since=sum(each.changes_since for each in found),
+        overlay_rows=sum(each.overlay_rows for each in found),
+        overlay_bytes=sum(each.overlay_bytes for each in found),
+        age_millis=max(each.age_millis for each in found),
+        builds=sum(each.record.builds for each in found),
+        build_cpu_micros=int(sum(each.record.cpu_seconds for each in found) * 1_000_000),
+        written_bytes=sum(each.record.written_bytes for each in found),
+        why_none=sorted({each.why_none for each in found if each.why_none}),
+    )
