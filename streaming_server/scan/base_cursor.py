@@ -14,6 +14,7 @@ from streaming_server.scan.ordered_forms import keyed_rows
 from streaming_server.scan.overlay import NO_ROWS
 from streaming_server.scan.sorted_merge import Merge
 from streaming_server.scan.zone_maps import may_match
+from streaming_server.storage.arrow_buffers import without_columns
 from table_model.errors import DataLoss
 from table_model.expressions import evaluate
 
@@ -151,6 +152,9 @@ class BaseCursor:
             return self._returned.of(step)
         kept = evaluate(self._residual, self._looked_at.of(step))
         self._given = given = _Given(step, kept)
+        if self._returned.are_none:
+            # As for counting. To filter no columns takes longer than the predicate.
+            return without_columns(kept.true_count)
         if step.places is None:
             return self._returned.of(step).filter(kept)
         return self._returned.of(given.chosen())
@@ -208,6 +212,7 @@ class _Columns:
 
     Attributes:
         are_all_of_base: Whether they are those of the base, in the same order.
+        are_none: Whether there are none.
     """
 
     def __init__(self, base: pa.Schema, codec: RowCodec, columns: Sequence[str] | None) -> None:
@@ -218,6 +223,7 @@ class _Columns:
         # To decode some rows takes almost as long as to decode a thousand.
         self._block = NO_ROWS
         self._decoded = self._decoder.decode(NO_ROWS.values)
+        self.are_none = not self._fields
         self.are_all_of_base = bool(self._decoder.schema.equals(base))
 
     def of(self, step: Step) -> pa.RecordBatch:
@@ -234,4 +240,4 @@ class _Columns:
             arrays = [merge.apply(below, above) for below, above in zip(arrays, over.columns, strict=True)]
         if arrays:
             return pa.RecordBatch.from_arrays(arrays, schema=self._decoder.schema)
-        return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), len(step), [None], children=[]))
+        return without_columns(len(step))

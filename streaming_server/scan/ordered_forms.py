@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
+from streaming_server.storage.arrow_buffers import without_columns
 from table_model.errors import DataLoss, InvalidKey
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class KeyedForm:
         """The columns that are returned."""
         if len(self.schema):
             return pa.RecordBatch.from_arrays(rows.flatten()[1:], schema=self.schema)
-        return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), len(rows), [None], children=[]))
+        return without_columns(len(rows))
 
 
 def keyed_rows(keys: pa.BinaryArray, batch: pa.RecordBatch) -> pa.StructArray:

@@ -151,15 +151,15 @@ class TopN:
     def _candidates(self, values: pa.Array) -> tuple[pa.Array, pa.Array]:
         """The places of the values, and the values, that may be among the best n, in their order or sorted."""
         bound = self._bound()
-        if len(values) - values.null_count > self._n and (bound is None or self._n <= _FEW):
-            # The n-th of this batch alone may be a better bound. To find it takes a fraction of the time of a sort.
+        may_be = values.is_valid() if bound is None else self._not_worse(values, bound)
+        if may_be.true_count > self._n and (bound is None or self._n <= _FEW):
+            # The n-th of this batch alone is a bound, too. To find it takes a fraction of the time of a sort.
             last = values[pc.select_k_unstable(values, self._n, self._by_value)[-1].as_py()]
-            if bound is None or self._better(last, bound).as_py():
-                bound = last
+            may_be, bound = self._not_worse(values, last), last
         if bound is None:
             places = pa.array(np.arange(len(values)))
         else:
-            places = pc.indices_nonzero(self._not_worse(values, bound))
+            places = pc.indices_nonzero(may_be)
             values = values.take(places)
         if len(values) > self._n:
             # Stable, so that of equal values those with the least keys stay.

@@ -134,3 +134,8 @@ def data_bytes(array: pa.Array) -> Bytes:
     if data is None:
         return np.zeros(0, np.uint8)
     return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+
+
+def without_columns(rows: int) -> pa.RecordBatch:
+    """A batch of so many rows that has no columns."""
+    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None], children=[]))

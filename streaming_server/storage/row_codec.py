@@ -22,6 +22,7 @@ from streaming_server.storage.arrow_buffers import (
     valid_mask,
     validity_buffer,
     var_offsets,
+    without_columns,
 )
 from streaming_server.storage.row_keys import RowKeys
 from streaming_server.storage.row_layout import HEADER, ROW_FORMAT, RowLayout, Slot
@@ -166,7 +167,7 @@ class RowDecoder:
         ]
         if arrays:
             return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), len(lengths), [None], children=[]))
+        return without_columns(len(lengths))
 
     @staticmethod
     def _column(
