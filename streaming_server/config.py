@@ -55,8 +55,8 @@ class ServerConfig:
         log_hold_max_bytes: How much of one bucket's changelog may be kept beyond its retention for those who still need
             it; whoever needs more gets `PositionExpired`.
         catch_up_changes: A stream that asks for net changes gets them where a bucket is more changes behind.
-        catch_up_memory_bytes: How much of the net changes of one bucket is kept in memory before it goes to disk. In all,
-            making them takes about three times as much.
+        catch_up_memory_bytes: How much of the net changes of one bucket is kept in memory before it goes to disk.
+            Making them takes about three times as much in all.
         heartbeat_seconds: A scan that finds no rows to return is heard from that often.
         drain_seconds: How long running calls may go on after SIGTERM; then scans end with `ServerDraining`. Those that
             follow changes do so at once, and so do calls that wait.
