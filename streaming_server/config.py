@@ -61,7 +61,8 @@ class ServerConfig:
         log_hold_max_bytes: How much of one bucket's changelog may be kept beyond its retention for those who still need
             it; whoever needs more gets `PositionExpired`.
         catch_up_changes: A stream that asks for net changes gets them where a bucket is more changes behind.
-        catch_up_memory_bytes: How much memory the net changes of one bucket may take, about, before they go to disk.
+        catch_up_memory_bytes: How much of the net changes of one bucket is kept in memory before it goes to disk.
+            Making them takes about three times as much in all.
         heartbeat_seconds: A scan that finds no rows to return is heard from that often.
         drain_seconds: How long running calls may go on after SIGTERM; then scans end with `ServerDraining`. Those that
             follow changes do so at once, and so do calls that wait.
@@ -101,7 +102,7 @@ class ServerConfig:
     max_waiting_calls: int = 10_000
     log_upkeep_seconds: float = 5.0
     catch_up_changes: int = 100_000
-    catch_up_memory_bytes: int = 64 * _MEBIBYTE
+    catch_up_memory_bytes: int = 32 * _MEBIBYTE
     log_hold_max_bytes: int = 8 * 1024 * _MEBIBYTE
     follow_heartbeat_seconds: float = 10.0
     drain_seconds: float = 30.0

@@ -30,11 +30,12 @@ class CatchUpLimits:
 
     Attributes:
         changes: How far behind a bucket must be.
-        memory_bytes: How much memory the changes of one stretch may take, about.
+        memory_bytes: How much of the changes of one stretch is kept in memory; working on them takes as much again,
+            twice.
     """
 
     changes: int = 100_000
-    memory_bytes: int = 64 << 20
+    memory_bytes: int = 32 << 20
 
 
 DEFAULT_CATCH_UP: Final = CatchUpLimits()

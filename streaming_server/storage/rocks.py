@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from threading import Semaphore
 from typing import TYPE_CHECKING, cast
 
 import rocksdict
@@ -21,14 +22,26 @@ _COMPRESSION = {
 }
 _BLOCK_BYTES = 16 * 1024
 _COLUMN_FAMILIES = ("rows", "log", "index", "meta")
+# Of the 64 MiB of a memtable: four bits for each of some 700,000 rows, which rules out five of six keys without a row.
+_FILTER_SHARE = 0.005
+_FILTER_BYTES = 400 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocksResources:
-    """What all buckets of a process share: one block cache, and one bound on the memory of unflushed writes."""
+    """What all buckets of a process share: one block cache, and one bound on the memory of unflushed writes.
+
+    Attributes:
+        block_cache: Blocks that were read by key.
+        write_buffers: Bounds the memory of unflushed writes.
+        filters: Lets so many buckets have a filter of their unflushed keys. It makes looking for keys that are not
+            there, as inserts do, two to three times as fast, but lies in the memory of unflushed writes from the
+            beginning: so all of them together take a quarter of it at most.
+    """
 
     block_cache: rocksdict.Cache
     write_buffers: rocksdict.WriteBufferManager
+    filters: Semaphore
 
     @classmethod
     def of_sizes(cls, *, block_cache_bytes: int, write_buffer_bytes: int) -> RocksResources:
@@ -36,6 +49,7 @@ class RocksResources:
         return cls(
             block_cache=rocksdict.Cache(block_cache_bytes),
             write_buffers=rocksdict.WriteBufferManager(write_buffer_bytes, False),
+            filters=Semaphore(write_buffer_bytes // 4 // _FILTER_BYTES),
         )
 
 
@@ -51,14 +65,19 @@ class RocksStore:
         self, path: Path, place: str, *, compression: str, resources: RocksResources, read_only: bool = False
     ) -> None:
         self.place = place
+        self._resources = resources
+        self._has_filter = not read_only and resources.filters.acquire(blocking=False)
         options = _options(compression, resources)
+        of_rows = _options(compression, resources, filtered=self._has_filter)
         access = rocksdict.AccessType.read_only() if read_only else rocksdict.AccessType.read_write()
         try:
             # Checkpoints made before there were indexes lack a family, and cannot be given one.
             names = rocksdict.Rdict.list_cf(str(path), options) if read_only else ()
             families = {name: options for name in _COLUMN_FAMILIES if not read_only or name in names}
+            families["rows"] = of_rows
             self._db = rocksdict.Rdict(str(path), options, column_families=families, access_type=access)
         except Exception as error:
+            self._give_filter()
             raise self.failure(error) from error
         self.rows = self._db.get_column_family("rows")
         self.log = self._db.get_column_family("log")
@@ -167,6 +186,12 @@ class RocksStore:
             raise self.failure(error) from error
         finally:
             del self._db, self.rows, self.log, self.meta, self._index, self._handles
+            self._give_filter()
+
+    def _give_filter(self) -> None:
+        if self._has_filter:
+            self._has_filter = False
+            self._resources.filters.release()
 
 
 class StoreBatch:
@@ -235,7 +260,7 @@ def scan_options(end: bytes | None = None) -> rocksdict.ReadOptions:
     return options
 
 
-def _options(compression: str, resources: RocksResources) -> rocksdict.Options:
+def _options(compression: str, resources: RocksResources, *, filtered: bool = False) -> rocksdict.Options:
     table = rocksdict.BlockBasedOptions()
     table.set_block_cache(resources.block_cache)
     table.set_block_size(_BLOCK_BYTES)
@@ -254,4 +279,7 @@ def _options(compression: str, resources: RocksResources) -> rocksdict.Options:
     options.set_max_log_file_size(1 << 20)
     options.set_stats_dump_period_sec(0)
     options.set_skip_stats_update_on_db_open(True)
+    if filtered:
+        options.set_memtable_prefix_bloom_ratio(_FILTER_SHARE)
+        options.set_memtable_whole_key_filtering(True)
     return options

@@ -90,3 +90,15 @@ def test_every_shortened_record_is_data_loss() -> None:
 
 def test_the_symbols_are_those_of_flink() -> None:
     assert [kind.symbol for kind in RowKind] == ["+I", "-U", "+U", "-D"]
+
+
+def test_a_record_is_compressed_only_where_that_halves_it() -> None:
+    rows = 2_000
+    alike = scores([f"{i:020}" for i in range(rows)], [7] * rows)
+    random = np.random.default_rng(4)
+    unlike = scores([random.bytes(10).hex() for _ in range(rows)], random.integers(0, 2**62, rows).tolist())
+    for batch, halved in ((alike, True), (unlike, False)):
+        ((_, value),) = encoded(changes_of(batch))
+        assert (2 * len(value) < batch.nbytes) == halved
+        assert len(value) < 1.1 * batch.nbytes
+        assert decode_record(b"\0" * 8, value, DEFINITION).changes.rows.equals(batch)

@@ -1,0 +1,37 @@
+"""What the stores of a process share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streaming_server.storage.rocks import RocksResources, RocksStore
+from table_model.errors import InternalError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_filters_of_unflushed_keys_take_a_quarter_of_the_write_buffers_and_come_back(tmp_path: Path) -> None:
+    resources = RocksResources.of_sizes(block_cache_bytes=1 << 20, write_buffer_bytes=4 << 20)
+    allowed = 2
+    stores = [store(tmp_path / str(number), resources) for number in range(allowed + 1)]
+    assert not resources.filters.acquire(blocking=False)
+    for opened in stores:
+        batch = opened.batch()
+        batch.put_rows([b"a", b"c"], [b"1", b"3"])
+        opened.write(batch)
+        assert opened.get_rows([b"a", b"b", b"c"]) == [b"1", None, b"3"]
+        opened.close()
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(InternalError):
+        store(file, resources)
+    for _ in range(allowed):
+        assert resources.filters.acquire(blocking=False)
+    assert not resources.filters.acquire(blocking=False)
+
+
+def store(path: Path, resources: RocksResources) -> RocksStore:
+    return RocksStore(path, "a bucket", compression="none", resources=resources)
