@@ -10,7 +10,7 @@ import weakref
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from aio_client._config import ClientConfig
 
 _Result = TypeVar("_Result")
+
+# A Ctrl-C that comes between the last instruction and the wait of a thread does not end the wait, in CPython.
+WAKE_SECONDS: Final = 0.5
+"""After how long a thread that waits looks whether it was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class Runner:
         """
         future = self.start(function, *args)
         try:
-            return future.result()
+            return _awaited(future)
         except BaseException:
             future.cancel()
             raise
@@ -110,6 +114,16 @@ class Runner:
         self._closed = True
         if not self._running.loop.is_closed():
             self._running.loop.call_soon_threadsafe(self._running.stopping.set)
+
+
+def _awaited(future: Future[_Result]) -> _Result:
+    while True:
+        try:
+            return future.result(WAKE_SECONDS)
+        except TimeoutError:
+            # It may be what came of the future, too.
+            if future.done():
+                return future.result()
 
 
 def _run(config: ClientConfig, started: Future[_Running]) -> None:

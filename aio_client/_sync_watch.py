@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Self
 
+from aio_client._runner import WAKE_SECONDS
 from aio_client._watch import compared
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class TopNWatch:
                     raise feed.error
                 if feed.ended:
                     break
-                feed.changed.wait()
+                feed.changed.wait(WAKE_SECONDS)
         raise StopIteration
 
     def latest(self) -> TopN | None:

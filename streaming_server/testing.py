@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
 from table_model.errors import Unavailable, UsageError
 
@@ -70,13 +70,7 @@ class ServerProcess:
         """
         command = [sys.executable, "-m", "scankv", "serve", "--data", str(self.data_dir), "--port", str(self._port)]
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*self._wrapper, *command, *self._arguments],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
+            self.process = self._popen([*self._wrapper, *command, *self._arguments], log)
         try:
             line = self._first_line()
         except BaseException:  # Ctrl-C: nobody has the object yet who could end the process.
@@ -128,6 +122,9 @@ class ServerProcess:
         self._reap()
         self._port = int(self.url.rsplit(":", 1)[1])
         self.start()
+
+    def _popen(self, command: list[str], log: BinaryIO) -> subprocess.Popen[str]:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
 
     def _first_line(self) -> str:
         assert self.process.stdout is not None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.forked import end_zygote
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -21,6 +22,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _zygote() -> Iterator[None]:
+    """Ends with the tests what their processes are forked from."""
+    yield
+    end_zygote()
 
 
 @pytest.fixture(scope="session")

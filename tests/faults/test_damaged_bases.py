@@ -11,7 +11,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from itertools import count
 from pathlib import Path
@@ -25,6 +24,7 @@ from streaming_server.storage import base_writer, checked_json, columnar_base
 from streaming_server.storage.base_writer import BaseWriter
 from streaming_server.storage.columnar_base import ColumnarBase, newest_base, remove_bases
 from table_model.errors import DataLoss
+from tests.support.forked import run_forked
 from tests.support.tables import define, exact_rows
 
 if TYPE_CHECKING:
@@ -201,9 +201,8 @@ def test_the_base_before_a_damaged_one_is_used_and_the_damaged_one_removed(
 def test_who_is_killed_or_runs_out_of_disk_at_any_step_leaves_the_older_base_in_use(
     tmp_path: Path, what: str, batches: int
 ) -> None:
-    command = [sys.executable, "-m", __name__, what, str(batches), str(tmp_path)]
-    done = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_forked(sys.executable, "-m", __name__, what, str(batches), str(tmp_path), timeout=600)
+    assert done.returncode == 0, done.stderr.decode()
     tried, old = map(int, done.stdout.split())
     assert tried > old > 10
 

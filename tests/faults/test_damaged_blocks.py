@@ -145,7 +145,7 @@ async def test_a_row_in_a_damaged_block_is_data_loss_for_who_reads_or_writes_it(
             lambda: table.delete([key]),
         ):
             with pytest.raises(DataLoss) as caught:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     await work()
             assert caught.value.details["bucket"] == str(DAMAGED_BUCKET)
         assert [bucket.log_offset for bucket in await table.statistics()] == before

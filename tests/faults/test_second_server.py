@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 from aio_client import sync
+from tests.support.forked import run_forked
 from tests.support.tables import SCORES
 
 if TYPE_CHECKING:
+    import subprocess
+
     from tests.support.server_process import ServerProcess
 
 
-def serve(server: ServerProcess) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "scankv", "serve", "--data", str(server.data_dir), "--port", "0"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+def serve(server: ServerProcess) -> subprocess.CompletedProcess[bytes]:
+    return run_forked(sys.executable, "-m", "scankv", "serve", "--data", str(server.data_dir), "--port", "0")
 
 
 def test_a_second_server_is_refused_naming_the_first_and_harms_nothing(server: ServerProcess) -> None:
@@ -27,10 +28,11 @@ def test_a_second_server_is_refused_naming_the_first_and_harms_nothing(server: S
         for _ in range(2):
             done = serve(server)
             assert done.returncode == 3
-            assert str(server.process.pid) in done.stderr
-            assert str(server.data_dir) in done.stderr
-            assert "Traceback" not in done.stderr
-            assert done.stdout == ""
+            said = done.stderr.decode()
+            assert str(server.process.pid) in said
+            assert str(server.data_dir) in said
+            assert "Traceback" not in said
+            assert done.stdout == b""
         assert sum(rows.num_rows for rows in stream) == 99
         table.upsert([{"player": "late", "score": 1}])
         assert table.count() == 101

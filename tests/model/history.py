@@ -190,7 +190,7 @@ class History:
             except InvalidRequest:
                 return []
 
-        (rows,) = await await_until(read, "a base of each bucket", timeout=30)
+        (rows,) = await await_until(read, "a base of each bucket")
         assert rows.schema == self.model.schema
         assert self.model.by_key(rows) == self.model.rows
 

@@ -30,7 +30,7 @@ async def await_bases(table: Table) -> None:
     async def there() -> bool:
         return is_of_bases(await table.scan().explain())
 
-    await await_until(there, "every bucket has a base", timeout=30)
+    await await_until(there, "every bucket has a base")
 
 
 def is_of_bases(explanation: ScanExplanation) -> bool:

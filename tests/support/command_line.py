@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from scankv.cli.app import app
+from tests.support.forked import ForkedProcess
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class CommandLine:
     ) -> subprocess.Popen[bytes]:
         """Starts a command as a process of its own; on a terminal its width is that of the terminal."""
         environment = {"SCANKV_URL": self.url, "TERM": "xterm"} if terminal else self.environment
-        return subprocess.Popen(
+        return ForkedProcess(
             [sys.executable, "-m", "scankv", *arguments],
             env={**{name: value for name, value in os.environ.items() if name != "COLUMNS"}, **environment},
             stdin=stdin,

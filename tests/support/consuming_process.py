@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Self
 
 from aio_client import sync
+from tests.support.forked import ForkedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,7 @@ class ConsumingProcess:
     """The process, as a test sees it; leaving `with` kills it."""
 
     def __init__(self, url: str, table: str, consumer_id: str) -> None:
-        self._process = subprocess.Popen(
+        self._process = ForkedProcess[str](
             [sys.executable, "-m", __name__, url, table, consumer_id],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

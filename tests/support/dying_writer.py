@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.forked import run_forked
 from tests.support.offline import OfflineBucket
 from tests.support.tables import SCORES, define
 
@@ -21,9 +21,8 @@ _EXIT_CODE = 7
 
 def write_and_die(path: Path, *steps: tuple[str, *tuple[list[Any], ...]]) -> None:
     """Does the steps in another process, which then dies."""
-    command = [sys.executable, "-m", __name__, str(path), json.dumps(steps)]
-    done = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
-    assert done.returncode == _EXIT_CODE, done.stderr
+    done = run_forked(sys.executable, "-m", __name__, str(path), json.dumps(steps), timeout=600)
+    assert done.returncode == _EXIT_CODE, done.stderr.decode()
 
 
 def main(path: str, steps: str) -> None:

@@ -58,7 +58,7 @@ async def built(table: LiveTable) -> None:
         assert [status.failure for status in statuses] == [""] * len(statuses)
         return all(status.ready for status in statuses)
 
-    await await_until(ready, "all indexes ready", timeout=30)
+    await await_until(ready, "all indexes ready")
 
 
 async def findings(table: LiveTable) -> list[BucketFindings]:

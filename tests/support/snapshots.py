@@ -25,7 +25,7 @@ EVERY_KEY = KeyRange()
 
 
 @asynccontextmanager
-async def tables_in(data_dir: Path, *, max_hold_seconds: float = 5.0, **settings: Any) -> AsyncIterator[Tables]:
+async def tables_in(data_dir: Path, *, max_hold_seconds: float = 60.0, **settings: Any) -> AsyncIterator[Tables]:
     """The tables of a data directory, as a running server has them."""
     tables = Tables(ServerConfig(data=data_dir, **settings), max_hold_seconds=max_hold_seconds)
     tables.start()

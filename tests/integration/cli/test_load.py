@@ -199,7 +199,7 @@ def test_ctrl_c_ends_the_wait_for_more_input(scankv: CommandLine, scores: str, f
         with sync.connect(scankv.url) as client:
             wait_until(lambda: client.table(scores).count() > 3, "rows written")
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
         assert process.stderr is not None
         assert process.stderr.read() == b""
 

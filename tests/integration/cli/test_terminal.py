@@ -29,7 +29,7 @@ def on_terminal(scankv: CommandLine, *arguments: str, typed: str = "", width: in
         except OSError:
             # The way in which a terminal ends.
             pass
-        process.wait(20)
+        process.wait(60)
     os.close(controller)
     return process.returncode, STYLES.sub("", shown.decode().replace("\r\n", "\n"))
 

@@ -82,7 +82,7 @@ class Terminal:
     def interrupt(self) -> int:
         """Presses Ctrl-C; the exit code."""
         self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(20)
+        code = self.process.wait(60)
         self._reader.join()
         return code
 
@@ -171,7 +171,7 @@ def test_a_pipe_gets_a_line_of_json_for_every_change(
         "moved": [{"player": "bob", "rank_before": 2, "rank": 1}, {"player": "ann", "rank_before": 1, "rank": 2}],
     }
     piped.send_signal(signal.SIGINT)
-    assert piped.communicate(timeout=20) == (b"", b"")
+    assert piped.communicate(timeout=60) == (b"", b"")
     assert piped.returncode == 0
 
 
@@ -189,7 +189,7 @@ def test_a_pipe_gets_a_block_for_every_change(scankv: CommandLine, scores: str, 
     assert [line.split() for line in block[3:5]] == [["1", "▲1", "bob", "27"], ["2", "▲1", "cem", "null"]]
     assert block[5] == "left: ann (was 1)"
     piped.send_signal(signal.SIGTERM)
-    assert piped.wait(20) == 143
+    assert piped.wait(60) == 143
 
 
 def test_a_reader_that_closes_its_pipe_ends_the_watch(
@@ -199,7 +199,7 @@ def test_a_reader_that_closes_its_pipe_ends_the_watch(
     assert piped.stdout is not None
     piped.stdout.close()
     scankv("put", scores, "player=bob", "score=40")
-    assert piped.wait(20) == 0
+    assert piped.wait(60) == 0
     assert piped.stderr is not None
     assert piped.stderr.read() == b""
 
@@ -209,7 +209,7 @@ def test_a_table_that_is_dropped_ends_the_watch_with_the_reason(
 ) -> None:
     line_of(piped)
     scankv("drop", scores, "--yes")
-    _, said = piped.communicate(timeout=20)
+    _, said = piped.communicate(timeout=60)
     assert piped.returncode == 1
     assert said.decode().startswith("scankv: error: ")
     assert scores in said.decode()

@@ -221,7 +221,7 @@ async def test_a_mirror_follows_a_table_without_rows_before(client: Client, name
             assert local.to_arrow().sort_by("k").to_pylist() == expected.sort_by("k").to_pylist(), seed
         state = local.state()
     await write_something(table, chance)
-    async with asyncio.timeout(20), mirror(table, where=where, state=state) as local:
+    async with asyncio.timeout(60), mirror(table, where=where, state=state) as local:
         await local.wait_for(await write_something(table, chance))
         expected = await table.scan(where=where).to_arrow()
         assert local.to_arrow().sort_by("k").to_pylist() == expected.sort_by("k").to_pylist(), seed

@@ -73,7 +73,7 @@ async def no_scan_is_live(client: Client) -> None:
     async def none_is_live() -> bool:
         return (await client.server_stats()).live_scans == 0
 
-    await await_until(none_is_live, "the scan freed", timeout=1.0)
+    await await_until(none_is_live, "the scan freed")
 
 
 async def test_without_faults_it_is_as_if_there_were_no_proxy(proxy: FaultProxy, name: str) -> None:
@@ -100,14 +100,14 @@ async def test_a_connection_that_ends_is_an_error_and_the_next_scan_is_whole(
         assert (caught.value.resume_token is not None) == (stream.statistics().rows_returned > 0)
         assert [made.at_bytes for made in proxy.faults] == [bytes_before], proxy
         await no_scan_is_live(client)
-        await through.wait_ready(5)
+        await through.wait_ready()
         assert await scanned(through, filled) == DATA
 
 
 async def test_a_stalled_connection_is_noticed_within_its_timeout_and_freed(
     client: Client, proxy: FaultProxy, filled: str
 ) -> None:
-    async with connect(proxy.address, next_chunk_timeout=0.2) as through:
+    async with connect(proxy.address, next_chunk_timeout=1) as through:
         stream = through.scan(ScanSpec(filled, chunk_rows=500)).stream()
         await anext(stream)
         proxy.apply(Fault("stall"))
@@ -123,7 +123,7 @@ async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
 ) -> None:
     async with (
         (await client.table(filled)).snapshot() as snapshot,
-        connect(proxy.address, attempt_timeout=1, next_chunk_timeout=0.2) as through,
+        connect(proxy.address, attempt_timeout=1, next_chunk_timeout=1) as through,
     ):
         stream = through.scan(ScanSpec(filled, chunk_rows=500)).at(snapshot).stream()
         rows = (await anext(stream)).num_rows
@@ -137,7 +137,7 @@ async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
 
 
 async def test_a_call_after_one_that_was_not_answered_takes_another_connection(proxy: FaultProxy, filled: str) -> None:
-    async with connect(proxy.address, attempt_timeout=0.3) as through:
+    async with connect(proxy.address, attempt_timeout=1.5) as through:
         table = await through.table(filled)
         proxy.apply(Fault("stall"))
         with pytest.raises(DeadlineExceeded):
@@ -206,9 +206,9 @@ async def test_a_refused_connection_fails_at_once_and_works_again_later(proxy: F
         started = time.monotonic()
         with pytest.raises(Unavailable):
             await scanned(through, filled)
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < through.config.operation_timeout / 2
         proxy.accept()
-        await through.wait_ready(5)
+        await through.wait_ready()
         assert await scanned(through, filled) == DATA
 
 
@@ -261,7 +261,8 @@ async def test_blocking_code_has_a_proxy_in_a_thread(shared_server: ServerProces
     def blocking() -> None:
         with FaultProxy.in_thread(shared_server.url) as proxy, sync.connect(proxy.address) as through:
             proxy.on_next(Fault("cut", 1_000_000))
-            with pytest.raises(ScanInterrupted):
+            # The chunks that arrived right before the end may all be lost.
+            with pytest.raises((ScanInterrupted, Unavailable)):
                 through.scan(ScanSpec(filled, chunk_rows=500)).to_arrow()
             assert len(proxy.faults) == 1
 

@@ -82,7 +82,7 @@ async def test_a_mirror_of_a_part_follows_rows_that_come_and_go(shared_server: S
 async def test_an_empty_table_is_mirrored_at_once(shared_server: ServerProcess) -> None:
     async with connect(shared_server.url) as client:
         table = await make(client, "empty")
-        async with asyncio.timeout(10), mirror(table) as local:
+        async with asyncio.timeout(60), mirror(table) as local:
             assert len(local) == 0
             assert local.to_arrow().schema.names == SCHEMA.names
 

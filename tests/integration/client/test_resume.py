@@ -195,7 +195,7 @@ async def test_a_pinned_scan_rides_through_a_server_that_is_killed(server: Serve
 
 @pytest.fixture
 def impatient_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    settings = ("--set", "stall_timeout_seconds=0.3", "--set", "drain_seconds=0.1")
+    settings = ("--set", "stall_timeout_seconds=2", "--set", "drain_seconds=0.1")
     with ServerProcess(tmp_path / "data", *settings) as server:
         yield server
 

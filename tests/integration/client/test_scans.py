@@ -25,6 +25,7 @@ from aio_client import (
     UsageError,
     connect,
 )
+from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,9 +59,10 @@ async def _read_one_batch(scan: Scan) -> None:
 
 
 async def no_scan_is_left(client: Client) -> None:
-    async with asyncio.timeout(1):
-        while await live_scans(client):
-            pass
+    async def none_is_live() -> bool:
+        return await live_scans(client) == 0
+
+    await await_until(none_is_live, "the scan freed")
 
 
 async def test_every_row_comes_once(table: Table) -> None:
@@ -207,22 +209,22 @@ async def test_a_server_that_is_killed_interrupts_the_scan(server: ServerProcess
         with pytest.raises(Unavailable, match=server.url):
             await table.count()
         server.restart()
-        await client.wait_ready(10)
+        await client.wait_ready()
         assert await table.count() == ROWS
 
 
 async def test_a_frozen_server_is_an_error_that_names_address_and_time(server: ServerProcess) -> None:
-    async with connect(server.url, attempt_timeout=0.5, operation_timeout=0.5) as client:
+    async with connect(server.url, attempt_timeout=1, operation_timeout=1) as client:
         table = await client.create_table("test.frozen", SCHEMA, primary_key=["k"])
         os.kill(server.process.pid, signal.SIGSTOP)
         try:
-            with pytest.raises(DeadlineExceeded, match=rf"{server.url} did not answer within 0\.5 s"):
+            with pytest.raises(DeadlineExceeded, match=rf"{server.url} did not answer within 1 s"):
                 await table.upsert([{"k": 1}])
-            with pytest.raises(DeadlineExceeded, match=rf"{server.url} sent nothing for 0\.(5|4\d) s"):
+            with pytest.raises(DeadlineExceeded, match=rf"{server.url} sent nothing for (1|0\.\d+) s"):
                 await table.scan().to_arrow()
         finally:
             os.kill(server.process.pid, signal.SIGCONT)
-        await client.wait_ready(10)
+        await client.wait_ready()
 
 
 async def test_a_scan_is_read_without_a_loop_too(table: Table) -> None:

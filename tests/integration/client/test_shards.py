@@ -40,7 +40,7 @@ async def changed(table: Table, rng: random.Random) -> None:
 
 
 async def read(scan: Scan) -> list[dict[str, Any]]:
-    return await asyncio.wait_for(scan.to_pylist(), 20)
+    return await asyncio.wait_for(scan.to_pylist(), 60)
 
 
 def by_bucket(found: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:

@@ -68,11 +68,15 @@ async def table(client: Client, name: str) -> Table:
     return table
 
 
+def large() -> pa.Table:
+    """15 MB: far more than lies between the server and a reader that has read one chunk, so that its scan goes on."""
+    return rows(range(30_000), 500 * "x")
+
+
 @pytest_asyncio.fixture
 async def large_table(client: Client, name: str) -> Table:
-    """15 MB: far more than lies between the server and a reader that has read one chunk, so that its scan goes on."""
     table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
-    await table.upsert(rows(range(30_000), 500 * "x"))
+    await table.upsert(large())
     return table
 
 
@@ -129,8 +133,8 @@ async def test_a_released_snapshot_is_lost_to_every_call_but_the_release(table: 
 
 @pytest.mark.asyncio
 async def test_an_awaited_snapshot_expires_unless_its_holder_renews_it(client: Client, table: Table) -> None:
-    snapshot = await table.snapshot(ttl=1)
-    kept = await table.snapshot(ttl=1)
+    snapshot = await table.snapshot(ttl=3)
+    kept = await table.snapshot(ttl=3)
     await kept.renew(60)
     await await_until(lambda: has_expired(client, snapshot), "expired")
     assert snapshot.remaining == 0
@@ -175,9 +179,9 @@ async def test_a_snapshot_of_another_table_is_not_read(client: Client, table: Ta
 async def test_the_context_keeps_a_snapshot_through_work_that_is_longer_than_its_ttl(
     client: Client, table: Table
 ) -> None:
-    async with table.snapshot(ttl=1) as snapshot:
-        began, renewals, before = time.monotonic(), 0, 1.0
-        while renewals < 7:
+    async with table.snapshot(ttl=2) as snapshot:
+        began, renewals, before = time.monotonic(), 0, 2.0
+        while renewals < 4:
             (listed,) = await client.snapshots(table.name)
             # More than what the answers differ by in their time on the way.
             renewals += listed.remaining > before + 0.1
@@ -346,13 +350,13 @@ async def no_live_scan(client: Client, table: Table) -> bool:
 def test_the_blocking_client_pins_renews_and_releases(sync_client: sync.Client, name: str) -> None:
     table = sync_client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
     table.upsert(rows(range(ROWS), "old"))
-    with table.snapshot(ttl=1) as snapshot:
-        wait_until(lambda: sync_client.snapshots(name)[0].remaining < 0.8, "some time gone by")
-        wait_until(lambda: sync_client.snapshots(name)[0].remaining > 0.9, "renewed by itself")
+    with table.snapshot(ttl=3) as snapshot:
+        wait_until(lambda: sync_client.snapshots(name)[0].remaining < 2.4, "some time gone by")
+        wait_until(lambda: sync_client.snapshots(name)[0].remaining > 2.6, "renewed by itself")
         table.delete(list(range(10)))
         assert table.scan().at(snapshot).to_arrow().num_rows == ROWS == snapshot.rows
         assert table.count() == ROWS - 10
-        assert (snapshot.table, snapshot.ttl, snapshot.schema) == (name, 1, SCHEMA)
+        assert (snapshot.table, snapshot.ttl, snapshot.schema) == (name, 3, SCHEMA)
         assert sorted(snapshot.log_offsets) == [0, 1, 2]
         other = table.snapshot(same_view_as=snapshot)
         assert other.view_id == snapshot.view_id
@@ -379,7 +383,7 @@ def test_a_blocking_client_closed_inside_the_context_is_no_error(shared_server: 
 
 def test_the_blocking_client_lists_and_cancels_scans(sync_client: sync.Client, name: str) -> None:
     table = sync_client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
-    table.upsert(rows(range(ROWS), "old"))
+    table.upsert(large())
     stream = table.scan().with_chunk(rows=10).stream()
     next(stream)
     assert stream.scan_id in [scan.scan_id for scan in sync_client.live_scans()]

@@ -71,7 +71,7 @@ def based(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
             table.upsert(rows_of(range(ROWS)))
             for _ in table.scan():
                 break  # which is asking for one
-            wait_until(lambda: is_of_bases(table.scan().explain()), "every bucket has a base", timeout=30)
+            wait_until(lambda: is_of_bases(table.scan().explain()), "every bucket has a base")
             table.upsert(rows_of(range(0, ROWS, 97), version=1))
             table.delete(keys_of(range(20_000, 22_000)))
             table.upsert(rows_of(range(21_000, 21_500), version=2))

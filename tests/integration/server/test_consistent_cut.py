@@ -14,6 +14,7 @@ import pytest
 from tests.integration.server import generation_writer
 from tests.integration.server.generation_writer import SCHEMA, keys_of
 from tests.support.bases import await_bases
+from tests.support.forked import ForkedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
 
 BUCKETS = 4
-SCANS = 1000
 ROWS = 300
 CHUNK_ROWS = 50
 READERS = 4
@@ -33,13 +33,13 @@ WRITERS = ("first", "second")
 def writing(url: str, table: str, writer: str) -> Iterator[None]:
     """A process that stamps generations during the block."""
     command = [sys.executable, "-m", generation_writer.__name__, url, table, writer]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with ForkedProcess[str](command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "started\n"
             yield
             assert process.poll() is None
-            process.communicate(timeout=30)
+            process.communicate(timeout=60)
             assert process.returncode == 0
         finally:
             process.kill()
@@ -57,7 +57,9 @@ def assert_one_instant(generations: list[int]) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("scans", "columnar_base"), [(SCANS, "off"), (SCANS // 8, "eager")])
+@pytest.mark.parametrize(
+    ("scans", "columnar_base"), [(200, "off"), (120, "eager"), pytest.param(1000, "off", marks=pytest.mark.soak)]
+)
 async def test_every_scan_sees_one_instant_of_all_buckets(
     client: Client, shared_server: ServerProcess, name: str, scans: int, columnar_base: str
 ) -> None:

@@ -124,7 +124,7 @@ def test_the_most_rows_that_fit_into_a_request_cost_a_bounded_amount(server: Ser
 
 def test_very_many_small_batches_are_taken(wire: Wire, table: str) -> None:
     request = write_pb2.UpsertRequest(table=table, rows=many_small_batches(20_000))
-    assert wire.writes.Upsert(request, timeout=30).rows == 20_000
+    assert wire.writes.Upsert(request, timeout=60).rows == 20_000
 
 
 @pytest.mark.parametrize("size", [MAX_REQUEST_BYTES + 1, MAX_REQUEST_BYTES + MEBIBYTE, 40 * MEBIBYTE])
@@ -274,7 +274,7 @@ def test_a_count_of_no_such_buckets_is_refused(wire: Wire, table: str, buckets: 
 
 
 def test_a_limit_beyond_all_rows_is_no_limit(wire: Wire, table: str) -> None:
-    answers = list(wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=table, limit=2**64 - 1), timeout=30))
+    answers = list(wire.scans.ScanKv(scan_pb2.ScanKvRequest(table=table, limit=2**64 - 1), timeout=60))
     assert answers[-1].trailer.rows_returned == 3
 
 

@@ -90,7 +90,7 @@ def test_old_changes_go_by_bytes_and_a_position_before_them_is_expired(busy: Ser
 def test_a_stream_holds_what_it_has_not_read_but_not_without_end(busy: ServerProcess) -> None:
     with sync.connect(busy.url) as client:
         table = client.create_table(
-            "upkeep.held", SCHEMA, primary_key=["k"], buckets=1, log_retention_seconds=1, compression="none"
+            "upkeep.held", SCHEMA, primary_key=["k"], buckets=1, log_retention_seconds=4, compression="none"
         )
         table.upsert(rows(0, 1000, "first"))
         with (

@@ -16,6 +16,7 @@ from aio_client import connect
 from streaming_server.storage.changelog import RowKind
 from tests.integration.server import partition_worker
 from tests.integration.server.partition_worker import KEYS, SCHEMA, rows_of
+from tests.support.forked import ForkedProcess, run_forked
 from tests.support.offline import offline_table, replayed_to
 from tests.support.tables import exact_rows
 
@@ -36,7 +37,7 @@ WORKER = [sys.executable, "-m", partition_worker.__name__]
 def writing(url: str, table: str) -> Iterator[subprocess.Popen[str]]:
     """A process that writes during the block, unless it was ended in it."""
     command = [*WORKER, "write", url, table]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with ForkedProcess[str](command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "started\n"
@@ -47,8 +48,7 @@ def writing(url: str, table: str) -> Iterator[subprocess.Popen[str]]:
 
 def read_elsewhere(url: str, spec: ScanSpec, chunks: int = 0) -> tuple[list[pa.RecordBatch], bytes]:
     """Reads so many chunks of a scan, or all, in another process; the batches, and the token behind them."""
-    command = [*WORKER, "read", url, str(chunks)]
-    done = subprocess.run(command, input=pickle.dumps(spec), capture_output=True, timeout=60, check=False)
+    done = run_forked(*WORKER, "read", url, str(chunks), stdin=pickle.dumps(spec))
     assert done.returncode == 0, done.stderr.decode()
     result: tuple[list[pa.RecordBatch], bytes] = pickle.loads(done.stdout)
     return result

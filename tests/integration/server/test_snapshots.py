@@ -187,7 +187,7 @@ def begun_scan(wire: Wire, snapshot_id: str) -> Any:
     batch = pa.record_batch({"k": range(BIG_ROWS), "text": ["x" * 4_000] * BIG_ROWS}, schema=BIG)
     wire.create("game.big", BIG)
     wire.writes.Upsert(write_pb2.UpsertRequest(table="game.big", rows=ipc_stream(BIG, batch)), timeout=60)
-    wire.pin("game.big", lease_id=snapshot_id, ttl_millis=1_000)
+    wire.pin("game.big", lease_id=snapshot_id, ttl_millis=3_000)
     source = scan_pb2.PinnedSnapshot(snapshot_id=snapshot_id)
     stream = wire.scans.ScanKv(scan_pb2.ScanKvRequest(table="game.big", snapshot=source), timeout=60)
     assert next(stream).HasField("header")

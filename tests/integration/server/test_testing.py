@@ -15,7 +15,15 @@ from streaming_server.testing import ServerProcess
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """Not the one of the other tests, which is forked."""
+    with ServerProcess(tmp_path / "data") as server:
+        yield server
 
 
 def test_a_server_that_is_killed_or_stopped_starts_again_at_the_same_url_with_its_data(server: ServerProcess) -> None:

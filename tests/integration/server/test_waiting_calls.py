@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import signal
 import threading
 import time
@@ -19,7 +21,7 @@ from streaming_server.config import ServerConfig
 from streaming_server.server import Server
 from tests.support.server_process import ServerProcess
 from tests.support.tables import SCORES, scores
-from tests.support.waiting import await_until, wait_until
+from tests.support.waiting import await_until, in_time, wait_until
 from tests.support.wire import Wire, refusal, refusal_of
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from tests.support.wire import Refusal
 
 ROWS = 100
+WAIT_SECONDS = 60
 NAME = "game.scores"
 PLAYERS = [f"p{number:03}" for number in range(ROWS)]
 
@@ -44,7 +47,7 @@ class Questions:
         self.table.upsert(scores(PLAYERS, list(range(ROWS))))
         self.request = lookup_pb2.TopNRequest(table=name, by="score", n=3)
 
-    def since_now(self, wait_millis: int = 60_000, **fields: Any) -> TopNRequest:
+    def since_now(self, wait_millis: int = WAIT_SECONDS * 1000, **fields: Any) -> TopNRequest:
         """What waits until there is another answer than the one of now."""
         request = lookup_pb2.TopNRequest()
         request.CopyFrom(self.request)
@@ -81,22 +84,25 @@ def players(answer: TopNResponse) -> list[str]:
 
 def refused(call: Any) -> Refusal:
     with pytest.raises(grpc.RpcError) as caught:
-        call.result(timeout=20)
+        call.result(timeout=60)
     return refusal_of(caught.value)
 
 
 def test_a_call_that_waits_is_answered_within_milliseconds_of_a_commit(here: Questions) -> None:
-    seconds = []
-    for number in range(5):
+    numbers = itertools.count()
+
+    def attempt() -> float:
+        number = next(numbers)
         (call,) = here.waiting()
         here.table.upsert(scores([f"new{number}"], [1000 + number]))
         written = time.monotonic()
-        answer = call.result(timeout=20)
-        seconds.append(time.monotonic() - written)
+        answer = call.result(timeout=60)
+        took = time.monotonic() - written
         assert not answer.unchanged
         assert players(answer)[0] == f"new{number}"
-    # Of the best, since other tests share this machine.
-    assert min(seconds) < 0.05, seconds
+        return took
+
+    in_time(attempt, 0.05, tries=30)
 
 
 def test_writes_that_change_nothing_wake_nobody_into_an_answer(here: Questions) -> None:
@@ -110,24 +116,32 @@ def test_writes_that_change_nothing_wake_nobody_into_an_answer(here: Questions) 
     assert not call.done()
     assert (after.waiting_calls, after.unchanged_answers) == (before.waiting_calls, before.unchanged_answers)
     here.table.upsert(scores(["new"], [1000]))
-    assert players(call.result(timeout=20)) == ["new", "p099", "p098"]
+    assert players(call.result(timeout=60)) == ["new", "p099", "p098"]
 
 
-def test_a_call_waits_for_as_long_as_it_asked_and_no_longer_than_its_deadline_allows(here: Questions) -> None:
-    for request, timeout, least, most in (
-        (here.since_now(wait_millis=300), 60.0, 0.3, 10.0),
-        (here.since_now(), 1.0, 0.8, 1.0),
-    ):
+def test_a_call_waits_for_as_long_as_it_asked(here: Questions) -> None:
+    request, began = here.since_now(wait_millis=300), time.monotonic()
+    answer = here.wire.lookups.TopN(request, timeout=WAIT_SECONDS)
+    assert 0.3 <= time.monotonic() - began < WAIT_SECONDS / 2
+    assert answer == lookup_pb2.TopNResponse(version=request.if_changed_since, unchanged=True)
+
+
+def test_a_call_waits_no_longer_than_its_deadline_allows(here: Questions) -> None:
+    request = here.since_now()
+    # A tenth of the time is for the answer, and a busy machine may need more than a tenth of a second.
+    for deadline in (1.0, 4.0, 16.0):
         began = time.monotonic()
-        answer = here.wire.lookups.TopN(request, timeout=timeout)
-        assert least <= time.monotonic() - began < most
-        assert answer == lookup_pb2.TopNResponse(version=request.if_changed_since, unchanged=True)
+        with contextlib.suppress(grpc.RpcError):
+            answer = here.wire.lookups.TopN(request, timeout=deadline)
+            break
+    assert 0.8 * deadline <= time.monotonic() - began < deadline
+    assert answer == lookup_pb2.TopNResponse(version=request.if_changed_since, unchanged=True)
 
 
 def test_a_question_whose_answer_is_another_one_already_does_not_wait(here: Questions) -> None:
     request = here.since_now()
     here.table.upsert(scores(["new"], [1000]))
-    assert players(here.wire.lookups.TopN(request, timeout=20))[0] == "new"
+    assert players(here.wire.lookups.TopN(request, timeout=60))[0] == "new"
 
 
 def test_all_who_wait_for_the_same_have_it_computed_once(here: Questions) -> None:
@@ -136,9 +150,9 @@ def test_all_who_wait_for_the_same_have_it_computed_once(here: Questions) -> Non
     before = here.wire.server()
     assert before.live_scans == 0
     here.table.upsert(scores(["new"], [1000]))
-    answers = [call.result(timeout=20) for call in calls]
+    answers = [call.result(timeout=60) for call in calls]
     assert {answer.rows for answer in answers} == {answers[0].rows}
-    assert {tuple(players(call.result(timeout=20))) for call in others} == {("p000", "p001", "p002")}
+    assert {tuple(players(call.result(timeout=60))) for call in others} == {("p000", "p001", "p002")}
     after = here.wire.server()
     assert after.computed_answers - before.computed_answers == 2
     assert after.cached_answers - before.cached_answers == 51
@@ -150,7 +164,7 @@ def test_all_who_wait_for_the_same_have_it_computed_once(here: Questions) -> Non
 def test_an_added_column_is_another_answer(here: Questions) -> None:
     (call,) = here.waiting()
     here.client.alter_table(here.request.table, add_columns=pa.schema([("team", pa.string())]))
-    answer = call.result(timeout=20)
+    answer = call.result(timeout=60)
     assert pa.ipc.open_stream(answer.rows).schema.names == ["player", "score", "team"]
 
 
@@ -159,16 +173,16 @@ def test_a_dropped_table_ends_the_calls_that_wait(here: Questions) -> None:
     here.client.drop_table(here.request.table)
     dropped = time.monotonic()
     assert {refused(call).reason for call in calls} == {"TABLE_NOT_FOUND"}
-    assert time.monotonic() - dropped < 5
+    assert time.monotonic() - dropped < WAIT_SECONDS / 2
 
 
 def test_a_pinned_snapshot_is_waited_for_until_it_ends(here: Questions) -> None:
     pin = here.wire.pin(here.request.table)
     pinned = scan_pb2.PinnedSnapshot(snapshot_id=pin.snapshot.snapshot_id)
     calls = here.waiting(2, snapshot=pinned)
-    (short,) = here.waiting(snapshot=pinned, wait_millis=700)
+    (short,) = here.waiting(snapshot=pinned, wait_millis=2000)
     here.table.upsert(scores(["new"], [1000]))
-    assert short.result(timeout=20).unchanged
+    assert short.result(timeout=60).unchanged
     assert not any(call.done() for call in calls)
     here.wire.snapshots.ReleaseSnapshot(
         snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=pin.snapshot.snapshot_id), timeout=20
@@ -177,7 +191,7 @@ def test_a_pinned_snapshot_is_waited_for_until_it_ends(here: Questions) -> None:
 
 
 def test_a_lease_that_expires_ends_the_calls_that_wait_for_it(here: Questions) -> None:
-    pin = here.wire.pin(here.request.table, ttl_millis=1000)
+    pin = here.wire.pin(here.request.table, ttl_millis=4000)
     (call,) = here.waiting(snapshot=scan_pb2.PinnedSnapshot(snapshot_id=pin.snapshot.snapshot_id))
     assert refused(call).reason == "SNAPSHOT_LOST"
 
@@ -213,7 +227,7 @@ def test_fifty_calls_that_are_cancelled_leave_nothing(here: Questions) -> None:
     wait_until(nothing_is_left, "all of them gone")
     (call,) = here.waiting()
     here.table.upsert(scores(["new"], [1000]))
-    assert not call.result(timeout=20).unchanged
+    assert not call.result(timeout=60).unchanged
 
 
 @pytest.mark.asyncio
@@ -243,7 +257,7 @@ async def test_listeners_are_shared_by_all_who_wait_and_gone_with_the_last(tmp_p
                     read.cancel()
             else:
                 await table.upsert(scores(["new"], [1000]))
-            await asyncio.wait(reads, timeout=20)
+            await asyncio.wait(reads, timeout=60)
 
             async def none_waits() -> bool:
                 return server._waiting.waiting == 0
@@ -267,7 +281,7 @@ def test_no_change_is_missed_by_who_asks_again_and_again_beside_a_writer(here: Q
     while found < last:
         floor = written[-1]
         # One that is missed would be found after nine tenths of this time only, and as unchanged.
-        answer = here.wire.lookups.TopN(request, timeout=20)
+        answer = here.wire.lookups.TopN(request, timeout=60)
         assert not answer.unchanged
         found = pa.ipc.open_stream(answer.rows).read_all()["score"][0].as_py()
         assert found >= floor
@@ -282,8 +296,8 @@ def test_a_drain_does_not_wait_for_calls_that_wait(alone: Questions, server: Ser
     server.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert {refused(call).reason for call in calls} == {"SERVER_DRAINING"}
-    assert server.process.wait(20) == 0
-    assert time.monotonic() - began < 5
+    assert server.process.wait(60) == 0
+    assert time.monotonic() - began < WAIT_SECONDS / 2
 
 
 def test_calls_that_wait_at_a_server_that_is_killed_end(alone: Questions, server: ServerProcess) -> None:
@@ -303,11 +317,11 @@ def test_no_more_calls_wait_than_the_setting_says_and_none_takes_the_place_of_a_
         here = Questions(client, wire, NAME)
         calls = here.waiting(3)
         request, began = here.since_now(), time.monotonic()
-        assert wire.lookups.TopN(request, timeout=20).unchanged
-        assert time.monotonic() - began < 5
+        assert wire.lookups.TopN(request, timeout=60).unchanged
+        assert time.monotonic() - began < WAIT_SECONDS / 2
         assert here.table.scan().to_arrow().num_rows == ROWS
         here.table.upsert(scores(["new"], [1000]))
-        assert {players(call.result(timeout=20))[0] for call in calls} == {"new"}
+        assert {players(call.result(timeout=60))[0] for call in calls} == {"new"}
         wait_until(partial(_none_waits, wire), "all of them answered")
 
 

@@ -82,7 +82,7 @@ def test_standard_input_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> 
 
     def write() -> None:
         os.write(writer, b"a\n")
-        done.wait(10)
+        done.wait(60)
         os.close(writer)
 
     thread = threading.Thread(target=write)

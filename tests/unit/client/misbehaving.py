@@ -39,11 +39,13 @@ class KeepsItsContract(OnlyScans):
 
     Attributes:
         sent: Messages written.
+        begun: Set when a scan has come.
         ended: Set when the handler of a scan has ended, however that came.
     """
 
     def __init__(self) -> None:
         self.sent = 0
+        self.begun = asyncio.Event()
         self.ended = asyncio.Event()
 
     async def messages(self, context: Context) -> AsyncIterator[ScanKvResponse]:
@@ -51,6 +53,7 @@ class KeepsItsContract(OnlyScans):
             yield message
 
     async def ScanKv(self, request: ScanKvRequest, context: Context) -> None:  # type: ignore[override]
+        self.begun.set()
         try:
             async for message in self.messages(context):
                 await self.write(context, message)

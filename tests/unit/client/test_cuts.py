@@ -253,11 +253,14 @@ async def test_a_full_server_is_asked_until_it_admits(spec: ScanSpec) -> None:
 
 
 async def test_a_server_that_stays_full_is_an_error_after_the_operation_timeout() -> None:
-    async with serving(server := GoesOn(*[FULL] * 100)) as url, connect(url, operation_timeout=0.4) as client:
-        with pytest.raises(TooManyScans) as caught:
+    async with serving(server := GoesOn(*[FULL] * 1000)) as url, connect(url, operation_timeout=1) as client:
+        # The time may run out in the middle of an attempt, whether that has come to the server or not.
+        with pytest.raises((TooManyScans, DeadlineExceeded)) as caught:
             await client.scan(LIVE).to_arrow()
-        assert len(server.requests) > 1
-        assert caught.value.__notes__[0] == f"{len(server.requests) - 1} attempts before this one failed as well:"
+        assert (asked := len(server.requests)) > 1
+        assert caught.value.__notes__[0] in [
+            f"{attempts} attempts before this one failed as well:" for attempts in (asked - 1, asked)
+        ]
 
 
 async def test_a_live_scan_fails_at_once_where_nobody_listens(unused_port: int) -> None:
@@ -266,7 +269,7 @@ async def test_a_live_scan_fails_at_once_where_nobody_listens(unused_port: int) 
         for spec in (LIVE, LATEST):
             with pytest.raises(Unavailable):
                 await client.scan(spec).to_arrow()
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < client.config.operation_timeout / 2
 
 
 async def test_a_pinned_scan_waits_for_its_server(unused_port: int) -> None:
@@ -288,16 +291,16 @@ async def test_a_header_alone_is_no_progress() -> None:
 
 
 async def test_a_chunk_renews_the_time_for_all_attempts() -> None:
-    # Four times 0.4 s are more than the timeout, each of them is less.
-    slow = Ends(2, CODE.UNAVAILABLE, "SERVER_DRAINING", retry_after=0.4)
-    async with serving(GoesOn(*[slow] * 4)) as url, connect(url, operation_timeout=1.2) as client:
+    # Four times 0.6 s are more than the timeout, each of them is less.
+    slow = Ends(2, CODE.UNAVAILABLE, "SERVER_DRAINING", retry_after=0.6)
+    async with serving(GoesOn(*[slow] * 4)) as url, connect(url, operation_timeout=2) as client:
         started = time.monotonic()
         assert await drain(client.scan(PINNED).stream()) == ALL_KEYS
-        assert time.monotonic() - started > 1.6
+        assert time.monotonic() - started > 2.4
 
 
 async def test_a_stall_is_a_cut() -> None:
-    async with serving(server := GoesOn(Ends(3, stalls=True))) as url, connect(url, next_chunk_timeout=0.2) as client:
+    async with serving(server := GoesOn(Ends(3, stalls=True))) as url, connect(url, next_chunk_timeout=1) as client:
         stream = client.scan(PINNED).stream()
         assert await drain(stream) == ALL_KEYS
         assert isinstance(stream.resumptions[0].cause, DeadlineExceeded)
@@ -305,12 +308,12 @@ async def test_a_stall_is_a_cut() -> None:
 
 
 async def test_heartbeats_keep_a_scan_alive_and_move_its_token() -> None:
-    timeouts = {"operation_timeout": 0.35, "next_chunk_timeout": 0.35}
-    async with serving(SendsOnlyHeartbeats(5)) as url, connect(url, **timeouts) as client:  # type: ignore[arg-type]
+    timeouts = {"operation_timeout": 1.5, "next_chunk_timeout": 1.5}
+    async with serving(SendsOnlyHeartbeats(20)) as url, connect(url, **timeouts) as client:  # type: ignore[arg-type]
         async with client.scan(LIVE).stream() as stream:
             assert stream.resume_token is None
             assert await drain(stream) == []
-            assert stream.resume_token == b"heartbeat 5"
+            assert stream.resume_token == b"heartbeat 20"
 
 
 async def test_another_schema_after_a_cut_is_refused() -> None:
@@ -344,8 +347,9 @@ async def test_dropping_a_resumed_stream_ends_the_call_at_once(no_cycles: None) 
 async def test_a_cancelled_read_keeps_the_token() -> None:
     async with serving(server := GoesOn(Ends(3, stalls=True))) as url, connect(url) as client:
         stream = client.scan(PINNED).stream()
+        assert [await anext(stream), await anext(stream)]
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(drain(stream), 0.2)
+            await asyncio.wait_for(anext(stream), 0.1)
         await _ended(server, 1)
         with pytest.raises(UsageError, match="a read of the scan was cancelled") as caught:
             await anext(stream)
@@ -374,7 +378,7 @@ async def test_closing_a_stream_ends_its_pause() -> None:
         stream, reader = await _pausing(server, client.scan(LIVE))
         await stream.aclose()
         with pytest.raises(UsageError, match="closed while it was being read"):
-            await asyncio.wait_for(reader, 1)
+            await asyncio.wait_for(reader, 30)
         assert len(server.requests) == 1
 
 
@@ -383,7 +387,7 @@ async def test_closing_the_client_ends_a_pause() -> None:
         _, reader = await _pausing(server, client.scan(LIVE))
         await client.aclose()
         with pytest.raises(UsageError, match=f"the client of {url} was closed"):
-            await asyncio.wait_for(reader, 1)
+            await asyncio.wait_for(reader, 30)
 
 
 async def test_cancelling_the_reader_ends_a_pause() -> None:
@@ -409,4 +413,4 @@ async def _ended(server: GoesOn, calls: int) -> None:
     async def ended() -> bool:
         return server.ended == calls
 
-    await await_until(ended, f"the end of {calls} calls", timeout=1)
+    await await_until(ended, f"the end of {calls} calls")

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio
 
 NAME = "game.scores"
 SCHEMA = pa.schema([pa.field("player", pa.string(), nullable=False), ("score", pa.int64())])
-QUICK = ClientConfig(url="scripted:1", attempt_timeout=0.05, next_chunk_timeout=0.05)
+QUICK = ClientConfig(url="scripted:1", attempt_timeout=0.5, next_chunk_timeout=0.5)
 
 
 def rows(first: int, count: int = 3) -> pa.RecordBatch:
@@ -172,7 +172,7 @@ async def test_a_stall_ends_when_the_stream_is_closed_by_another_task() -> None:
         await asyncio.sleep(0)
         await stream.aclose()
         with pytest.raises(UsageError):
-            await asyncio.wait_for(reading, 5)
+            await asyncio.wait_for(reading, 60)
 
 
 async def test_what_is_not_in_the_script_is_refused() -> None:

@@ -65,7 +65,7 @@ async def test_cancelling_gives_the_connection_back_and_ends_the_scan(con: duckd
         with pytest.raises(asyncio.CancelledError):
             await filling
         assert_usable_and_empty(con)
-        await asyncio.wait_for(server.ended.wait(), 10)
+        await asyncio.wait_for(server.ended.wait(), 60)
 
 
 async def _is(condition: bool) -> bool:

@@ -124,7 +124,7 @@ async def test_no_server_is_an_error_at_once_that_names_the_address(unused_port:
         started = time.monotonic()
         with pytest.raises(Unavailable, match=f"no ScanKV server answers at localhost:{unused_port}: "):
             await client.table("game.scores")
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < client.config.operation_timeout / 2
 
 
 async def test_a_host_that_does_not_exist_is_an_error_that_names_it() -> None:
@@ -175,7 +175,7 @@ async def test_a_server_that_comes_later_is_found(unused_port: int) -> None:
 
 async def _once_connected(client: Client) -> None:
     """Asks until the client has noticed the server; it tries again about every second."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 await client.table("game.scores")

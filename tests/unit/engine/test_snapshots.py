@@ -185,9 +185,9 @@ async def test_an_unknown_id_is_lost(tables: Tables) -> None:
 async def test_an_expired_lease_is_lost_and_its_view_goes_from_disk(tables: Tables, tmp_path: Path) -> None:
     kept = await tables.snapshots.pin(tables.table(TABLE), ttl=100)
     await put(tables.table(TABLE), {"player 1": 1_000})
+    begun = time.monotonic()
     pinned = await tables.snapshots.pin(tables.table(TABLE), ttl=1)
     assert len(views_on_disk(tmp_path)) == 2
-    begun = time.monotonic()
 
     async def gone() -> bool:
         return len(views_on_disk(tmp_path)) == 1
@@ -202,7 +202,7 @@ async def test_a_renewed_lease_lives_on(tables: Tables) -> None:
     pinned = await tables.snapshots.pin(tables.table(TABLE), ttl=1)
     renewed = await tables.snapshots.renew(pinned.snapshot_id, 100)
     assert renewed.ttl == 100
-    assert 99 < renewed.remaining <= 100
+    assert 50 < renewed.remaining <= 100
     witness = await tables.snapshots.pin(tables.table(TABLE), ttl=1)
     await await_until(lambda: is_lost(tables, witness.snapshot_id), "the witness expired")
     assert await pinned_scores(tables.snapshots, pinned.snapshot_id) == SCORES_THEN

@@ -41,7 +41,7 @@ class BlockedStretch:
     async def run(self, function: Callable[..., T], *args: object) -> T:
         def blocked() -> T:
             self.begun.set()
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(60)
             result = function(*args)
             self.ended.set()
             return result

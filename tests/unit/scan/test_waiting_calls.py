@@ -90,7 +90,7 @@ async def test_all_who_wait_for_the_same_share_a_listener_and_one_look_at_a_comm
     assert (calls.waiting, thing.looks) == (30, 1)
     thing.commit(b"v2")
     assert thing.listeners == []
-    await asyncio.wait_for(asyncio.gather(*waiting), 10)
+    await asyncio.wait_for(asyncio.gather(*waiting), 60)
     assert (calls.waiting, thing.looks) == (0, 2)
 
 
@@ -101,7 +101,7 @@ async def test_those_who_wait_for_another_version_or_thing_are_left_alone(versio
     left = asyncio.ensure_future(calls.changed(Question(other), LONG))
     await turns()
     thing.commit(version)
-    await asyncio.wait_for(woken, 10)
+    await asyncio.wait_for(woken, 60)
     await turns()
     assert not left.done()
     assert (calls.waiting, len(other.listeners)) == (1, 1)
@@ -117,7 +117,7 @@ async def test_the_time_ends_a_wait_and_the_others_go_on() -> None:
     await calls.changed(Question(thing), 0.01)
     assert (calls.waiting, len(thing.listeners)) == (1, 1)
     thing.commit(b"v2")
-    await asyncio.wait_for(long, 10)
+    await asyncio.wait_for(long, 60)
 
 
 async def test_who_comes_while_others_are_being_woken_waits_for_the_next_change() -> None:
@@ -126,11 +126,11 @@ async def test_who_comes_while_others_are_being_woken_waits_for_the_next_change(
     await turns()
     thing.commit(b"v2")
     late = asyncio.ensure_future(calls.changed(Question(thing, b"v2"), LONG))
-    await asyncio.wait_for(asyncio.gather(*waiting), 10)
+    await asyncio.wait_for(asyncio.gather(*waiting), 60)
     assert not late.done()
     assert len(thing.listeners) == 1
     thing.commit(b"v3")
-    await asyncio.wait_for(late, 10)
+    await asyncio.wait_for(late, 60)
     assert (calls.waiting, thing.listeners) == (0, [])
 
 
@@ -141,7 +141,7 @@ async def test_closing_ends_all_who_wait_and_those_who_come() -> None:
     calls.close()
     for ended in [*waiting, asyncio.ensure_future(calls.changed(Question(thing), LONG))]:
         with pytest.raises(ServerDraining):
-            await asyncio.wait_for(ended, 10)
+            await asyncio.wait_for(ended, 60)
     assert (calls.waiting, thing.listeners) == (0, [])
 
 

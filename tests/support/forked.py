@@ -1,0 +1,116 @@
+"""Processes that tests start often, without a second of imports each: forked from one that has imported everything."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, AnyStr, Final
+
+from tests.support import zygote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["ForkedProcess", "end_zygote", "run_forked"]
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+# OpenBLAS would start a thread as it is imported, and so would the allocator of Arrow.
+_ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+
+
+class ForkedProcess(subprocess.Popen[AnyStr]):
+    """`subprocess.Popen` for `[sys.executable, "-m", MODULE, ...]`, which runs in a fork of the zygote.
+
+    It is a child of this process with streams, environment, session and end of its own, as if it was started: only its
+    imports were made before, and `/proc/PID/cmdline` names the zygote.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        start_new_session: bool = False,
+        **streams: Any,
+    ) -> None:
+        """Starts the process; `streams` are `stdin`, `stdout`, `stderr` and how they are opened here."""
+        assert tuple(command[:2]) == (sys.executable, "-m"), command
+        self._request: zygote.Request = {
+            "module": command[2],
+            "arguments": list(command[3:]),
+            "environment": dict(os.environ if env is None else env),
+            "new_session": start_new_session,
+        }
+        super().__init__(command, **streams)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        """Overrides how Popen starts a process, with the pipes that it has made."""
+        pipes = arguments[10:16]
+        streams = [given if given >= 0 else number for number, given in enumerate((pipes[0], pipes[3], pipes[5]))]
+        try:
+            self.pid = _zygote.fork(self._request, streams)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]  # Popen's own
+
+
+def run_forked(*command: str, stdin: bytes = b"", timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
+    """`subprocess.run` for such a command, with what it wrote.
+
+    Raises:
+        subprocess.TimeoutExpired: It took longer than `timeout` seconds, and was killed.
+    """
+    pipe = subprocess.PIPE
+    with ForkedProcess[bytes](command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+class _Zygote:
+    """The zygote of this process, started when the first process is wanted. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def fork(self, request: zygote.Request, streams: Sequence[int]) -> int:
+        """The number of a new child of this process, which carries out `request`."""
+        message = json.dumps(request).encode()
+        assert len(message) <= zygote.MAX_REQUEST_BYTES
+        with self._mutex:
+            if self._process is None:
+                self._start()
+            socket.send_fds(self._socket, [message], streams)
+            child = self._socket.recv(16)
+        assert child, "the zygote has ended"
+        return int(child)
+
+    def _start(self) -> None:
+        # What the zygote forks becomes an orphan at once, and so a child of this process.
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "this process cannot take in orphans")
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", zygote.__name__, str(theirs.fileno())]
+            environment: Mapping[str, str] = os.environ | _ONE_THREAD
+            self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+
+    def end(self) -> None:
+        """Ends it, if there is one; the children live on."""
+        with self._mutex:
+            if self._process is not None:
+                self._socket.close()
+                self._process.wait()
+                self._process = None
+
+
+_zygote: Final = _Zygote()
+end_zygote: Final = _zygote.end

@@ -1,0 +1,120 @@
+"""A process that has imported everything, forked where tests start one: reading the modules anew takes a second.
+
+Run as `python -m tests.support.zygote FD`, where FD is a socket. All it knows is to fork: it has one thread, and no
+gRPC, no RocksDB and no event loop was begun in it. `tests.support.forked` says what for, and talks to it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+from importlib.abc import MetaPathFinder
+from typing import Final, TypedDict
+
+MAX_REQUEST_BYTES: Final = 128 * 1024
+
+_STREAMS: Final = 3
+_MODULES: Final = ("anyio._backends._asyncio", "aio_client.sync", "scankv.cli.app", "streaming_server.server")
+
+
+class Request(TypedDict):
+    """What to run; its standard streams come with it as file descriptors."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    new_session: bool
+
+
+class _WithoutPandas(MetaPathFinder):
+    """Keeps pandas out, which Arrow would import with its first conversion: a server must not have it."""
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("not before the fork", name=fullname)
+
+
+def main(descriptor: str) -> None:
+    """Forks a process for every request until the socket is closed."""
+    without_pandas = _WithoutPandas()
+    sys.meta_path.insert(0, without_pandas)
+    for module in _MODULES:
+        importlib.import_module(module)
+    sys.meta_path.remove(without_pandas)
+    # A Ctrl-C of the terminal is for the tests.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Its objects stay as they are, so that collections in the children do not copy their pages.
+    gc.collect()
+    gc.freeze()
+    request = _next_child(socket.socket(fileno=int(descriptor)))
+    if request is not None:
+        _run(request)
+
+
+def _next_child(tests: socket.socket) -> Request | None:
+    """Returns in each child with what it is to run, and None in the zygote when the tests are over."""
+    with tests:
+        while True:
+            message, streams, _, _ = socket.recv_fds(tests, MAX_REQUEST_BYTES, _STREAMS)
+            if not message:
+                return None
+            request: Request = json.loads(message)
+            child = _fork_for_parent()
+            if child == 0:
+                break
+            for stream in streams:
+                os.close(stream)
+            tests.send(str(child).encode())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["new_session"]:
+        os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    return request
+
+
+def _fork_for_parent() -> int:
+    """Forks a child of the process that started this one, which takes in orphans; its number, 0 in the child."""
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        os.close(reader)
+        child = os.fork()
+        if child == 0:
+            os.close(writer)
+            return 0
+        os.write(writer, str(child).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        child = int(told.read())
+    # From here on it is an orphan.
+    os.waitpid(between, 0)
+    return child
+
+
+def _run(request: Request) -> None:
+    """Does what `python -m MODULE ARGUMENTS` does in a new process."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        before = getattr(sys, name)
+        # As at the start of the interpreter; that stderr is written line by line is its only peculiarity.
+        stream = open(
+            *(number, mode, 1 if name == "stderr" else -1, before.encoding, before.errors), newline="\n", closefd=False
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.argv[1:] = request["arguments"]
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
