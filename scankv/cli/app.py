@@ -14,6 +14,7 @@ from scankv.cli import (
     indexes,
     inspect,
     load,
+    locks,
     rows,
     scan,
     scans,
@@ -58,6 +59,7 @@ for command in (
     app.command()(command)
 app.add_typer(consumers.app, name="consumers")
 app.add_typer(indexes.app, name="index")
+app.add_typer(locks.app, name="locks")
 app.add_typer(snapshots.app, name="snapshot")
 
 

@@ -11,6 +11,9 @@ NAMES = [
     "Client",
     "ClientConfig",
     "Column",
+    "ColumnLock",
+    "ColumnLocked",
+    "CommitResult",
     "ConnectionFailed",
     "Consumer",
     "ConsumerFenced",
@@ -25,6 +28,7 @@ NAMES = [
     "InvalidRequest",
     "InvalidResumeToken",
     "LiveScan",
+    "LockLost",
     "PositionExpired",
     "PositionOutOfRange",
     "Predicate",
@@ -57,15 +61,32 @@ NAMES = [
     "TableExists",
     "TableNotFound",
     "TooManyConsumers",
+    "TooManyLocks",
     "TooManyScans",
     "TooManySnapshots",
+    "TooManyTransactions",
+    "TooManyWriters",
     "TopN",
     "TopNWatch",
+    "Transaction",
+    "TransactionCommitted",
+    "TransactionConflict",
+    "TransactionInfo",
+    "TransactionLost",
+    "TransactionPart",
     "Unavailable",
+    "UndoConflict",
+    "UndoReport",
     "UnknownField",
     "UsageError",
     "Versioned",
+    "VersionedRows",
+    "WriteConflict",
     "WriteResult",
+    "Writer",
+    "WriterExpired",
+    "WriterFenced",
+    "agg",
     "col",
     "connect",
     "sync",
@@ -80,11 +101,15 @@ def test_the_exported_names_are_these() -> None:
 def test_the_sync_module_exports_the_same_shapes() -> None:
     assert sorted(aio_client.sync.__all__) == [
         "Client",
+        "ColumnLock",
         "Scan",
         "ScanStream",
         "Snapshot",
         "Table",
         "TopNWatch",
+        "Transaction",
+        "TransactionPart",
+        "Writer",
         "connect",
     ]
 
@@ -95,7 +120,7 @@ def test_every_error_of_the_tree_is_exported() -> None:
 
 
 def test_the_sync_shapes_have_every_public_method_of_the_asynchronous_ones() -> None:
-    for name in ("Client", "Table", "Scan", "ScanStream", "Snapshot", "TopNWatch"):
+    for name in aio_client.sync.__all__[:-1]:
         asynchronous, blocking = getattr(aio_client, name), getattr(aio_client.sync, name)
         expected = {member for member in dir(asynchronous) if not member.startswith("_")} - {"aclose"}
         assert expected <= set(dir(blocking)), name
