@@ -308,16 +308,17 @@ class Client:
                 await tx.delete(queue, keys)
 
         In `async with`, it is committed at the end of the block, and aborted when that is left by an error. With `tx =
-        await client.transaction(...)`, both are the caller's. Writes are checked and kept on the server's disk until the
-        commit, also over a restart of the server. Readers, and those who follow changes, see all of it or nothing.
+        await client.transaction(...)`, both are the caller's. Writes are checked and kept on the server's disk until
+        the commit, also over a restart of the server. Readers, and those who follow changes, see all of it or nothing.
 
         Args:
             id: What the transaction is, so that it is committed once however often it is repeated, also by another
-                process after a crash: 1 to 128 characters, as "job:sequence". Beginning it again aborts the one that was
-                begun before, or tells that that was committed: see `Transaction.result`. Ids are remembered for 7 days, and
-                the last one of all that begin equally, up to the last `:`, for good. Default: none.
-            conflict: What becomes of it when others have changed keys that it writes since it has written to their table
-                first: "last_wins" replaces what they have written, with "abort" the commit raises TransactionConflict.
+                process after a crash: 1 to 128 characters, as "job:sequence". Beginning it again aborts the one that
+                was begun before, or tells that that was committed: see `Transaction.result`. Ids are remembered for 7
+                days, and the last one of all that begin equally, up to the last `:`, for good. Default: none.
+            conflict: What becomes of it when others have changed keys that it writes since it has first written to
+                their table: "last_wins" replaces what they have written, with "abort" the commit raises
+                TransactionConflict.
             ttl: Seconds after which it is aborted when nothing is heard of it, 1 to 604,800. Default: the server's, an
                 hour.
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import anyio
-import pyarrow as pa
 
 from aio_client._column_locks import lock_id_of
 from aio_client._commit import call_again
@@ -25,6 +24,8 @@ from table_model.errors import ConnectionFailed, ScanKvError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
+
+    import pyarrow as pa
 
     from aio_client._column_locks import ColumnLock
     from aio_client._data import Data
@@ -219,8 +220,8 @@ class TransactionPart:
         """Stages one request: what it is, when it was answered; and that nothing can follow one that was not."""
         if self._failure is not None:
             raise UsageError(
-                "an earlier write of this transaction was not answered, so that it cannot be told whether it is staged: "
-                "begin another transaction"
+                "an earlier write of this transaction was not answered, so that it cannot be told whether it is "
+                "staged: begin another transaction"
             ) from self._failure
         try:
             yield
@@ -239,13 +240,13 @@ class TransactionPart:
 class Transaction(TransactionPart):
     """A transaction that was begun: what is staged with it is seen all at once, when it is committed, or never.
 
-    Made by `client.transaction(...)`. In `async with`, it is committed at the end of the block, and aborted when that is
-    left by an error.
+    Made by `client.transaction(...)`. In `async with`, it is committed at the end of the block, and aborted when that
+    is left by an error.
 
     Attributes:
         id: Its id; empty when it has none.
-        result: What the commit has done; None before. Of an id that was committed earlier, as before a crash, it is there
-            from the beginning: then all calls stage nothing, and the commit returns it.
+        result: What the commit has done; None before. Of an id that was committed earlier, as before a crash, it is
+            there from the beginning: then all calls stage nothing, and the commit returns it.
     """
 
     def __init__(
@@ -283,8 +284,8 @@ class Transaction(TransactionPart):
         writes would have. When the answer never comes, the transaction may be committed: begin one with the same id.
 
         Args:
-            parts: The parts of others that count, as `(part, requests)` or themselves; they are applied behind what this
-                object has staged, in this order. What other parts have staged is dropped.
+            parts: The parts of others that count, as `(part, requests)` or themselves; they are applied behind what
+                this object has staged, in this order. What other parts have staged is dropped.
 
         Raises:
             TransactionConflict: A key that it depends on has changed. Nothing was written.

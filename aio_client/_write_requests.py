@@ -54,9 +54,7 @@ class TableShape:
     def partial_schema(self, columns: Sequence[str], *, overwrite: bool) -> pa.Schema:
         """The columns of a write of some. Raises SchemaMismatch, and InvalidRequest where whole rows are written."""
         engine, spec = (
-            ("last_row", NO_MERGING)
-            if overwrite
-            else (self.merge_engine, merging_from_proto(self.description.merging))
+            ("last_row", NO_MERGING) if overwrite else (self.merge_engine, merging_from_proto(self.description.merging))
         )
         return partial_schema(self.schema, self.key_schema.names, engine, spec, columns)
 
@@ -139,9 +137,7 @@ class WritePieces:
         return cls(kind, _checked_first(pieces) if rows.in_memory else pieces)
 
     @classmethod
-    def of_keys(
-        cls, shape: TableShape, keys: object, columns: Names | None = None, mode: str = "merge"
-    ) -> WritePieces:
+    def of_keys(cls, shape: TableShape, keys: object, columns: Names | None = None, mode: str = "merge") -> WritePieces:
         """The pieces of a delete, of rows or of some of their columns. Raises as `of_rows`."""
         check_mode(mode)
         names = () if columns is None else names_of(columns, "columns")

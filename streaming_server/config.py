@@ -69,8 +69,8 @@ class ServerConfig:
         max_transactions: Transactions that there may be at once, neither committed nor aborted.
         max_transaction_bytes: Bytes that each may stage.
         transaction_ttl_seconds: A transaction of which nothing is heard for so long is aborted, when it does not say.
-        committed_transaction_seconds: How long a commit is remembered, so that repeating it gives the same answer. Those
-            without an id are for an hour, and the last one of a job always.
+        committed_transaction_seconds: How long a commit is remembered, so that repeating it gives the same answer.
+            Those without an id are for an hour, and the last one of a job always.
         max_snapshot_leases: Leases on snapshots that there may be at once.
         max_snapshot_bytes: Bytes on disk that snapshots may keep in addition to the tables before new ones are refused.
         block_cache_bytes: Memory for blocks read by key, shared by all buckets.

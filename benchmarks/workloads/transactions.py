@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MOST_ROWS: Final = 1_000_000
 _CALL_ROWS: Final = 100_000
 _LOOKUP_KEYS: Final = 100
-_PLAIN, _TRANSACTION, _BESIDE = "plain upserts", "one transaction", "one transaction, and lookups beside its commit"
+_PLAIN, _TRANSACTION, _BESIDE = "plain upserts", "one transaction", "beside lookups"
 
 
 def run(bench: Bench) -> Result:
@@ -35,7 +35,7 @@ def run(bench: Bench) -> Result:
         Worker(TransactionWriter, server.url, rows) as writer,
     ):
 
-        def write(how: str) -> float:
+        def write(how: str) -> Timing:
             timing, longest = writer.call(TransactionWriter.write, how)
             if how == _BESIDE:
                 waits.append(longest)

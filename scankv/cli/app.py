@@ -23,6 +23,7 @@ from scankv.cli import (
     tables,
     tail,
     top,
+    transactions,
 )
 from scankv.cli.outcome import TERMINATED, Commands
 
@@ -60,6 +61,7 @@ for command in (
 app.add_typer(consumers.app, name="consumers")
 app.add_typer(indexes.app, name="index")
 app.add_typer(locks.app, name="locks")
+app.add_typer(transactions.app, name="transactions")
 app.add_typer(snapshots.app, name="snapshot")
 
 

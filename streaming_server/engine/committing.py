@@ -152,8 +152,8 @@ class Committing:
                 raise
             _log.exception("the transaction %s is decided, and could not be applied", decision.token)
             unavailable = Unavailable(
-                "a transaction is committed, and could not be written to this table: restart the server once what keeps "
-                "it from writing is mended; its log has the cause"
+                "a transaction is committed, and could not be written to this table: restart the server once what "
+                "keeps it from writing is mended; its log has the cause"
             )
             gate.fail(unavailable)
             raise unavailable from error

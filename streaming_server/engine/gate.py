@@ -1,7 +1,7 @@
 """The gate before the buckets that a transaction is written to: closed until all of it is there.
 
-While a gate is closed, whoever takes a bucket's mutex waits for it, so nobody begins to read or write in between; lookups
-and what only asks how things stand get the buckets as of the closing. All buckets of a gate open at once.
+While a gate is closed, whoever takes a bucket's mutex waits for it, so nobody begins to read or write in between;
+lookups and what only asks how things stand get the buckets as of the closing. All buckets of a gate open at once.
 """
 
 from __future__ import annotations
@@ -124,3 +124,5 @@ async def closed_gate(chosen: Sequence[LiveBucket]) -> AsyncIterator[Gate]:
             for live in chosen:
                 live.open_gate()
             gate.open()
+            for live in chosen:
+                live.tell()

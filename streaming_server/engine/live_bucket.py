@@ -169,12 +169,15 @@ class LiveBucket:
         self.before = bucket.snapshot(self.durable_offset)
 
     def open_gate(self) -> None:
-        """Opens the gate again: what was written meanwhile is seen from now on."""
+        """Opens the gate again: what was written meanwhile is seen from now on, of which `tell` tells."""
         assert self._bucket is not None
         assert self.before is not None
         # A transaction may leave no change behind, of which nobody need know.
         self.commits += self._bucket.state.log_offset != self.before.state.log_offset
         self.mutex.gate = self.before = None
+
+    def tell(self) -> None:
+        """Calls those who listen to what becomes durable: more of it may be seen."""
         if self._commit is not None:
             self._commit.tell()
 

@@ -189,6 +189,6 @@ def touched_by(parts: Iterable[StagedPart]) -> dict[str, Touched]:
 def lost(token: str) -> TransactionLost:
     """The error for a token that names no open transaction."""
     return TransactionLost(
-        f"there is no open transaction {token[:64]!r}: it was aborted, has expired, was begun again elsewhere, or never "
-        "was; nothing of it was written: begin another one",
+        f"there is no open transaction {token[:64]!r}: it was aborted, has expired, was begun again elsewhere, or "
+        "never was; nothing of it was written: begin another one",
     )

@@ -1,4 +1,4 @@
-"""The staged requests of a transaction on their way into its tables: read, and made ready, one ahead of who takes them."""
+"""The staged requests of a transaction on their way into its tables: read, and made ready, one ahead of their taker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.storage.staging import UPSERT, payloads
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from streaming_server.engine.executor import StorageExecutor
@@ -67,7 +67,7 @@ async def staged_rows(
                     _, parts = check_of(table, request.action, data, request.schema_id, kind)()
                     yield StagedRows(request, table, parts)
 
-    async def ahead() -> AsyncIterator[StagedRows]:
+    async def ahead() -> AsyncGenerator[StagedRows]:
         reading = read()
         following = asyncio.ensure_future(executor.run(_next, reading))
         try:

@@ -117,7 +117,7 @@ class Tables:
             raise
 
     async def recover(self) -> None:
-        """Applies the transactions that were committed before the last stop, and are not all there; once, before `start`.
+        """Applies the transactions that were committed before the last stop, as far as they are not; before `start`.
 
         Raises:
             DataLoss: What they have staged is damaged.

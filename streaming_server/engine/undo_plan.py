@@ -33,7 +33,7 @@ class UndoPlan:
 
     Attributes:
         restore: The rows that there were before, in the columns of the table.
-        delete: The rows that there were not: those that the writer has made of them.
+        delete: The rows that there were not, and are: those that the writer has made first.
         columns: The ids of the columns that the writer has written, ascending; empty: all.
         skipped: How many keys are left as they are, because others have written the same columns since.
     """
@@ -47,7 +47,7 @@ class UndoPlan:
 class UndoChanges:
     """The changes behind an offset, as they matter to the undo of one writer.
 
-    Memory: the keys of all changes that are added, and the rows of the writer's that may have been the first of their key.
+    Memory: the keys of all changes that are added, and the rows of the writer's that may be the first of their key.
 
     Args:
         writer: The writer's id.
@@ -105,14 +105,14 @@ class UndoChanges:
         _, others = self._first_and_last(codes, places, count, _OTHERS, columns)
         mine = (first != _NEVER) & (undone < last)
         skipped = mine & (others > first)
-        # By place: those of the writer's changes that are the first ones of keys to be put back.
-        chosen = np.sort(first[mine & ~skipped])
         rows, kinds, at = self._own_rows(places)
-        picked = np.searchsorted(at, chosen)
-        inserted = kinds[picked] == RowKind.INSERT
+        keys = np.flatnonzero(mine & ~skipped)
+        begin, end = np.searchsorted(at, first[keys]), np.searchsorted(at, last[keys])
+        inserted = kinds[begin] == RowKind.INSERT
+        there = kinds[end] != RowKind.DELETE
         return UndoPlan(
-            restore=rows.take(pa.array(picked[~inserted])),
-            delete=rows.take(pa.array(picked[inserted])),
+            restore=rows.take(pa.array(begin[~inserted])),
+            delete=rows.take(pa.array(begin[inserted & there])),
             columns=columns,
             skipped=int(skipped.sum()),
         )

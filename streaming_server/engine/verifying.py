@@ -107,7 +107,9 @@ async def _rehearse(rows: StagedRows, rehearsals: dict[LiveBucket, Rehearsal]) -
                 await live.run(rehearsal.merge, part, table.codec, indexes, table.engines)
             except InvalidRequest as error:
                 reason = error.message.partition(";")[0]
-                raise type(error)(f"{reason}; nothing of the transaction was written", **error.details) from error
+                refused = type(error)(f"{reason}; nothing of the transaction was written")
+                refused.details.update(error.details)
+                raise refused from error
 
 
 async def _check_unchanged(live: LiveBucket, offset: int, keys: pa.Array, table: LiveTable) -> None:

@@ -72,7 +72,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         """Stages a write as a part of its transaction."""
         if request.HasField("writer") or request.unchanged_since:
             raise InvalidRequest(
-                "a write of a transaction has neither writer nor unchanged_since: use GetForUpdate, or the transaction's "
+                "a write of a transaction has neither writer nor unchanged_since: use GetForUpdate, or its "
                 "conflict mode"
             )
         place = request.transaction

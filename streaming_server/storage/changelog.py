@@ -138,7 +138,10 @@ def encode_records(
 
 
 def encode_segment(records: Sequence[LogRecord]) -> tuple[bytes, bytes]:
-    """Key and value of one record that has the changes of several, which follow each other in epoch, schema and origin."""
+    """Key and value of one record that has the changes of several, which follow each other.
+
+    All are of the same epoch, schema and origin.
+    """
     first = records[0]
     kinds = np.concatenate([record.changes.kinds for record in records])
     times = np.concatenate([record.commit_micros for record in records])

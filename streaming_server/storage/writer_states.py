@@ -31,9 +31,9 @@ UNNAMED_TTL_SECONDS: Final = 3600.0
 """A writer that was never opened is forgotten so long after its last request: no client repeats one for longer."""
 
 TRANSACTIONS: Final = "transactions/"
-"""The writer as which transactions are written to a bucket, each with a sequence of its own; no client can have this id.
+"""The writer as which transactions are written to a bucket, each with a sequence of its own.
 
-It is never forgotten, and always has a place."""
+No client can have this id. It is never forgotten, and always has a place."""
 
 _PREFIX: Final = b"writer/"
 _BEHIND_PREFIX: Final = b"writer0"

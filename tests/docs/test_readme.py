@@ -36,7 +36,15 @@ def test_the_one_minute_tour_runs_and_prints_what_it_shows(tmp_path: Path) -> No
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    "section", ["Ask for less", "Follow the changes", "Let the table add up", "When a scan is cut"]
+    "section",
+    [
+        "Ask for less",
+        "Follow the changes",
+        "Let the table add up",
+        "All or nothing",
+        "Write from several jobs",
+        "When a scan is cut",
+    ],
 )
 async def test_the_snippets_of_a_section_run(section: str, shared_server: ServerProcess) -> None:
     columns = pa.schema([("player", pa.string()), ("score", pa.int64()), ("league", pa.string())])

