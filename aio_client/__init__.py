@@ -13,18 +13,25 @@ from aio_client._admin import LiveScan, ServerStats
 from aio_client._bases import BaseStatistics, TableBases
 from aio_client._check import BucketCheck, IndexCheck
 from aio_client._client import Client, connect
+from aio_client._column_locks import ColumnLock
 from aio_client._config import ClientConfig
 from aio_client._consumers import Consumer
 from aio_client._explanation import ScanExplanation
 from aio_client._indexes import IndexStatus
+from aio_client._lookup import VersionedRows
 from aio_client._resume import Resumption
 from aio_client._scan import Scan
 from aio_client._snapshot import Snapshot
 from aio_client._stream import ScanStatistics, ScanStream
-from aio_client._table import BucketStatistics, Table, WriteResult
+from aio_client._table import BucketStatistics, Table
+from aio_client._transaction import CommitResult, Transaction, TransactionInfo, TransactionPart
 from aio_client._versioned import Versioned
 from aio_client._watch import TopN, TopNWatch
+from aio_client._write_requests import UndoReport, WriteResult
+from aio_client._writer import Writer
+from table_model import agg
 from table_model.errors import (
+    ColumnLocked,
     ConnectionFailed,
     ConsumerFenced,
     ConsumerNotFound,
@@ -35,6 +42,7 @@ from table_model.errors import (
     InvalidOption,
     InvalidRequest,
     InvalidResumeToken,
+    LockLost,
     PositionExpired,
     PositionOutOfRange,
     ProtocolViolation,
@@ -53,11 +61,21 @@ from table_model.errors import (
     TableExists,
     TableNotFound,
     TooManyConsumers,
+    TooManyLocks,
     TooManyScans,
     TooManySnapshots,
+    TooManyTransactions,
+    TooManyWriters,
+    TransactionCommitted,
+    TransactionConflict,
+    TransactionLost,
     Unavailable,
+    UndoConflict,
     UnknownField,
     UsageError,
+    WriteConflict,
+    WriterExpired,
+    WriterFenced,
 )
 from table_model.expressions import Column, Predicate, col
 from table_model.log_positions import ScanSource, StartFrom, StopAt
@@ -70,6 +88,9 @@ __all__ = [
     "Client",
     "ClientConfig",
     "Column",
+    "ColumnLock",
+    "ColumnLocked",
+    "CommitResult",
     "ConnectionFailed",
     "Consumer",
     "ConsumerFenced",
@@ -84,6 +105,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidResumeToken",
     "LiveScan",
+    "LockLost",
     "PositionExpired",
     "PositionOutOfRange",
     "Predicate",
@@ -117,15 +139,32 @@ __all__ = [
     "TableExists",
     "TableNotFound",
     "TooManyConsumers",
+    "TooManyLocks",
     "TooManyScans",
     "TooManySnapshots",
+    "TooManyTransactions",
+    "TooManyWriters",
     "TopN",
     "TopNWatch",
+    "Transaction",
+    "TransactionCommitted",
+    "TransactionConflict",
+    "TransactionInfo",
+    "TransactionLost",
+    "TransactionPart",
     "Unavailable",
+    "UndoConflict",
+    "UndoReport",
     "UnknownField",
     "UsageError",
     "Versioned",
+    "VersionedRows",
+    "WriteConflict",
     "WriteResult",
+    "Writer",
+    "WriterExpired",
+    "WriterFenced",
+    "agg",
     "col",
     "connect",
     "sync",

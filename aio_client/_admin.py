@@ -29,6 +29,10 @@ class ServerStats:
         scans_started: Scans started.
         rows_scanned: Rows read by scans.
         bytes_returned: Bytes of Arrow data that scans returned.
+        open_transactions: Transactions that are neither committed nor aborted now.
+        closed_gates: Those that are being applied now, while the gate before their buckets is closed.
+        commits: Transactions committed.
+        longest_commit_micros: The longest time, in microseconds, for which the gate of one was closed.
         rows_written: Rows in upserts and deletes that were acknowledged.
         log_syncs: Syncs of write-ahead logs; one may serve many writers.
         resident_bytes: Resident memory now.
@@ -59,6 +63,10 @@ class ServerStats:
     scans_started: int
     rows_scanned: int
     bytes_returned: int
+    open_transactions: int
+    closed_gates: int
+    commits: int
+    longest_commit_micros: int
     rows_written: int
     log_syncs: int
     resident_bytes: int
@@ -92,6 +100,10 @@ class ServerStats:
             scans_started=message.scans_started,
             rows_scanned=message.rows_scanned,
             bytes_returned=message.bytes_returned,
+            open_transactions=message.open_transactions,
+            closed_gates=message.closed_gates,
+            commits=message.commits,
+            longest_commit_micros=message.longest_commit_micros,
             rows_written=message.rows_written,
             log_syncs=message.log_syncs,
             resident_bytes=message.resident_bytes,

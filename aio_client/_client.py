@@ -8,22 +8,30 @@ import pyarrow as pa
 
 from aio_client._admin import LiveScan, ServerStats
 from aio_client._check import check_table
+from aio_client._column_locks import list_locks, release_lock
 from aio_client._config import ClientConfig, default_url
 from aio_client._indexes import index_messages, wait_until_built
+from aio_client._merging import column_aggregates, merge_spec
 from aio_client._scan import Scan
 from aio_client._snapshot import list_snapshots
 from aio_client._table import Table
+from aio_client._transaction import Beginning, TransactionPart, abort_transaction, list_transactions
 from aio_client._transport import Transport
 from protos.scankv.v1 import admin_pb2, table_pb2
 from table_model.errors import UsageError
+from table_model.merge_wire import aggregates_to_proto, merging_to_proto
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from types import TracebackType
 
     from aio_client._check import BucketCheck
+    from aio_client._column_locks import ColumnLock
     from aio_client._indexes import Indexes, IndexStatus
+    from aio_client._merging import Names
     from aio_client._snapshot import Snapshot
+    from aio_client._transaction import ConflictMode, TransactionInfo
+    from table_model.agg import Aggregator
     from table_model.scan_spec import ScanSpec
 
 
@@ -68,6 +76,10 @@ class Client:
         bucket_key: Sequence[str] = (),
         buckets: int | None = None,
         indexes: Indexes = (),
+        version_column: str | None = None,
+        sequence_column: Names | None = None,
+        sequence_groups: Mapping[Names, Names] | None = None,
+        aggregates: Mapping[str, Aggregator] | None = None,
         **options: str | bool | int,
     ) -> Table:
         """Creates a table; it is durable when this returns.
@@ -81,22 +93,35 @@ class Client:
             indexes: Of each index its column, or its columns, the first one first: `["score", ("league", "score")]`.
                 An index makes top-N by its first column, and predicates on its first columns, read what they return
                 instead of all rows; it makes every write read the old row.
-            **options: Table options by name: `merge_engine`, `changelog`, `row_deduplicate`, `compression`, and what
-                else the server knows. `changelog` is what those who follow the table get: "full" the rows before and
-                after every change; "upsert" the rows after it, and the keys of deleted ones; "none" nothing, as nobody
-                can follow it. Without "full", and without an index, writes are faster, as they do not read the rows
-                that they replace. Then a row written again as it is, and the deletion of a key that is not there, are
-                changes like others; and the number of rows is not kept, so that `count` reads them.
+            version_column: Of `merge_engine="versioned"`: of two rows that with the greater version stays. Null is
+                least, and of equal ones the later row stays.
+            sequence_column: Of `merge_engine="last_row"`: the same by one column or several, so that rows that come
+                late lose.
+            sequence_groups: Of `merge_engine="partial_update"`: columns that change together, by the column, or the
+                columns in a tuple, that say how new they are: `{"seq": ["a", "b"]}`. They change by rows that are not
+                older, then also to null.
+            aggregates: What becomes of columns: `{"total": agg.sum(), "worst": agg.max()}`. Of
+                `merge_engine="aggregate"`, where the others keep the last value that is not null, and of columns in
+                sequence groups.
+            **options: Table options by name: `merge_engine` ("last_row", "first_row", "versioned", "partial_update" or
+                "aggregate"), `delete_behavior` ("allow", "ignore", "disable" or "retract"), `changelog`,
+                `row_deduplicate`, `compression`, and what else the server knows. `changelog` is what those who follow
+                the table get: "full" the rows before and after every change; "upsert" the rows after it, and the keys
+                of deleted ones; "none" nothing, as nobody can follow it. Without "full", without an index and with
+                whole rows, writes of a `last_row` table are faster, as they do not read the rows that they replace.
+                Then a row written again as it is, and the deletion of a key that is not there, are changes like others;
+                and the number of rows is not kept, so that `count` reads them.
 
         Raises:
             TableExists: There is a table of that name.
-            InvalidRequest: The name, the key, the number of buckets or an index is not possible; InvalidOption for an
-                option, SchemaMismatch for a column.
+            InvalidRequest: The name, the key, the number of buckets, an index or an aggregate is not possible;
+                InvalidOption for an option, SchemaMismatch for a column.
         """
         if not isinstance(schema, pa.Schema):
             raise UsageError(f"schema is a pyarrow.Schema, not a {type(schema).__name__}", option="schema")
         if buckets is not None and (type(buckets) is not int or buckets < 1):
             raise UsageError(f"buckets is a number of at least 1, not {buckets!r}", option="buckets")
+        merging = merge_spec(version_column, sequence_column, sequence_groups, aggregates)
         request = table_pb2.CreateTableRequest(
             name=name,
             arrow_schema=_schema_bytes(schema),
@@ -105,6 +130,7 @@ class Client:
             buckets=buckets or 0,
             options={option: _option_text(value) for option, value in options.items()},
             indexes=index_messages(indexes, "indexes"),
+            merging=merging_to_proto(merging),
         )
         response = await self._transport.call(self._transport.services.tables.CreateTable, request)
         return Table(self._transport, response.table)
@@ -124,6 +150,7 @@ class Client:
         add_columns: pa.Schema | None = None,
         add_indexes: Indexes = (),
         drop_indexes: Indexes = (),
+        add_aggregates: Mapping[str, Aggregator] | None = None,
         wait: bool = True,
         on_progress: Callable[[list[IndexStatus]], None] | None = None,
     ) -> Table:
@@ -137,6 +164,7 @@ class Client:
             add_columns: The columns, all nullable.
             add_indexes: The columns of each, as in `create_table`. They may be columns that are added.
             drop_indexes: The columns of each, exactly.
+            add_aggregates: What becomes of columns that are added, as `aggregates` of `create_table`.
             wait: Whether to return only when the added indexes are ready, for as long as that takes. To give up waiting
                 ends nothing: the server goes on building. Default: yes.
             on_progress: Called with the states of the added indexes, whenever the server was asked while waiting; at
@@ -162,6 +190,7 @@ class Client:
             add_columns=b"" if add_columns is None else _schema_bytes(add_columns),
             add_indexes=added,
             drop_indexes=dropped,
+            add_aggregates=aggregates_to_proto(column_aggregates(add_aggregates)),
         )
         response = await self._transport.call(self._transport.services.tables.AlterTable, request)
         if wait and added:
@@ -246,6 +275,80 @@ class Client:
         """
         return await list_snapshots(self._transport, table)
 
+    async def column_locks(self, table: str | None = None) -> list[ColumnLock]:
+        """The column locks of all clients, by table and id. None of them is renewed by being listed.
+
+        Args:
+            table: Only those of this table, as `database.table`. Default: of all tables.
+
+        Raises:
+            TableNotFound: There is no such table.
+        """
+        return await list_locks(self._transport, table)
+
+    async def release_column_lock(self, lock_id: str) -> None:
+        """Ends a column lock, also of another client, whose writes then are as those of any other.
+
+        Raises:
+            LockLost: There is none of that id.
+        """
+        await release_lock(self._transport, lock_id)
+
+    def transaction(
+        self,
+        id: str | None = None,
+        *,
+        conflict: ConflictMode = "last_wins",
+        ttl: float | None = None,
+    ) -> Beginning:
+        """Begins a transaction: writes to any tables of the server that are seen all at once, or never.
+
+            async with client.transaction(id="job-1:7") as tx:
+                await tx.upsert(flights, rows)
+                await tx.delete(queue, keys)
+
+        In `async with`, it is committed at the end of the block, and aborted when that is left by an error. With `tx =
+        await client.transaction(...)`, both are the caller's. Writes are checked and kept on the server's disk until
+        the commit, also over a restart of the server. Readers, and those who follow changes, see all of it or nothing.
+
+        Args:
+            id: What the transaction is, so that it is committed once however often it is repeated, also by another
+                process after a crash: 1 to 128 characters, as "job:sequence". Beginning it again aborts the one that
+                was begun before, or tells that that was committed: see `Transaction.result`. Ids are remembered for 7
+                days, and the last one of all that begin equally, up to the last `:`, for good. Default: none.
+            conflict: What becomes of it when others have changed keys that it writes since it has first written to
+                their table: "last_wins" replaces what they have written, with "abort" the commit raises
+                TransactionConflict.
+            ttl: Seconds after which it is aborted when nothing is heard of it, 1 to 604,800. Default: the server's, an
+                hour.
+
+        Raises:
+            TooManyTransactions: The server has as many open ones as it allows.
+            UsageError: An argument is not possible; InvalidRequest for the id.
+        """
+        return Beginning(self._transport, id, conflict, ttl)
+
+    def transaction_part(self, token: str, part: str) -> TransactionPart:
+        """Takes part in a transaction that was begun elsewhere; whoever has begun it commits it, and names the part.
+
+        Args:
+            token: That of the transaction.
+            part: Names what is staged here, differently for each attempt: 1 to 128 characters.
+        """
+        return TransactionPart(self._transport, token, part)
+
+    async def transactions(self) -> list[TransactionInfo]:
+        """The open transactions of all clients, the oldest first. None of them is renewed by being listed."""
+        return await list_transactions(self._transport)
+
+    async def abort_transaction(self, token: str) -> None:
+        """Aborts a transaction, also of another client; nothing happens when there is none of that token.
+
+        Raises:
+            TransactionCommitted: It is committed, or is being committed.
+        """
+        await abort_transaction(self._transport, token)
+
     async def wait_ready(self, timeout: float = 30.0) -> None:
         """Waits until the server serves, also when it is not there yet.
 
@@ -295,7 +398,8 @@ def connect(
     """Opens a client, in `async with` or by `await`.
 
     The server need not be there yet: the first call connects, and fails within milliseconds where nobody listens. Only
-    scans that know where they stand, of a pinned snapshot or with a resume token, wait for it.
+    writes, which the server applies once however often they are repeated, and scans that know where they stand, of a
+    pinned snapshot or with a resume token, wait for it.
 
     Args:
         url: The server as `host:port` or `scankv://host:port`, an IPv6 host in brackets. Default: `$SCANKV_URL`, else

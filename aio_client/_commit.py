@@ -1,4 +1,4 @@
-"""Calls about consumers, repeated while the server is away: each may be made any number of times."""
+"""Calls that may be made any number of times, about consumers and locks: repeated while the server is away."""
 
 from __future__ import annotations
 

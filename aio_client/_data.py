@@ -42,6 +42,9 @@ class Rows(Protocol):
     def in_memory(self) -> bool:
         """Whether all batches may be made before one is used. A reader may have more than memory, or no end."""
 
+    def has(self, name: str) -> bool:
+        """Whether there is a column of this name."""
+
     def check_names(self, schema: pa.Schema) -> None:
         """Raises SchemaMismatch when there is a column that the schema does not have."""
 
@@ -96,6 +99,9 @@ class _ArrowRows:
     source: Iterable[pa.RecordBatch]
     in_memory: bool
 
+    def has(self, name: str) -> bool:
+        return name in self.schema.names
+
     def check_names(self, schema: pa.Schema) -> None:
         _check_names(self.schema.names, schema)
 
@@ -117,6 +123,9 @@ class _DictRows:
             if not isinstance(row, Mapping):
                 raise UsageError(f"row {index} is a {type(row).__name__}, not a dictionary", row=index)
         self._rows = rows
+
+    def has(self, name: str) -> bool:
+        return any(name in row for row in self._rows)
 
     def check_names(self, schema: pa.Schema) -> None:
         known = set(schema.names)
@@ -144,6 +153,9 @@ class _PandasRows:
         levels = [level for level, name in enumerate(frame.index.names) if name is not None]
         self._frame = frame.reset_index(level=levels) if levels else frame
         self._names = [str(name) for name in self._frame.columns]
+
+    def has(self, name: str) -> bool:
+        return name in self._names
 
     def check_names(self, schema: pa.Schema) -> None:
         _check_names(self._names, schema)

@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionedRows:
+    """Rows that were looked up, and what they are as of.
+
+    Attributes:
+        rows: The rows.
+        log_offsets: For every bucket of a key, also of one without a row, the offset of the first change that the rows
+            do not show.
+    """
+
+    rows: pa.Table
+    log_offsets: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class LookupAnswer:
     """What the server said to one request.
 
@@ -27,11 +41,13 @@ class LookupAnswer:
         keys: The keys asked for.
         rows: The rows found, in the order of their keys.
         found: For every key, whether it has a row.
+        log_offsets: For every bucket of a key, the offset of the first change that the rows do not show.
     """
 
     keys: pa.RecordBatch
     rows: pa.Table
     found: npt.NDArray[np.bool_]
+    log_offsets: dict[int, int]
 
     @classmethod
     def read(cls, keys: pa.RecordBatch, response: LookupResponse) -> LookupAnswer:
@@ -50,7 +66,7 @@ class LookupAnswer:
                 f"the server answered a lookup of {keys.num_rows:,} keys for {len(found):,} keys, with "
                 f"{rows.num_rows:,} rows where it says {found.sum():,}"
             )
-        return cls(keys, rows, found)
+        return cls(keys, rows, found, dict(response.log_offsets))
 
 
 def assemble(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_missing: bool) -> pa.Table:
@@ -65,6 +81,15 @@ def assemble(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_missing
         return schema.empty_table()
     tables = [_filled(answer) if fill_missing else answer.rows for answer in answers]
     return pa.concat_tables(tables, promote_options="default")
+
+
+def oldest_offsets(answers: Sequence[LookupAnswer]) -> dict[int, int]:
+    """By bucket, the offset that all answers show at least."""
+    offsets: dict[int, int] = {}
+    for answer in answers:
+        for bucket, offset in answer.log_offsets.items():
+            offsets[bucket] = min(offset, offsets.get(bucket, offset))
+    return offsets
 
 
 def _filled(answer: LookupAnswer) -> pa.Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from contextlib import suppress
@@ -12,15 +11,14 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-import anyio
 import pyarrow as pa
 
-from aio_client._retry import backoff, with_retries
+from aio_client._lease import Keeper, Lease, ttl_millis
+from aio_client._retry import with_retries
 from protos.scankv.v1 import scan_pb2, snapshot_pb2
 from table_model.errors import (
     DeadlineExceeded,
     ProtocolViolation,
-    ScanKvError,
     ServerDraining,
     SnapshotLost,
     SnapshotNotTaken,
@@ -28,7 +26,7 @@ from table_model.errors import (
     UsageError,
 )
 from table_model.key_range import KeyRange
-from table_model.limits import MAX_LEASE_SECONDS, MAX_SPLITS, MIN_LEASE_SECONDS
+from table_model.limits import MAX_SPLITS
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -38,16 +36,12 @@ if TYPE_CHECKING:
     from aio_client._transport import Transport
     from table_model.scan_spec import ScanSpec
 
-_log = logging.getLogger("aio_client")
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# A release that the server does not answer must not hold up whoever leaves the context; the lease expires by itself.
-_RELEASE_SECONDS: Final = 5.0
 # A lease has a name of its own, so a pin that was carried out although its answer was lost is repeated without harm.
 _PIN_RETRIES: Final = (Unavailable, DeadlineExceeded, ServerDraining, SnapshotNotTaken)
 
 
-class Snapshot:
+class Snapshot(Lease):
     """A lease on a view of a table: all its buckets at one instant, kept at the server until the lease ends.
 
     `scan.at(snapshot)` reads the view, and so does `scan.at(snapshot.id)` in another process. The lease ends when it is
@@ -73,12 +67,15 @@ class Snapshot:
         self._transport = transport
         self._schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
         self._held_micros = held_micros
-        self._released = False
-        self._renewed = asyncio.Event()
+        super().__init__()
         self._note(message, asked_at)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.table}>"
+
+    @property
+    def _what(self) -> str:
+        return f"snapshot {self.id}"
 
     @property
     def id(self) -> str:
@@ -147,7 +144,7 @@ class Snapshot:
             SnapshotLost: The lease was released or has expired, or its table was dropped.
         """
         request = snapshot_pb2.RenewSnapshotRequest(
-            snapshot_id=self.id, ttl_millis=0 if ttl is None else _ttl_millis(ttl)
+            snapshot_id=self.id, ttl_millis=0 if ttl is None else ttl_millis(ttl)
         )
         asked_at = time.monotonic()
         response = await self._transport.call(self._transport.services.snapshots.RenewSnapshot, request)
@@ -158,77 +155,12 @@ class Snapshot:
         request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=self.id)
         with suppress(SnapshotLost):
             await self._transport.call(self._transport.services.snapshots.ReleaseSnapshot, request)
-        self._released = True
-        self._renewed.set()
+        self._note_released()
 
     def _note(self, message: snapshot_pb2.Snapshot, asked_at: float) -> None:
         self._message = message
         self._asked_at = asked_at
-        self._renewed.set()
-
-    async def _keep(self) -> None:
-        """Renews the lease whenever a third of its time has gone by, until it is released or lost.
-
-        A renewal that fails is tried again for as long as that takes, also when the time to live is over: only the
-        server knows whether the lease is, since a restart begins its time anew.
-        """
-        failures, warned = 0, False
-        pause = self.ttl / 3
-        while not await self._ended_within(pause):
-            try:
-                await self.renew()
-            except (SnapshotLost, UsageError) as error:
-                if not self._released:
-                    _log.warning("snapshot %s is not renewed any more: %s", self.id, error)
-                return
-            except ScanKvError as error:
-                failures += 1
-                pause = min(backoff(failures), self.ttl / 3)
-                if not self.remaining and not warned:
-                    warned = True
-                    _log.warning("snapshot %s could not be renewed in its time to live: %s", self.id, error)
-            else:
-                failures, warned = 0, False
-                pause = self.ttl / 3
-
-    async def _ended_within(self, pause: float) -> bool:
-        """Waits until nobody has renewed the lease for so long; True when it was released instead."""
-        while not self._released:
-            self._renewed.clear()
-            try:
-                async with asyncio.timeout(pause):
-                    await self._renewed.wait()
-            except TimeoutError:
-                return False
-            # The holder has renewed it, perhaps for a shorter time than before.
-            pause = self.ttl / 3
-        return True
-
-
-class Keeper:
-    """Keeps a snapshot by a task that renews it, from its making until `aclose`, which releases the snapshot."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        """Starts the task, in the running event loop."""
-        self._snapshot = snapshot
-        self._task = asyncio.create_task(snapshot._keep(), name=f"renewal of snapshot {snapshot.id}")
-
-    async def aclose(self) -> None:
-        """Ends the task and releases the snapshot, within 5 s also when the caller is being cancelled.
-
-        A release that fails is noted in the log and not raised: the lease expires by itself.
-        """
-        failure = f"the server did not answer within {_RELEASE_SECONDS:g} s"
-        with anyio.move_on_after(_RELEASE_SECONDS, shield=True):
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            try:
-                await self._snapshot.release()
-            except ScanKvError as error:
-                failure = error.message
-            else:
-                return
-        _log.info("snapshot %s was not released and expires by itself: %s", self._snapshot.id, failure)
+        self._note_renewed()
 
 
 class Pinning:
@@ -243,7 +175,7 @@ class Pinning:
         self._transport = transport
         self._request = snapshot_pb2.PinSnapshotRequest(
             table=table,
-            ttl_millis=_ttl_millis(ttl),
+            ttl_millis=ttl_millis(ttl),
             same_view_as="" if same_view_as is None else _id_of(same_view_as),
         )
         self._keeper: Keeper | None = None
@@ -380,12 +312,3 @@ def _id_of(snapshot: Pinned | str) -> str:
     if not isinstance(id_, str) or not id_:
         raise UsageError(f"same_view_as is a snapshot or its id, not {snapshot!r}", option="same_view_as")
     return id_
-
-
-def _ttl_millis(ttl: float) -> int:
-    valid = isinstance(ttl, int | float) and not isinstance(ttl, bool)
-    if not valid or not MIN_LEASE_SECONDS <= ttl <= MAX_LEASE_SECONDS:
-        raise UsageError(
-            f"ttl is {MIN_LEASE_SECONDS:g} to {MAX_LEASE_SECONDS:,.0f} seconds (7 days), not {ttl!r}", option="ttl"
-        )
-    return round(ttl * 1000)

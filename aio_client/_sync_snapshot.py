@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from aio_client._snapshot import Keeper
+from aio_client._lease import Keeper
 from table_model.errors import UsageError
 
 if TYPE_CHECKING:

@@ -4,51 +4,51 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from aio_client._bases import BaseStatistics
+from aio_client._column_locks import Locking, lock_id_of
+from aio_client._commit import call_again
 from aio_client._computed import ComputedAnswers
 from aio_client._consumers import ChangesOfTable
 from aio_client._data import rows_of
 from aio_client._indexes import index_statuses
-from aio_client._keys import check_key_sizes, is_one_key, keys_of
-from aio_client._lookup import LookupAnswer, assemble
+from aio_client._keys import is_one_key, keys_of
+from aio_client._lookup import LookupAnswer, VersionedRows, assemble, oldest_offsets
+from aio_client._merging import MergedTable, names_of
 from aio_client._optional import to_pylist
 from aio_client._requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._scan import Scan
 from aio_client._shards import ScannedTable
 from aio_client._snapshot import Pinning
+from aio_client._write_requests import (
+    TableShape,
+    UndoReport,
+    WritePieces,
+    WriteResult,
+    check_version,
+    merge_offsets,
+    only_piece,
+)
+from aio_client._writer import Writer, WriterSettings
+from aio_client._writes import write_until_answered
 from protos.scankv.v1 import lookup_pb2, table_pb2, write_pb2
 from table_model.errors import InvalidKey, RequestTooLarge, SchemaMismatch, UsageError
 from table_model.expressions import predicate_of
 from table_model.scan_spec import ScanSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from aio_client._data import Data, Rows
+    import pyarrow as pa
+
+    from aio_client._column_locks import ColumnLock
+    from aio_client._data import Data
     from aio_client._indexes import IndexStatus
+    from aio_client._merging import Names, WriteMode
     from aio_client._scan_builder import Pinned
-    from aio_client._transport import Method, Transport
+    from aio_client._transport import Transport
     from table_model.expressions import Predicate, Where
-
-_Request = TypeVar("_Request")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteResult:
-    """What an upsert or a delete has done; all of it is durable.
-
-    Attributes:
-        rows: Rows, or keys, that were given; also those that changed nothing.
-        log_offsets: For every bucket that was touched, the offset of the first change after this write: a scan whose
-            `log_offsets` are not below these shows it. Opaque integers, to be compared within one bucket.
-    """
-
-    rows: int
-    log_offsets: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,21 +75,7 @@ class BucketStatistics:
     base: BaseStatistics | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What a table is, as of one answer of the server: parts that must not be mixed with those of another answer."""
-
-    description: table_pb2.Table
-    schema: pa.Schema
-    key_schema: pa.Schema
-
-    @classmethod
-    def of(cls, description: table_pb2.Table) -> _Shape:
-        schema = pa.ipc.read_schema(pa.py_buffer(description.arrow_schema))
-        return cls(description, schema, pa.schema([schema.field(name) for name in description.primary_key]))
-
-
-class Table(ComputedAnswers, ChangesOfTable):
+class Table(ComputedAnswers, ChangesOfTable, MergedTable):
     """A table on the server. What it says of itself is as of when it was asked for; its rows are those of now.
 
     Made by `client.table(name)`, `create_table`, `alter_table` or `tables`. Belongs to the event loop of its client;
@@ -99,10 +85,14 @@ class Table(ComputedAnswers, ChangesOfTable):
     def __init__(self, transport: Transport, description: table_pb2.Table) -> None:
         """Called by the methods of `Client`."""
         self._transport = transport
-        self._shape = _Shape.of(description)
+        self._shape = TableShape.of(description)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} of {self._transport.address}>"
+
+    @property
+    def _description(self) -> table_pb2.Table:
+        return self._shape.description
 
     @property
     def name(self) -> str:
@@ -139,48 +129,126 @@ class Table(ComputedAnswers, ChangesOfTable):
         """The columns of each index, in the order in which they were made; also of those that are still built."""
         return tuple(tuple(index.columns) for index in self._shape.description.indexes)
 
-    async def upsert(self, data: Data) -> WriteResult:
-        """Inserts rows, and replaces those whose key is there already. Of several rows of one key the last counts.
+    async def upsert(
+        self,
+        data: Data,
+        columns: Names | None = None,
+        *,
+        mode: WriteMode = "merge",
+        if_version: Mapping[int, int] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> WriteResult:
+        """Inserts rows, and merges them into those whose key is there already, as the table's merge engine says.
+
+        Without one, a row replaces the one that is there, and of several rows of one key the last counts.
 
         Columns are matched by name. Values are cast where nothing is lost: numbers of other widths, all layouts of text
         and lists, dates to timestamps. NaN in pandas is null, and so is a key that a dictionary does not have.
 
         Rows in memory are checked whole before the first is sent, so bad ones write nothing. A reader, or another
         object that streams, is checked batch by batch: rows before a bad one may have been written. The rows go out in
-        order, in requests of up to 8 MiB; one request is atomic by bucket and 10,000 rows. When the call fails halfway,
-        repeat it: that changes nothing where it was applied. A request whose answer never came may still be underway
-        and be applied later, even behind what is written after it.
+        order, in requests of up to 8 MiB; one request is atomic by bucket and 10,000 rows. A request that is not
+        answered, because the connection broke or the server was restarted, is repeated for the operation timeout, and
+        applied once all the same. One whose answer never came may have been applied in part or in whole, and may yet
+        be: but not behind what a task writes after it to the same bucket, if no other tasks write through the client
+        at the same time.
 
         Args:
             data: A RecordBatch, Table or RecordBatchReader, a pandas or Polars DataFrame, a list of dictionaries, or
-                anything with `__arrow_c_stream__` or `__arrow_c_array__`. Must not be changed meanwhile.
+                anything with `__arrow_c_stream__` or `__arrow_c_array__`. Must not be changed meanwhile. It may have
+                one more column, `_change_type`, as streams of changes have it: rows with "-U" and "-D" are taken back
+                where the table does so (see `retract`); elsewhere "-U" does nothing, and "-D" deletes, as the table's
+                `delete_behavior` says.
+            columns: The columns to write, all key columns among them; the data may have more. Others stay as they are,
+                and are null in new rows, so all columns beside the key must be nullable. Default: all.
+            mode: "overwrite" replaces what is there, whatever the merge engine.
+            if_version: Writes only if none of these keys has changed since they were read: the `log_offsets` of a
+                scan's stream, of `lookup(with_version=True)`, or of a write, by bucket. Checked in all buckets before
+                the first is written, with nothing else written in between. The rows must fit into one request, and
+                their buckets be in it. Default: in any case.
+            locks: The column locks, or their ids, that the caller has: what they lock may be written.
 
         Raises:
             SchemaMismatch: A column is missing or unknown, or a value cannot be in its column; names column and row.
+                Or `columns` cannot be written alone.
+            InvalidRequest: The merge has no result, as a sum that does not fit its column; names column and key.
+                Batches before it may have been written. Or the merge engine takes whole rows only, or refuses deletes.
             InvalidKey: A key is over 16 KiB.
-            RequestTooLarge: A row is over 16 MiB.
-            UsageError: No rows can be taken from `data`.
+            RequestTooLarge: A row is over 16 MiB, also once merged.
+            WriteConflict: A key has changed since `if_version`; nothing was written.
+            PositionExpired: The changelog no longer reaches back to `if_version`; read again.
+            ColumnLocked: Another writer has locked a column of the table; nothing was written.
+            UsageError: No rows can be taken from `data`, or with `if_version` they take more than one request.
+            ConnectionFailed: There was no answer within the operation timeout.
         """
         # In a thread, because data may be a blocking stream: a scan of `aio_client.sync`, for one.
         rows = await asyncio.to_thread(rows_of, data)
-        try:
-            rows.check_names(self.schema)
-        except SchemaMismatch:
-            # The column may have been added since the table was asked for.
-            await self._refresh()
-            rows.check_names(self.schema)
-        return await self._write(lambda: self._transport.services.writes.Upsert, _upsert_requests(self._shape, rows))
+        pieces = await self._pieces(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
+        return await self._write(pieces, if_version, locks)
 
-    async def delete(self, keys: object) -> WriteResult:
-        """Deletes the rows with these keys; a key without a row is passed over.
+    async def retract(
+        self,
+        data: Data,
+        columns: Names | None = None,
+        *,
+        if_version: Mapping[int, int] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> WriteResult:
+        """Takes rows back that were written before: sums become less, elements go, by each column's function.
+
+        Of tables with merge engine `aggregate`, and of the sequence groups of `partial_update` with `delete_behavior`
+        "retract". The rows stay. A row that never was written is taken back all the same: a sum is below zero then.
+
+        Args:
+            data: The rows, as for `upsert`, without `_change_type`.
+            columns: As for `upsert`.
+            if_version: As for `upsert`.
+            locks: As for `upsert`.
+
+        Raises:
+            InvalidRequest: The table takes nothing back, or the function of a column does not; nothing was written.
+            ScanKvError: As for `upsert`.
+        """
+        rows = await asyncio.to_thread(rows_of, data)
+        pieces = await self._pieces(lambda shape: WritePieces.of_rows(shape, rows, columns, retract=True))
+        return await self._write(pieces, if_version, locks)
+
+    async def delete(
+        self,
+        keys: object,
+        columns: Names | None = None,
+        *,
+        mode: WriteMode = "merge",
+        if_version: Mapping[int, int] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> WriteResult:
+        """Deletes the rows with these keys; a key without a row is passed over. Is repeated as `upsert` is.
 
         Args:
             keys: As for `lookup`.
+            columns: Only these columns become null; a row of which nothing beside its key is left goes. All columns
+                beside the key must be nullable. Default: the rows go.
+            mode: "overwrite" deletes whatever the table's `delete_behavior` says.
+            if_version: As for `upsert`.
+            locks: As for `upsert`. A delete of rows changes all columns.
 
         Raises:
             InvalidKey: A key is incomplete, null, over 16 KiB, or not of its columns' types. Nothing was deleted.
+            SchemaMismatch: A column does not exist, or takes no null.
+            InvalidRequest: The table refuses deletes.
+            WriteConflict, PositionExpired, ColumnLocked, UsageError, ConnectionFailed: As for `upsert`.
         """
-        return await self._write(lambda: self._transport.services.writes.Delete, _delete_requests(self._shape, keys))
+        pieces = await self._pieces(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
+        return await self._write(pieces, if_version, locks)
+
+    async def _pieces(self, make: Callable[[TableShape], WritePieces]) -> WritePieces:
+        """What a write is made of, for the table as it is; asks for it anew where a column is unknown."""
+        try:
+            return make(self._shape)
+        except SchemaMismatch:
+            # The column may have been added since the table was asked for.
+            await self._refresh()
+            return make(self._shape)
 
     async def get(self, key: object) -> dict[str, Any] | None:
         """The row with this key as a dictionary, None when there is none.
@@ -196,7 +264,17 @@ class Table(ComputedAnswers, ChangesOfTable):
         rows = to_pylist(await self.lookup(key))
         return rows[0] if rows else None
 
-    async def lookup(self, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
+    @overload
+    async def lookup(
+        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: Literal[False] = False
+    ) -> pa.Table: ...
+    @overload
+    async def lookup(
+        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: Literal[True]
+    ) -> VersionedRows: ...
+    async def lookup(
+        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: bool = False
+    ) -> pa.Table | VersionedRows:
         """The rows with these keys, in the order asked; a key given twice is there twice.
 
         What it shows is durable. Keys of one bucket are read at one instant as far as they fit into one request (10,000
@@ -207,6 +285,7 @@ class Table(ComputedAnswers, ChangesOfTable):
                 Arrow data or a DataFrame with the key columns, whose other columns are ignored.
             missing: What becomes of a key without a row: nothing, or a row that is null but for its key. With `null`,
                 the result has as many rows as there are keys.
+            with_version: Whether to return what the rows are as of, too, for `upsert(if_version=...)` of these keys.
 
         Raises:
             InvalidKey: A key is incomplete, null, or not of its columns' types.
@@ -215,7 +294,8 @@ class Table(ComputedAnswers, ChangesOfTable):
             raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
         batch = await asyncio.to_thread(keys_of, keys, self._shape.key_schema)
         answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await self._lookup(piece)]
-        return assemble(answers, self.schema, fill_missing=missing == "null")
+        rows = assemble(answers, self.schema, fill_missing=missing == "null")
+        return VersionedRows(rows, oldest_offsets(answers)) if with_version else rows
 
     def scan(
         self, columns: Sequence[str] | None = None, *, where: Where | None = None, limit: int | None = None
@@ -263,6 +343,115 @@ class Table(ComputedAnswers, ChangesOfTable):
         """
         return Pinning(self._transport, self.name, ttl, same_view_as)
 
+    def writer(
+        self,
+        id: str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        lock: bool = False,
+        lock_ttl: float = 30.0,
+        batch_bytes: int = 4 * 1024 * 1024,
+        batch_seconds: float = 0.05,
+        max_buffered_bytes: int = 64 * 1024 * 1024,
+        in_flight: int = 4,
+    ) -> Writer:
+        """A writer that collects rows and sends them in the background, several requests at a time.
+
+            async with table.writer(id="job-1") as writer:
+                await writer.upsert(rows)
+                await writer.flush()
+
+        Writes of one key are applied in the order of the calls, each once, however often the connection breaks or the
+        server restarts; writes of several keys in any order.
+
+        Args:
+            id: Names the writer: only the last one of this id that was entered may write, those before get
+                WriterFenced. 1 to 128 of `A-Z a-z 0-9 . _ : -`. Default: a random one.
+            columns: The columns that it writes, and that its deletes make null, unless a call names others; the key is
+                added to them. Default: all.
+            lock: Whether to lock these columns while the writer is entered, so that nobody else writes them. The owner
+                of the lock is the id; a lock that an earlier writer of the id has left is taken over.
+            lock_ttl: Seconds that the lock outlives a writer that is gone, 1 to 604,800.
+            batch_bytes: A request is sent when it has so many bytes of Arrow data, 1 to 8 MiB.
+            batch_seconds: It is sent at the latest so many seconds after its first row was written.
+            max_buffered_bytes: So many bytes may wait, or be under way, before a call waits for some to be written. One
+                call's rows may take up to 8 MiB more, and each of the `in_flight` requests is there twice.
+            in_flight: How many requests may be under way at once, 1 to 16.
+
+        Raises:
+            UsageError: A number is out of its range, the id is none, or there is `lock` without `columns`.
+        """
+        settings = WriterSettings(
+            batch_bytes=batch_bytes,
+            batch_seconds=batch_seconds,
+            max_buffered_bytes=max_buffered_bytes,
+            in_flight=in_flight,
+        )
+        names = None if columns is None else names_of(columns, "columns")
+        written = None if names is None else tuple(name for name in names if name not in self.primary_key)
+        if lock and not written:
+            raise UsageError("lock=True locks the writer's columns: name them with columns=[...]", option="columns")
+        return Writer(self._transport, self._shape, self._pieces, id, settings, written, lock_ttl if lock else None)
+
+    async def undo(self, writer_id: str, to_offsets: Mapping[int, int]) -> UndoReport:
+        """Takes back what a named writer has done since some offsets, as a job does that goes back to a checkpoint.
+
+            offsets = (await writer.flush()).log_offsets  # kept with the job's own state
+            ...
+            report = await table.undo("job-1", offsets)
+
+        Of each key the writer's first change since then decides: a row that it has made goes, one that it has changed or
+        deleted gets back what it had, whatever the merge engine; only in the columns that the writer has named in its
+        writes. Keys of which others have written these columns since are left as they are, and counted. Repeating it
+        changes nothing; the call is repeated until it is answered, for the operation timeout.
+
+        Args:
+            writer_id: The id of a writer: `table.writer(id=...)`. What it has written within transactions is not its.
+            to_offsets: By bucket, the offset behind the last change that stays. Buckets that are not named stay.
+
+        Raises:
+            InvalidRequest: The table's changelog has no rows before changes; or an id or bucket is none.
+            PositionExpired, PositionOutOfRange: The changelog does not reach back so far, or never had the offset.
+            UndoConflict: Others write the same keys all the time.
+            ColumnLocked: Somebody has locked a column that is to be put back.
+            UsageError: `to_offsets` is no such thing.
+            ConnectionFailed: There was no answer within the operation timeout.
+        """
+        check_version(to_offsets)
+        request = write_pb2.UndoRequest(table=self.name, writer=writer_id, log_offsets=to_offsets)
+        response = await call_again(self._transport, lambda: self._transport.services.writes.Undo, request)
+        return UndoReport(
+            restored=response.restored,
+            deleted=response.deleted,
+            skipped=response.skipped,
+            log_offsets=dict(response.log_offsets),
+        )
+
+    def lock_columns(self, columns: Sequence[str], *, owner: str, ttl: float = 30.0) -> Locking:
+        """Locks columns, so that nobody else writes them: several jobs can fill different columns of the same rows.
+
+            async with table.lock_columns(["delay", "gate"], owner="job-1") as lock:
+                await table.upsert(rows, locks=[lock])
+
+        In `async with`, the lock is renewed every third of its time to live, and released at the end. With `lock =
+        await table.lock_columns(...)`, both are the caller's. While it lives, a write that would change one of the
+        columns is refused with ColumnLocked unless it gives the lock: an upsert of whole rows, or a delete. What others
+        have under way is applied before this returns.
+
+        Args:
+            columns: The columns, none of the key.
+            owner: What others are told: 1 to 128 of `A-Z a-z 0-9 . _ : -`.
+            ttl: Seconds until the lock ends unless it is renewed, 1 to 604,800.
+
+        Raises:
+            ColumnLocked: Somebody else has locked one of them.
+            SchemaMismatch: There is no such column.
+            InvalidRequest: One is of the key; or the owner's name is not possible.
+            TooManyLocks: The table has 100 locks.
+            UsageError: `ttl` is out of its range.
+        """
+        return Locking(self._transport, self.name, columns, owner, ttl)
+
     async def statistics(self) -> list[BucketStatistics]:
         """The figures of every bucket, ascending. Opens all of them."""
         response = await self._described()
@@ -293,23 +482,28 @@ class Table(ComputedAnswers, ChangesOfTable):
     async def _refresh(self) -> None:
         request = table_pb2.GetTableRequest(name=self.name)
         response = await self._transport.call(self._transport.services.tables.GetTable, request)
-        self._shape = _Shape.of(response.table)
+        self._shape = TableShape.of(response.table)
 
     async def _write(
-        self, method: Callable[[], Method[_Request, write_pb2.WriteResponse]], requests: Iterator[_Request]
+        self, pieces: WritePieces, if_version: Mapping[int, int] | None, locks: Sequence[ColumnLock | str]
     ) -> WriteResult:
-        """Sends requests one after another, since only those that do not overlap in time are applied in order.
+        """Sends pieces one after another, since only requests that do not overlap in time are applied in order.
 
-        They are made in a thread: converting rows takes its time, and a reader may block. The method is asked for each
-        time, because it belongs to a connection, which may be replaced.
+        They are made in a thread: converting rows takes its time, and a reader may block.
         """
+        if if_version is not None:
+            check_version(if_version)
+            pieces = await asyncio.to_thread(only_piece, pieces)
         rows = 0
         log_offsets: dict[int, int] = {}
-        while (request := await asyncio.to_thread(next, requests, None)) is not None:
-            response = await self._transport.call(method(), request)
-            rows += response.rows
-            for bucket, offset in response.log_offsets.items():
-                log_offsets[bucket] = max(offset, log_offsets.get(bucket, offset))
+        with self._transport.writers.one() as writer:
+            while (request := await asyncio.to_thread(pieces.next_request)) is not None:
+                request.writer.CopyFrom(writer.next_identity())
+                request.unchanged_since.update(if_version or {})
+                request.column_locks.extend(map(lock_id_of, locks))
+                response = await write_until_answered(self._transport, request)
+                rows += response.rows
+                merge_offsets(log_offsets, response.log_offsets)
         return WriteResult(rows=rows, log_offsets=log_offsets)
 
     async def _lookup(self, keys: pa.RecordBatch) -> list[LookupAnswer]:
@@ -323,23 +517,3 @@ class Table(ComputedAnswers, ChangesOfTable):
             half = keys.num_rows // 2
             return await self._lookup(keys.slice(0, half)) + await self._lookup(keys.slice(half))
         return [LookupAnswer.read(keys, response)]
-
-
-def _upsert_requests(shape: _Shape, rows: Rows) -> Iterator[write_pb2.UpsertRequest]:
-    name, schema_id = shape.description.name, shape.description.schema_id
-    pieces = cut(_with_checked_keys(rows.batches(shape.schema), shape))
-    for piece in list(pieces) if rows.in_memory else pieces:
-        yield write_pb2.UpsertRequest(table=name, rows=to_ipc(piece), schema_id=schema_id)
-
-
-def _delete_requests(shape: _Shape, keys: object) -> Iterator[write_pb2.DeleteRequest]:
-    for piece in list(cut(_with_checked_keys([keys_of(keys, shape.key_schema)], shape))):
-        yield write_pb2.DeleteRequest(table=shape.description.name, keys=to_ipc(piece))
-
-
-def _with_checked_keys(batches: Iterable[pa.RecordBatch], shape: _Shape) -> Iterator[pa.RecordBatch]:
-    first_row = 0
-    for batch in batches:
-        check_key_sizes(batch, shape.key_schema, first_row)
-        yield batch
-        first_row += batch.num_rows

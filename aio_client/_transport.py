@@ -17,14 +17,17 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aio_client._channel import channel_options
+from aio_client._unnamed_writers import UnnamedWriters
 from protos.scankv.v1.admin_pb2 import BucketCheck
 from protos.scankv.v1.admin_pb2_grpc import AdminServiceStub
 from protos.scankv.v1.consumer_pb2_grpc import ConsumerServiceStub
+from protos.scankv.v1.lock_pb2_grpc import LockServiceStub
 from protos.scankv.v1.lookup_pb2_grpc import LookupServiceStub
 from protos.scankv.v1.scan_pb2 import ScanKvResponse
 from protos.scankv.v1.scan_pb2_grpc import ScanServiceStub
 from protos.scankv.v1.snapshot_pb2_grpc import SnapshotServiceStub
 from protos.scankv.v1.table_pb2_grpc import TableServiceStub
+from protos.scankv.v1.transaction_pb2_grpc import TransactionServiceStub
 from protos.scankv.v1.write_pb2_grpc import WriteServiceStub
 from table_model.errors import (
     DataLoss,
@@ -72,6 +75,11 @@ class Transport:
 
     Belongs to the event loop and the process it was made in: not thread-safe, not to be used after a fork. Closed by
     `close`, or when nothing refers to it any more.
+
+    Attributes:
+        config: What the client was opened with.
+        address: The server, as `host:port`.
+        writers: Who writes through it without a name of its own.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -84,6 +92,7 @@ class Transport:
             )
         self.config = config
         self.address = config.address
+        self.writers = UnnamedWriters()
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._window = config.window_bytes(None)
@@ -253,10 +262,12 @@ class _Services:
         self.consumers = ConsumerServiceStub(channel)
         self.admin = AdminServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
+        self.locks = LockServiceStub(channel)
         self.lookups = LookupServiceStub(channel)
         self.scans = ScanServiceStub(channel)
         self.snapshots = SnapshotServiceStub(channel)
         self.tables = TableServiceStub(channel)
+        self.transactions = TransactionServiceStub(channel)
         self.writes = WriteServiceStub(channel)
 
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 from aio_client._config import ClientConfig, default_url
 from aio_client._duckdb import check_connection, create_table
 from aio_client._lazy_polars import lazy_frame
+from aio_client._merging import MergedTable
 from aio_client._optional import import_optional
 from aio_client._runner import Runner
 from aio_client._scan_builder import ScanBuilder
@@ -30,11 +31,13 @@ from aio_client._sync_computed import ComputedAnswers
 from aio_client._sync_consumers import ConsumersOfTable
 from aio_client._sync_snapshot import Snapshot
 from aio_client._sync_stream import ScanStream
+from aio_client._sync_transaction import Transaction, TransactionPart
 from aio_client._sync_watch import TopNWatch
+from aio_client._sync_writer import ColumnLock, Writer, ids_of
 from table_model.log_positions import StartFrom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     import duckdb
@@ -46,15 +49,33 @@ if TYPE_CHECKING:
     from aio_client._data import Data
     from aio_client._explanation import ScanExplanation
     from aio_client._indexes import Indexes, IndexStatus
+    from aio_client._lookup import VersionedRows
+    from aio_client._merging import Names, WriteMode
     from aio_client._scan_builder import Pinned
     from aio_client._shards import ScannedTable
-    from aio_client._table import BucketStatistics, WriteResult
+    from aio_client._table import BucketStatistics
     from aio_client._table import Table as AsyncTable
+    from aio_client._transaction import ConflictMode, TransactionInfo
+    from aio_client._write_requests import UndoReport, WriteResult
+    from protos.scankv.v1 import table_pb2
+    from table_model.agg import Aggregator
     from table_model.expressions import Where
     from table_model.log_positions import StopAt
     from table_model.scan_spec import ScanSpec
 
-__all__ = ["Client", "Scan", "ScanStream", "Snapshot", "Table", "TopNWatch", "connect"]
+__all__ = [
+    "Client",
+    "ColumnLock",
+    "Scan",
+    "ScanStream",
+    "Snapshot",
+    "Table",
+    "TopNWatch",
+    "Transaction",
+    "TransactionPart",
+    "Writer",
+    "connect",
+]
 
 
 class Client:
@@ -93,6 +114,10 @@ class Client:
         bucket_key: Sequence[str] = (),
         buckets: int | None = None,
         indexes: Indexes = (),
+        version_column: str | None = None,
+        sequence_column: Names | None = None,
+        sequence_groups: Mapping[Names, Names] | None = None,
+        aggregates: Mapping[str, Aggregator] | None = None,
         **options: str | bool | int,
     ) -> Table:
         """Creates a table. See `aio_client.Client.create_table`."""
@@ -104,6 +129,10 @@ class Client:
             bucket_key=bucket_key,
             buckets=buckets,
             indexes=indexes,
+            version_column=version_column,
+            sequence_column=sequence_column,
+            sequence_groups=sequence_groups,
+            aggregates=aggregates,
         )
         return Table(self._runner, self._runner.call(partial(create, **options)))
 
@@ -118,6 +147,7 @@ class Client:
         add_columns: pa.Schema | None = None,
         add_indexes: Indexes = (),
         drop_indexes: Indexes = (),
+        add_aggregates: Mapping[str, Aggregator] | None = None,
         wait: bool = True,
         on_progress: Callable[[list[IndexStatus]], None] | None = None,
     ) -> Table:
@@ -130,6 +160,7 @@ class Client:
             add_columns=add_columns,
             add_indexes=add_indexes,
             drop_indexes=drop_indexes,
+            add_aggregates=add_aggregates,
             wait=wait,
             on_progress=on_progress,
         )
@@ -170,12 +201,38 @@ class Client:
         """The pinned snapshots of all clients, or of one table. See `aio_client.Client.snapshots`."""
         return [Snapshot(self._runner, each) for each in self._runner.call(self._runner.client.snapshots, table)]
 
+    def column_locks(self, table: str | None = None) -> list[ColumnLock]:
+        """The column locks of all clients, or on one table. See `aio_client.Client.column_locks`."""
+        return [ColumnLock(self._runner, each) for each in self._runner.call(self._runner.client.column_locks, table)]
+
+    def release_column_lock(self, lock_id: str) -> None:
+        """Ends a column lock, also of another client. See `aio_client.Client.release_column_lock`."""
+        self._runner.call(self._runner.client.release_column_lock, lock_id)
+
+    def transaction(
+        self, id: str | None = None, *, conflict: ConflictMode = "last_wins", ttl: float | None = None
+    ) -> Transaction:
+        """Begins a transaction: `with` it, or commit or abort it. See `aio_client.Client.transaction`."""
+        return Transaction(self._runner, self._runner.client.transaction(id, conflict=conflict, ttl=ttl))
+
+    def transaction_part(self, token: str, part: str) -> TransactionPart:
+        """Takes part in a transaction that was begun elsewhere. See `aio_client.Client.transaction_part`."""
+        return TransactionPart(self._runner, self._runner.client.transaction_part(token, part))
+
+    def transactions(self) -> list[TransactionInfo]:
+        """The open transactions of all clients. See `aio_client.Client.transactions`."""
+        return self._runner.call(self._runner.client.transactions)
+
+    def abort_transaction(self, token: str) -> None:
+        """Aborts a transaction, also of another client. See `aio_client.Client.abort_transaction`."""
+        self._runner.call(self._runner.client.abort_transaction, token)
+
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Waits until the server serves. See `aio_client.Client.wait_ready`."""
         self._runner.call(self._runner.client.wait_ready, timeout)
 
 
-class Table(ComputedAnswers, ConsumersOfTable):
+class Table(ComputedAnswers, ConsumersOfTable, MergedTable):
     """A table on the server. Thread-safe. See `aio_client.Table`."""
 
     def __init__(self, runner: Runner, table: AsyncTable) -> None:
@@ -185,6 +242,10 @@ class Table(ComputedAnswers, ConsumersOfTable):
 
     def __repr__(self) -> str:
         return f"<sync {repr(self._table)[1:]}"
+
+    @property
+    def _description(self) -> table_pb2.Table:
+        return self._table._description
 
     @property
     def name(self) -> str:
@@ -221,20 +282,65 @@ class Table(ComputedAnswers, ConsumersOfTable):
         """The columns of each index. See `aio_client.Table.indexes`."""
         return self._table.indexes
 
-    def upsert(self, data: Data) -> WriteResult:
-        """Inserts rows, and replaces those whose key is there already. See `aio_client.Table.upsert`."""
-        return self._runner.call(self._table.upsert, data)
+    def upsert(
+        self,
+        data: Data,
+        columns: Names | None = None,
+        *,
+        mode: WriteMode = "merge",
+        if_version: Mapping[int, int] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> WriteResult:
+        """Inserts rows, and merges them into those whose key is there already. See `aio_client.Table.upsert`."""
+        return self._runner.call(
+            partial(self._table.upsert, data, columns, mode=mode, if_version=if_version, locks=ids_of(locks))
+        )
 
-    def delete(self, keys: object) -> WriteResult:
-        """Deletes the rows with these keys. See `aio_client.Table.delete`."""
-        return self._runner.call(self._table.delete, keys)
+    def retract(
+        self,
+        data: Data,
+        columns: Names | None = None,
+        *,
+        if_version: Mapping[int, int] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> WriteResult:
+        """Takes rows back that were written before. See `aio_client.Table.retract`."""
+        return self._runner.call(
+            partial(self._table.retract, data, columns, if_version=if_version, locks=ids_of(locks))
+        )
+
+    def delete(
+        self,
+        keys: object,
+        columns: Names | None = None,
+        *,
+        mode: WriteMode = "merge",
+        if_version: Mapping[int, int] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> WriteResult:
+        """Deletes the rows with these keys, or columns of them. See `aio_client.Table.delete`."""
+        return self._runner.call(
+            partial(self._table.delete, keys, columns, mode=mode, if_version=if_version, locks=ids_of(locks))
+        )
 
     def get(self, key: object) -> dict[str, Any] | None:
         """The row with this key, None when there is none. See `aio_client.Table.get`."""
         return self._runner.call(self._table.get, key)
 
-    def lookup(self, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
+    @overload
+    def lookup(
+        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: Literal[False] = False
+    ) -> pa.Table: ...
+    @overload
+    def lookup(
+        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: Literal[True]
+    ) -> VersionedRows: ...
+    def lookup(
+        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: bool = False
+    ) -> pa.Table | VersionedRows:
         """The rows with these keys in the order asked. See `aio_client.Table.lookup`."""
+        if with_version:
+            return self._runner.call(partial(self._table.lookup, keys, missing=missing, with_version=True))
         return self._runner.call(partial(self._table.lookup, keys, missing=missing))
 
     def scan(
@@ -268,6 +374,44 @@ class Table(ComputedAnswers, ConsumersOfTable):
         """
         pinning = self._table.snapshot(ttl, same_view_as=same_view_as)
         return Snapshot(self._runner, self._runner.call(pinning.pin))
+
+    def writer(
+        self,
+        id: str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        lock: bool = False,
+        lock_ttl: float = 30.0,
+        batch_bytes: int = 4 * 1024 * 1024,
+        batch_seconds: float = 0.05,
+        max_buffered_bytes: int = 64 * 1024 * 1024,
+        in_flight: int = 4,
+    ) -> Writer:
+        """A writer that sends rows in the background, to be entered with `with`. See `aio_client.Table.writer`."""
+        make = partial(
+            self._table.writer,
+            id,
+            columns=columns,
+            lock=lock,
+            lock_ttl=lock_ttl,
+            batch_bytes=batch_bytes,
+            batch_seconds=batch_seconds,
+            max_buffered_bytes=max_buffered_bytes,
+            in_flight=in_flight,
+        )
+        return Writer(self._runner, make)
+
+    def undo(self, writer_id: str, to_offsets: Mapping[int, int]) -> UndoReport:
+        """Takes back what a named writer has done since some offsets. See `aio_client.Table.undo`."""
+        return self._runner.call(self._table.undo, writer_id, to_offsets)
+
+    def lock_columns(self, columns: Sequence[str], *, owner: str, ttl: float = 30.0) -> ColumnLock:
+        """Locks columns: `with` renews and releases the lock, else that is the caller's.
+
+        The arguments and errors are those of `aio_client.Table.lock_columns`.
+        """
+        locking = self._table.lock_columns(columns, owner=owner, ttl=ttl)
+        return ColumnLock(self._runner, self._runner.call(locking.lock))
 
     def statistics(self) -> list[BucketStatistics]:
         """The figures of every bucket."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path  # noqa: TC003 (load_config reads the annotations)
@@ -69,6 +70,14 @@ class ServerConfig:
         snapshot_ttl_seconds: How long a snapshot's lease lives without being renewed, for pins that do not say.
         consumer_ttl_seconds: A consumer of which nothing is heard for so long is forgotten: no stream, no commit.
         max_consumers: Consumers that there may be at once, of all tables.
+        writer_ttl_seconds: A named writer of which nothing is heard for so long is forgotten: it must be opened anew.
+        max_writers_per_bucket: Writers that each bucket of a table knows at once: named ones, and clients that wrote to
+            it within the last hour, each as often as it writes side by side.
+        max_transactions: Transactions that there may be at once, neither committed nor aborted.
+        max_transaction_bytes: Bytes that each may stage.
+        transaction_ttl_seconds: A transaction of which nothing is heard for so long is aborted, when it does not say.
+        committed_transaction_seconds: How long a commit is remembered, so that repeating it gives the same answer.
+            Those without an id are for an hour, and the last one of a job always.
         max_snapshot_leases: Leases on snapshots that there may be at once.
         max_snapshot_bytes: Bytes on disk that snapshots may keep in addition to the tables before new ones are refused.
         block_cache_bytes: Memory for blocks read by key, shared by all buckets.
@@ -76,6 +85,8 @@ class ServerConfig:
         result_cache_bytes: Memory for computed answers that are given again while nothing changes; one of them takes
             at most a sixteenth of it. 0 keeps none.
         storage_threads: Threads for writes, lookups and syncs.
+        aggregate_functions: The names of aggregate functions of other packages that are loaded, as their entry points
+            in the group `scankv.aggregate_functions` have them. A list in TOML; elsewhere with commas.
     """
 
     data: Path
@@ -109,12 +120,19 @@ class ServerConfig:
     snapshot_ttl_seconds: float = 600.0
     consumer_ttl_seconds: float = 7 * 86_400.0
     max_consumers: int = 10_000
+    writer_ttl_seconds: float = 7 * 86_400.0
+    max_writers_per_bucket: int = 100_000
+    max_transactions: int = 1000
+    max_transaction_bytes: int = 4 * 1024 * _MEBIBYTE
+    transaction_ttl_seconds: float = 3600.0
+    committed_transaction_seconds: float = 7 * 86_400.0
     max_snapshot_leases: int = 1000
     max_snapshot_bytes: int = 64 * 1024 * _MEBIBYTE
     block_cache_bytes: int = 64 * _MEBIBYTE
     write_buffer_bytes: int = 128 * _MEBIBYTE
     result_cache_bytes: int = 16 * _MEBIBYTE
     storage_threads: int = 4
+    aggregate_functions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the setting and what it may be."""
@@ -147,6 +165,12 @@ class ServerConfig:
             ("snapshot_ttl_seconds", MIN_LEASE_SECONDS, MAX_LEASE_SECONDS),
             ("consumer_ttl_seconds", 1, 10 * 365 * 86_400),
             ("max_consumers", 1, 1_000_000),
+            ("writer_ttl_seconds", 1, 10 * 365 * 86_400),
+            ("max_writers_per_bucket", 1, 10_000_000),
+            ("max_transactions", 1, 1_000_000),
+            ("max_transaction_bytes", _MEBIBYTE, 1 << 50),
+            ("transaction_ttl_seconds", MIN_LEASE_SECONDS, MAX_LEASE_SECONDS),
+            ("committed_transaction_seconds", 60, 10 * 365 * 86_400),
             ("max_snapshot_leases", 1, 1_000_000),
             ("max_snapshot_bytes", 0, 1 << 60),
             ("block_cache_bytes", _MEBIBYTE, 1 << 40),
@@ -203,6 +227,8 @@ def as_toml(config: ServerConfig) -> str:
             text = str(value).lower()
         elif isinstance(value, int | float):
             text = str(value)
+        elif isinstance(value, tuple):
+            text = json.dumps(value)
         else:
             text = '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
         lines.append(f"{field.name} = {text}\n")
@@ -230,9 +256,15 @@ def _convert(name: str, value: object, to: type) -> object:
             return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
         if to is bool and not isinstance(value, bool):
             raise TypeError
+        if to == tuple[str, ...]:
+            names = value.split(",") if isinstance(value, str) else value
+            if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
+                raise TypeError
+            return tuple(each.strip() for each in names if each.strip())
         return to(value)
     except (KeyError, TypeError, ValueError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(to, to.__name__)
+        kinds = {bool: "true or false", int: "a whole number", float: "a number", tuple[str, ...]: "a list of names"}
+        kind = kinds.get(to, to.__name__)
         raise UsageError(f"{name} = {value!r}: it must be {kind}", option=name) from None
 
 

@@ -23,12 +23,16 @@ from protos.scankv.v1 import (
     admin_pb2_grpc,
     consumer_pb2,
     consumer_pb2_grpc,
+    lock_pb2,
+    lock_pb2_grpc,
     lookup_pb2,
     scan_pb2,
     snapshot_pb2,
     snapshot_pb2_grpc,
     table_pb2,
     table_pb2_grpc,
+    transaction_pb2,
+    transaction_pb2_grpc,
     write_pb2,
     write_pb2_grpc,
 )
@@ -39,10 +43,12 @@ from streaming_server.scan.registry import ScanRegistry
 from streaming_server.scan.waiting_calls import WaitingCalls
 from streaming_server.services.admin import AdminService
 from streaming_server.services.consumer import ConsumerService
+from streaming_server.services.lock import LockService
 from streaming_server.services.lookup import LookupService
 from streaming_server.services.scan import ScanService
 from streaming_server.services.snapshot import SnapshotService
 from streaming_server.services.table import TableService
+from streaming_server.services.transaction import TransactionService
 from streaming_server.services.write import WriteService
 from streaming_server.storage.data_directory import DirectoryLocked
 from table_model.errors import ScanKvError, ServerDraining
@@ -67,7 +73,9 @@ _SERVICES = tuple(
         (table_pb2, "TableService"),
         (write_pb2, "WriteService"),
         (lookup_pb2, "LookupService"),
+        (lock_pb2, "LockService"),
         (snapshot_pb2, "SnapshotService"),
+        (transaction_pb2, "TransactionService"),
         (consumer_pb2, "ConsumerService"),
         (admin_pb2, "AdminService"),
     )
@@ -107,6 +115,7 @@ class Server:
             DirectoryLocked: Another server uses the directory.
             PortTaken: The address cannot be listened on.
             UsageError, DataLoss: The directory cannot be used; the message says why.
+            ScanKvError: A transaction that was committed cannot be applied.
         """
         _raise_file_limit()
         self._tables = Tables(self.config)
@@ -136,6 +145,7 @@ class Server:
         try:
             self._add_services()
             port = self._listen()
+            await self._tables.recover()
             self._tables.start()
             await self._server.start()
         except BaseException:
@@ -164,7 +174,9 @@ class Server:
         LookupService(self._tables, self._registry, answers, self._waiting).add_to_server(self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), self._server)
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, self._server)
+        lock_pb2_grpc.add_LockServiceServicer_to_server(LockService(self._tables), self._server)
         snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables), self._server)
+        transaction_pb2_grpc.add_TransactionServiceServicer_to_server(TransactionService(self._tables), self._server)
         consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -20,6 +20,18 @@
     │   ├── ConsumerNotFound
     │   ├── ConsumerFenced
     │   ├── TooManyConsumers
+    │   ├── WriterFenced
+    │   ├── WriterExpired
+    │   ├── TooManyWriters
+    │   ├── WriteConflict
+    │   ├── ColumnLocked
+    │   ├── LockLost
+    │   ├── TooManyLocks
+    │   ├── TransactionLost
+    │   ├── TransactionConflict
+    │   ├── TransactionCommitted
+    │   ├── TooManyTransactions
+    │   ├── UndoConflict
     │   ├── DataLoss
     │   └── InternalError
     ├── ConnectionFailed         the connection
@@ -229,6 +241,108 @@ class TooManyConsumers(ServerRefused):
 
     code = "RESOURCE_EXHAUSTED"
     reason = "TOO_MANY_CONSUMERS"
+
+
+class WriterFenced(ServerRefused):
+    """The writer was opened again, by another instance of the same id: this one may not write any more.
+
+    Nothing of the request was written.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "WRITER_FENCED"
+
+
+class WriterExpired(ServerRefused):
+    """The server cannot tell any more whether a request was applied earlier, so it has not applied it now.
+
+    Its writer was not heard of for too long, or the request comes after too many later ones of its writer.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "WRITER_EXPIRED"
+
+
+class TooManyWriters(ServerRefused):
+    """A bucket knows as many writers as it may; they are forgotten some time after their last request."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_WRITERS"
+
+
+class WriteConflict(ServerRefused):
+    """A row that a conditional write is about has changed since the version that it was to be of; nothing was written.
+
+    `details` has `bucket`, and `keys`, which says how many of the bucket's keys that is true of.
+    """
+
+    code = "ABORTED"
+    reason = "WRITE_CONFLICT"
+
+
+class ColumnLocked(ServerRefused):
+    """Another writer has locked a column that the write would change; nothing was written.
+
+    `details` has `owner`, `columns` and `seconds`, which are left of the lock unless it is renewed.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "COLUMN_LOCKED"
+
+
+class LockLost(ServerRefused):
+    """There is no column lock of that id: it was released, has expired, went with its table, or never was."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "LOCK_LOST"
+
+
+class TooManyLocks(ServerRefused):
+    """A table has as many column locks as it may."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_LOCKS"
+
+
+class TransactionLost(ServerRefused):
+    """There is no such open transaction: it was aborted, has expired, was begun again elsewhere, or never was."""
+
+    code = "NOT_FOUND"
+    reason = "TRANSACTION_LOST"
+
+
+class TransactionConflict(ServerRefused):
+    """A key that the transaction depends on has changed since it looked; nothing was written.
+
+    `details` has `table`, `bucket`, and `keys`, which says how many of the bucket's keys that is true of.
+    """
+
+    code = "ABORTED"
+    reason = "TRANSACTION_CONFLICT"
+
+
+class TransactionCommitted(ServerRefused):
+    """The transaction is committed, or is being committed: it cannot be aborted, nor written to."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "TRANSACTION_COMMITTED"
+
+
+class TooManyTransactions(ServerRefused):
+    """The server has as many open transactions as it allows."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_TRANSACTIONS"
+
+
+class UndoConflict(ServerRefused):
+    """Others have written keys of an undo while it ran, each time that it was tried; repeat it.
+
+    What was put back so far stays.
+    """
+
+    code = "ABORTED"
+    reason = "UNDO_CONFLICT"
 
 
 class DataLoss(ServerRefused):

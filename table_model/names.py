@@ -1,4 +1,4 @@
-"""How a table is named, `database.table`, and who reads its changes."""
+"""How a table is named, `database.table`, and who reads its changes and writes to it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from table_model.errors import InvalidRequest
 from table_model.limits import MAX_NAME_LENGTH
 
 _PART = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{MAX_NAME_LENGTH - 1}}}")
+_WRITER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_NAME_LENGTH}}}")
 _CONSUMER_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
 
 
@@ -59,6 +60,15 @@ def check_consumer_id(consumer_id: object) -> None:
         raise InvalidRequest(
             f"{_short(repr(consumer_id))} is not the id of a consumer: it must be 1 to {MAX_NAME_LENGTH} of "
             'A-Z a-z 0-9 . _ - and neither "." nor ".."'
+        )
+
+
+def check_writer_id(writer_id: object) -> None:
+    """Raises InvalidRequest unless it may name a writer, or the owner of a lock."""
+    if not isinstance(writer_id, str) or writer_id in (".", "..") or not _WRITER_ID.fullmatch(writer_id):
+        raise InvalidRequest(
+            f"{_short(repr(writer_id))} is not the id of a writer: it must be 1 to {MAX_NAME_LENGTH} of "
+            'A-Z a-z 0-9 . _ : - and neither "." nor ".."'
         )
 
 

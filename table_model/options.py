@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _VALUES: Final[dict[str, tuple[str, ...]]] = {
-    "merge_engine": ("last_row",),
+    "merge_engine": ("last_row", "first_row", "versioned", "partial_update", "aggregate"),
+    "delete_behavior": ("default", "allow", "ignore", "disable", "retract"),
     "changelog": ("full", "upsert", "none"),
     "row_deduplicate": ("true", "false"),
     "compression": ("none", "lz4", "zstd"),
@@ -24,6 +25,14 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "log_retention_bytes": (0, 2**60),
 }
 _NAMES: Final = (*_VALUES, *_RANGES)
+_DELETE_BEHAVIORS: Final[dict[str, tuple[str, ...]]] = {
+    "last_row": ("allow", "ignore", "disable"),
+    "first_row": ("ignore", "disable"),
+    "versioned": ("ignore", "disable"),
+    "partial_update": ("disable", "ignore", "allow", "retract"),
+    "aggregate": ("ignore", "allow", "disable"),
+}
+"""What each engine can do with deletes, its default first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +40,13 @@ class TableOptions:
     """What can be chosen for a table when it is created.
 
     Attributes:
-        merge_engine: What an upsert of an existing key does. `last_row`: the new row replaces the old one.
+        merge_engine: What an upsert of an existing key does. `last_row`: the new row replaces the old one, unless it is
+            older by the table's sequence columns. `first_row`: the old row stays. `versioned`: the row with the higher
+            version stays, of equal ones the new one. `partial_update`: each column that is not null is replaced, and
+            sequence groups only by rows that are not older. `aggregate`: each column has a function.
+        delete_behavior: What a delete does. `allow`: it removes the row, or makes null the columns that it names.
+            `ignore`: nothing. `disable`: it is refused. `retract`: a row that comes as deleted is taken back from
+            sequence groups. `default`: with `last_row` as `allow`, with `partial_update` as `disable`, else `ignore`.
         changelog: What the changelog keeps of a change. `full`: the row before and the row after it. `upsert`: the row
             after it, or the key of a deleted row. `none`: nothing, so that nobody can follow the table. Only with
             `full`, or where the table has an index, a write reads the rows that it replaces. Where it does not, each
@@ -48,6 +63,7 @@ class TableOptions:
     """
 
     merge_engine: str = "last_row"
+    delete_behavior: str = "default"
     changelog: str = "full"
     row_deduplicate: bool = True
     compression: str = "lz4"
@@ -61,6 +77,24 @@ class TableOptions:
             raise InvalidOption("row_deduplicate is True or False", option="row_deduplicate")
         for name, text in _texts(self).items():
             _check(name, text)
+        possible = _DELETE_BEHAVIORS[self.merge_engine]
+        if self.delete_behavior not in ("default", *possible):
+            allowed = " or ".join(f'"{value}"' for value in possible)
+            raise InvalidOption(
+                f'delete_behavior cannot be "{self.delete_behavior}" with merge_engine "{self.merge_engine}"; it is '
+                f"{allowed}",
+                option="delete_behavior",
+            )
+        if self.merge_engine == "aggregate" and self.changelog != "full":
+            raise InvalidOption(
+                f'changelog cannot be "{self.changelog}" with merge_engine "aggregate"; it is "full"',
+                option="changelog",
+            )
+
+    @property
+    def deletes(self) -> str:
+        """What a delete does: `delete_behavior` without its default."""
+        return _DELETE_BEHAVIORS[self.merge_engine][0] if self.delete_behavior == "default" else self.delete_behavior
 
     @property
     def before_images(self) -> bool:

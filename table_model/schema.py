@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from table_model.errors import InvalidRequest, SchemaMismatch, did_you_mean
 from table_model.limits import DEFAULT_BUCKETS, MAX_BUCKETS, MAX_COLUMNS, MAX_INDEX_COLUMNS, MAX_INDEXES
+from table_model.merge_spec import NO_MERGING, MergeSpec, check_merging
 from table_model.names import TableName
 from table_model.options import TableOptions
 from table_model.types import (
@@ -25,7 +26,14 @@ from table_model.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-CHANGE_COLUMNS: Final = ("_change_type", "_log_offset", "_bucket", "_commit_timestamp")
+    from table_model.merge_functions import ColumnAggregate
+
+_HIDDEN_IDS: Final = 1 << 20
+
+CHANGE_TYPE: Final = "_change_type"
+"""The column that says what became of a row, or what is to: `+I`, `+U`, `-U` or `-D`."""
+
+CHANGE_COLUMNS: Final = (CHANGE_TYPE, "_log_offset", "_bucket", "_commit_timestamp")
 """The columns that a changelog adds to those of its table; no table has columns of these names."""
 
 
@@ -153,6 +161,7 @@ class TableDefinition:
         created_millis: When the table was created, milliseconds since 1970 UTC.
         indexes: Its indexes, in the order in which they were made.
         last_index_id: The id of the index that was made last, also when it is gone; 0 when there was none.
+        merging: What its merge engine goes by.
     """
 
     name: str
@@ -165,6 +174,7 @@ class TableDefinition:
     created_millis: int
     indexes: tuple[Index, ...] = ()
     last_index_id: int = 0
+    merging: MergeSpec = NO_MERGING
 
     @classmethod
     @names_must_be_text()
@@ -178,6 +188,7 @@ class TableDefinition:
         options: Mapping[str, str] | None = None,
         *,
         indexes: Sequence[Sequence[str]] = (),
+        merging: MergeSpec | None = None,
         incarnation: str,
         created_millis: int,
     ) -> TableDefinition:
@@ -192,13 +203,14 @@ class TableDefinition:
             buckets: 1 to 1024.
             options: Table options by name; those not given have their defaults.
             indexes: The columns of each index.
+            merging: What its merge engine goes by.
             incarnation: A text that no other table ever had.
             created_millis: Milliseconds since 1970 UTC.
 
         Raises:
-            InvalidRequest: The name, the key, the bucket key, the number of buckets or an index is refused.
-            SchemaMismatch: A column has a bad name, or a type that cannot be stored, or not in a key or index.
-            InvalidOption: An option does not exist, or its value is not allowed.
+            InvalidRequest: The name, the key, the bucket key, the number of buckets, an index or aggregate is refused.
+            SchemaMismatch: A column has a bad name, or a type that cannot be stored, or not in a key, index, aggregate.
+            InvalidOption: An option does not exist, its value is not allowed, or the merge engine needs another one.
         """
         table = str(TableName.parse(name))
         columns = _columns_from(arrow_schema, 1)
@@ -217,7 +229,9 @@ class TableDefinition:
             buckets=buckets,
             options=TableOptions.from_strings(options or {}),
             created_millis=created_millis,
+            merging=merging or NO_MERGING,
         )
+        check_merging(definition.merging, definition.options, schema, key)
         return definition.add_indexes(indexes)
 
     @property
@@ -262,13 +276,43 @@ class TableDefinition:
         """The key columns as an Arrow schema, in key order."""
         return self.schema.select(self.primary_key)
 
-    def add_columns(self, added: pa.Schema) -> TableDefinition:
+    def hidden_columns(self, schema: Schema) -> tuple[Column, ...]:
+        """What is stored in rows of a version of the schema beside its columns, and in no projection or changelog.
+
+        A column's are always the same. Their ids are those of their columns and a multiple of 1,048,576, so that no
+        column has them.
+        """
+        ids = {column.name: column.id for column in schema.columns}
+        hidden, number = [], dict.fromkeys(ids, 0)
+        for name, part, type_ in self.merging.hidden(schema.columns):
+            number[name] += 1
+            hidden.append(Column(ids[name] + _HIDDEN_IDS * number[name], hidden_name(name, part), type_, nullable=True))
+        return tuple(hidden)
+
+    def add_columns(self, added: pa.Schema, aggregates: Sequence[ColumnAggregate] = ()) -> TableDefinition:
         """The table with new nullable columns at the end, as a further version of its schema.
 
+        Args:
+            added: The columns.
+            aggregates: What becomes of them when rows meet; of new columns only.
+
         Raises:
-            SchemaMismatch: As for `Schema.add_columns`.
+            SchemaMismatch: As for `Schema.add_columns`, and as for `create`.
+            InvalidRequest: As for `create`; or an aggregate is of a column that was there before.
         """
-        return replace(self, schemas=(*self.schemas, self.schema.add_columns(added)))
+        for each in aggregates:
+            if each.column not in added.names:
+                raise InvalidRequest(
+                    f'column "{each.column}" is not added: only columns that are can be given an aggregate',
+                    column=each.column,
+                )
+        altered = replace(
+            self,
+            schemas=(*self.schemas, self.schema.add_columns(added)),
+            merging=self.merging.with_aggregates(aggregates),
+        )
+        check_merging(altered.merging, altered.options, altered.schema, altered.primary_key)
+        return altered
 
     def add_indexes(self, added: Sequence[Sequence[str]]) -> TableDefinition:
         """The table with further indexes.
@@ -322,6 +366,7 @@ class TableDefinition:
             "created_millis": self.created_millis,
             "indexes": [{"id": index.id, "columns": list(index.columns)} for index in self.indexes],
             "last_index_id": self.last_index_id,
+            "merging": self.merging.to_json(),
         }
 
     @classmethod
@@ -345,7 +390,13 @@ class TableDefinition:
             # Tables made before there were indexes have neither.
             indexes=tuple(Index(index["id"], tuple(index["columns"])) for index in values.get("indexes", ())),
             last_index_id=values.get("last_index_id", 0),
+            merging=MergeSpec.from_json(values.get("merging", {})),
         )
+
+
+def hidden_name(column: str, part: str) -> str:
+    """What a hidden column is called where merges work on it; no column has a name with this character."""
+    return f"{column}\0{part}"
 
 
 def _schema_to_json(schema: Schema) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from benchmarks.bench import Result, Table
 from benchmarks.files import resources
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
 from benchmarks.workers import Worker
-from streaming_server.engine.last_row import merge_upsert
+from streaming_server.engine.merging.outcome import merge_upsert
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.storage import rocks
 from streaming_server.storage.bucket import Bucket

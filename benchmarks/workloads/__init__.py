@@ -12,6 +12,7 @@ from benchmarks.workloads import (
     latency,
     load,
     memory,
+    merges,
     net,
     one_row_commits,
     pin,
@@ -22,6 +23,7 @@ from benchmarks.workloads import (
     tail,
     ticker,
     top_n,
+    transactions,
     upsert,
 )
 
@@ -36,7 +38,9 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "memory": memory.run,
     "shares": shares.run,
     "upsert": upsert.run,
+    "transactions": transactions.run,
     "load": load.run,
+    "merges": merges.run,
     "pin": pin.run,
     "top-n": top_n.run,
     "predicate": predicate.run,

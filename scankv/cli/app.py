@@ -14,6 +14,7 @@ from scankv.cli import (
     indexes,
     inspect,
     load,
+    locks,
     rows,
     scan,
     scans,
@@ -22,6 +23,7 @@ from scankv.cli import (
     tables,
     tail,
     top,
+    transactions,
 )
 from scankv.cli.outcome import TERMINATED, Commands
 
@@ -58,6 +60,8 @@ for command in (
     app.command()(command)
 app.add_typer(consumers.app, name="consumers")
 app.add_typer(indexes.app, name="index")
+app.add_typer(locks.app, name="locks")
+app.add_typer(transactions.app, name="transactions")
 app.add_typer(snapshots.app, name="snapshot")
 
 

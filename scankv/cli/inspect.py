@@ -63,9 +63,14 @@ def describe(table: TableName, json: Json = False, url: Url = None) -> None:
             "on disk": decimal(sum(bucket.disk_bytes for bucket in buckets)),
         }
     )
+    merges = _merges(found)
     show_table(
-        ["column", "type", "null"],
-        [[field.name, format_type(field.type), "" if field.nullable else "not null"] for field in found.schema],
+        ["column", "type", "null", *(["merge"] if merges else [])],
+        [
+            [field.name, format_type(field.type), "" if field.nullable else "not null"]
+            + ([merges.get(field.name, "")] if merges else [])
+            for field in found.schema
+        ],
     )
     if indexes:
         show_table(["index", "state"], [[", ".join(index.columns), _state(index)] for index in indexes])
@@ -129,7 +134,26 @@ def _summary(table: sync.Table) -> dict[str, object]:
         ],
         "options": dict(table.options),
         "indexes": [list(columns) for columns in table.indexes],
+        "version_column": table.version_column,
+        "sequence_column": list(table.sequence_column),
+        "sequence_groups": [
+            {"sequence": list(by), "columns": list(columns)} for by, columns in table.sequence_groups.items()
+        ],
+        "aggregates": {
+            column: {"function": each.function, **dict(each.parameters)} for column, each in table.aggregates.items()
+        },
     }
+
+
+def _merges(table: sync.Table) -> dict[str, str]:
+    """What is said of single columns about how rows become one."""
+    said = {column: str(each) for column, each in table.aggregates.items()}
+    newness = [table.version_column] if table.version_column is not None else table.sequence_column
+    said |= dict.fromkeys(newness, "says which row is newer")
+    for by, columns in table.sequence_groups.items():
+        for column in columns:
+            said[column] = f"{said[column]} by {', '.join(by)}" if column in said else f"by {', '.join(by)}"
+    return said
 
 
 def _state(index: IndexStatus) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,13 +36,13 @@ def names_of(text: str | None) -> list[str]:
     return [name.strip() for name in text.split(",")] if text else []
 
 
-def settings_of(settings: list[str] | None) -> dict[str, str]:
+def settings_of(settings: list[str] | None) -> dict[str, Any]:
     """The options given as `--set option=value`.
 
     Raises:
         UsageError: One has no `=`.
     """
-    pairs = {}
+    pairs: dict[str, Any] = {}
     for setting in settings or ():
         name, equals, value = setting.partition("=")
         if not equals:

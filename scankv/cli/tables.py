@@ -1,23 +1,25 @@
 """`create` and `drop`."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from aio_client import sync
-from scankv.cli.options import Buckets, Indexes, Settings, TableName, Url, names_of, settings_of
+from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, names_of, settings_of
+from scankv.cli.table_files import read_table_file
 from table_model.errors import UsageError
 from table_model.types import parse_schema
 
 
 def create(
-    table: TableName,
+    table: Annotated[str | None, typer.Argument(help="The table, as database.table.", show_default=False)] = None,
     schema: Annotated[
-        str,
+        str | None,
         typer.Option(metavar="COLUMNS", help='Such as "player string, score int64 not null".', show_default=False),
-    ],
-    key: Annotated[str, typer.Option(metavar="A,B", help="The columns of the primary key.", show_default=False)],
+    ] = None,
+    key: KeyColumns = None,
     bucket_key: Annotated[
         str | None,
         typer.Option(metavar="A", help="The key columns that choose the bucket. Default: the whole key."),
@@ -25,9 +27,23 @@ def create(
     buckets: Buckets = None,
     index: Indexes = None,
     set_: Settings = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="A TOML file that says it all, aggregates too, instead."),
+    ] = None,
     url: Url = None,
 ) -> None:
-    """Create a table."""
+    """Create a table, from options or from a file."""
+    if file is not None:
+        if any(given is not None for given in (table, schema, key, bucket_key, buckets, index, set_)):
+            raise UsageError("--file says all of the table: give nothing beside it")
+        said = read_table_file(file)
+        with sync.connect(url) as client:
+            client.create_table(said.table, said.schema, **said.arguments)
+        typer.echo(f"created {said.table}")
+        return
+    if table is None or schema is None or key is None:
+        raise UsageError("a table needs its name, --schema and --key; or --file")
     with sync.connect(url) as client:
         client.create_table(
             table,

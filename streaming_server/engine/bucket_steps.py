@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streaming_server.engine.last_row import merge_delete, merge_upsert, reads_old_rows
-from table_model.errors import RequestTooLarge
+import pyarrow as pa
+
+from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
+from streaming_server.engine.merging.step import merge_rows
+from streaming_server.storage.changelog import NO_ORIGIN, Origin
+from table_model.errors import InvalidRequest, RequestTooLarge
 from table_model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streaming_server.engine.live_bucket import LiveBucket
+    from streaming_server.engine.merging.engine import Engines
     from streaming_server.engine.prepare import PreparedRows
-    from streaming_server.storage.bucket import Bucket, BucketState
+    from streaming_server.engine.rehearsal import Rehearsal
+    from streaming_server.storage.bucket import Bucket, BucketChange, BucketSnapshot, BucketState
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
+    from streaming_server.storage.writer_states import WriteStep
 
 _MAX_BATCH_ROWS = 10_000
 _STEP_BYTES = 32 * 1024 * 1024
@@ -25,16 +33,30 @@ _log = logging.getLogger(__name__)
 
 
 def apply_rows(
-    live: LiveBucket, bucket: Bucket, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec]
+    live: LiveBucket,
+    bucket: Bucket,
+    rows: PreparedRows,
+    codec: RowCodec,
+    indexes: Sequence[IndexCodec],
+    engines: Engines,
+    step: WriteStep | None = None,
+    writer: str | None = None,
 ) -> None:
-    """Merges rows into their bucket, and notes them beside its columnar base.
+    """Merges rows into their bucket, and notes them beside its columnar base, and with them which step that was.
 
-    Runs with the bucket's mutex held, so `codec` knows every schema stored there, and `indexes` are all that there are.
+    The changelog says that `writer` has made the changes, if it is given.
+
+    Runs with the bucket's mutex held, so `codec` knows every schema stored there, and `indexes` are all that there are;
+    `engines` are of the codec's table.
     """
     rows = rows.for_codec(codec)
     try:
-        _merge(bucket, rows, codec, indexes)
-    except RequestTooLarge:
+        change = merged(bucket, rows, codec, indexes, engines)
+        origin = _origin(writer, rows, codec)
+        if change.changes is not None and origin is not NO_ORIGIN:
+            change = replace(change, changes=replace(change.changes, origin=origin))
+        bucket.apply(change, step)
+    except (RequestTooLarge, InvalidRequest):
         raise  # before anything was written
     except BaseException:
         live.forget_base("a write failed that it may lack")
@@ -45,21 +67,40 @@ def apply_rows(
     if overlay is None:
         return
     try:
-        overlay.add(rows.keys, rows.values, bucket.state.log_offset)
+        overlay.add(*_noted(change), bucket.state.log_offset)
     except Exception:
         # The rows are written all the same.
         _log.exception("%s: a write cannot be noted beside the columnar base, which is read no more", live.place)
         live.forget_base("a write could not be noted beside it")
 
 
-def _merge(bucket: Bucket, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec]) -> None:
+def _noted(change: BucketChange) -> tuple[pa.Array, pa.Array | None]:
+    """The keys of a change, and what stands there from now on; None: nothing at all of them."""
+    if not len(change.delete_keys):
+        return change.put_keys, change.put_values
+    if not len(change.put_keys):
+        return change.delete_keys, None
+    nothing = pa.nulls(len(change.delete_keys), pa.binary())
+    return pa.concat_arrays([change.put_keys, change.delete_keys]), pa.concat_arrays([change.put_values, nothing])
+
+
+def merged(
+    bucket: Bucket | Rehearsal, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec], engines: Engines
+) -> BucketChange:
+    """What writing rows, which are for the codec, does to their bucket.
+
+    Raises:
+        InvalidRequest, RequestTooLarge: They cannot be merged with what stands.
+        DataLoss: That is damaged.
+    """
+    if rows.written is not None:
+        return merge_rows(bucket.get(rows.keys.to_pylist()), rows, engines.of(rows.written), indexes)
     old = bucket.get(rows.keys.to_pylist()) if reads_old_rows(codec.definition, indexes) else None
     if rows.values is None:
-        bucket.apply(merge_delete(old, rows, indexes))
-        return
+        return merge_delete(old, rows, indexes)
     deduplicate = codec.definition.options.row_deduplicate
     try:
-        bucket.apply(merge_upsert(old, rows, row_deduplicate=deduplicate, indexes=indexes))
+        return merge_upsert(old, rows, row_deduplicate=deduplicate, indexes=indexes)
     except RequestTooLarge as error:
         # Every other index was asked before anything was written.
         raise RequestTooLarge(
@@ -68,12 +109,20 @@ def _merge(bucket: Bucket, rows: PreparedRows, codec: RowCodec, indexes: Sequenc
         ) from error
 
 
+def _origin(writer: str | None, rows: PreparedRows, codec: RowCodec) -> Origin:
+    """What the changelog says of who writes rows: only an undo need know more than the columns of a partial write."""
+    columns = None if rows.written is None else rows.written.columns
+    if writer is None and columns is None:
+        return NO_ORIGIN
+    return Origin.of(writer, [codec.definition.schema.column(name).id for name in columns or ()])
+
+
 def step_rows(state: BucketState, indexes: int = 0) -> int:
     """How many rows may be read by key at once so that even the longest ones fit into memory, with their entries."""
     return max(1, min(_MAX_BATCH_ROWS, _STEP_BYTES // (max(state.longest_row, 1) * (1 + indexes))))
 
 
-def get_within(bucket: Bucket, keys: list[bytes], room: int) -> list[bytes | None]:
+def get_within(bucket: Bucket | BucketSnapshot, keys: list[bytes], room: int) -> list[bytes | None]:
     """The stored rows of some keys, None where there is none. Raises RequestTooLarge for more than `room` bytes."""
     rows: list[bytes | None] = []
     step = step_rows(bucket.state)

@@ -45,6 +45,11 @@ class GroupCommit:
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
 
+    def tell(self) -> None:
+        """Calls the listeners."""
+        for listener in list(self._listeners):
+            listener()
+
     async def wait(self, offset: int) -> None:
         """Returns once everything below `offset`, which has been written, is durable.
 
@@ -59,14 +64,24 @@ class GroupCommit:
             # Shielded: one waiter that gives up must not take the sync from the others.
             await asyncio.shield(self._running)
 
+    async def wait_written(self) -> None:
+        """Returns once everything that is written now is durable, also what took no offset. Fails as `wait` does."""
+        if self._running is not None:
+            # It may have begun before the write.
+            await asyncio.shield(self._running)
+        if self._failure is None:
+            self._running = self._running or asyncio.create_task(self._run())
+            await asyncio.shield(self._running)
+        if self._failure is not None:
+            raise self._failure
+
     async def _run(self) -> None:
         try:
             target = self._written()
             await self._executor.run(self._sync, target)
             self._durable = target
             self.syncs += 1
-            for listener in list(self._listeners):
-                listener()
+            self.tell()
         except Exception as error:
             # Once a sync has failed, the system may report the next one as done without having written: never trust it.
             self._failure = self._failure or error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -12,10 +12,12 @@ from weakref import WeakSet
 
 from streaming_server.engine.base_due import BaseRecord
 from streaming_server.engine.executor import all_ended
+from streaming_server.engine.gate import GatedMutex, all_mutexes
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.scan.base_view import BaseView
 from streaming_server.storage.bucket import Bucket
 from streaming_server.storage.offsets import count_of
+from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
 from table_model.errors import DataLoss, ScanKvError
 
 if TYPE_CHECKING:
@@ -23,11 +25,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.engine.gate import Gate
     from streaming_server.scan.overlay import Overlay, OverlayView
-    from streaming_server.storage.bucket import BucketState
+    from streaming_server.storage.bucket import BucketSnapshot, BucketState
     from streaming_server.storage.changelog import LogRecord
     from streaming_server.storage.columnar_base import ColumnarBase
     from streaming_server.storage.rocks import RocksResources
+    from streaming_server.storage.writer_states import WriterLimits
     from table_model.schema import TableDefinition
 
 T = TypeVar("T")
@@ -48,7 +52,10 @@ class LiveBucket:
 
     Attributes:
         number: The bucket's number in its table.
-        mutex: Held for every use of the bucket but `wait_durable`, and reading what no longer changes.
+        mutex: Held for every use of the bucket but `wait_durable`, and reading what no longer changes. While the gate
+            before it is closed, nobody gets it but who passes beside the gate.
+        before: While the gate is closed, the bucket as of the closing; else None.
+        commits: How many transactions were written to it since it was made.
         upkeep: Held for such reading where it takes long: the bucket is not closed meanwhile. Whoever holds it does not
             wait for `mutex`.
         table: The name of its table.
@@ -69,6 +76,7 @@ class LiveBucket:
         indexes: Gives the ids of the table's indexes as of now.
         on_unbuilt: Is told when the bucket was opened and an index of it is not ready.
         log_holds: Gives from where on the changelog is kept, and for whom, when the bucket is opened.
+        writer_limits: What bounds its writers.
     """
 
     def __init__(
@@ -83,9 +91,12 @@ class LiveBucket:
         indexes: Callable[[], Collection[int]],
         on_unbuilt: Callable[[LiveBucket], None],
         log_holds: Callable[[], Mapping[str, int]] = dict,
+        writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
     ) -> None:
         self.number = number
-        self.mutex = asyncio.Lock()
+        self.mutex = GatedMutex()
+        self.before: BucketSnapshot | None = None
+        self.commits = 0
         self.upkeep = asyncio.Lock()
         self.damage: str | None = None
         self.base: ColumnarBase | None = None
@@ -102,6 +113,7 @@ class LiveBucket:
         self._indexes = indexes
         self._on_unbuilt = on_unbuilt
         self._log_holds = log_holds
+        self._writer_limits = writer_limits
         self._bucket: Bucket | None = None
         self._looked_at = False
         self._commit: GroupCommit | None = None
@@ -165,9 +177,29 @@ class LiveBucket:
     def state(self) -> BucketState | None:
         """The state as of now, durable or not, without the mutex; None unless the bucket is open.
 
-        A write has replaced it by the time that it is acknowledged.
+        A write has replaced it by the time that it is acknowledged. While the gate is closed, it is that of before.
         """
-        return self._bucket.state if self._bucket is not None and self._closed is None else None
+        if self._bucket is None or self._closed is not None:
+            return None
+        return self._bucket.state if self.before is None else self.before.state
+
+    def close_gate(self, gate: Gate, bucket: Bucket) -> None:
+        """Closes a gate before the bucket, which is open; hold the mutex."""
+        self.mutex.gate = gate
+        self.before = bucket.snapshot(self.durable_offset)
+
+    def open_gate(self) -> None:
+        """Opens the gate again: what was written meanwhile is seen from now on, of which `tell` tells."""
+        assert self._bucket is not None
+        assert self.before is not None
+        # A transaction may leave no change behind, of which nobody need know.
+        self.commits += self._bucket.state.log_offset != self.before.state.log_offset
+        self.mutex.gate = self.before = None
+
+    def tell(self) -> None:
+        """Calls those who listen to what becomes durable: more of it may be seen."""
+        if self._commit is not None:
+            self._commit.tell()
 
     @property
     def syncs(self) -> int:
@@ -197,7 +229,13 @@ class LiveBucket:
 
     def _open(self) -> None:
         # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
-        bucket = Bucket(self._path, self._place, compression=self._compression, resources=self._resources)
+        bucket = Bucket(
+            self._path,
+            self._place,
+            compression=self._compression,
+            resources=self._resources,
+            writer_limits=self._writer_limits,
+        )
         try:
             bucket.settle_indexes(self._indexes())
         except BaseException:
@@ -244,11 +282,20 @@ class LiveBucket:
         except ScanKvError as error:
             raise self.noted(error) from error.__cause__
 
+    async def wait_written(self) -> None:
+        """Returns once everything that was written to the bucket, which is open, is durable. Needs no mutex."""
+        if self._commit is None:
+            raise self._closed or AssertionError("a bucket that was written to is open")
+        try:
+            await self._commit.wait_written()
+        except ScanKvError as error:
+            raise self.noted(error) from error.__cause__
+
     @property
     def durable_offset(self) -> int:
-        """Behind the last change that survives a power failure. The bucket is open."""
+        """Behind the last change that survives a power failure, and may be seen. The bucket is open."""
         assert self._commit is not None
-        return self._commit.durable
+        return self._commit.durable if self.before is None else self.before.durable_offset
 
     def on_durable(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Has a listener called whenever more is durable, until the function returned is called."""
@@ -259,7 +306,7 @@ class LiveBucket:
         """Whether there is no change from this offset on, durable or about to be. The bucket is open."""
         assert self._bucket is not None
         # A write that is under way holds the mutex until the state has it.
-        return not self.mutex.locked() and self._bucket.state.log_offset == offset
+        return self.before is None and not self.mutex.locked() and self._bucket.state.log_offset == offset
 
     def read_log(
         self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int
@@ -302,6 +349,8 @@ class LiveBucket:
             bucket, self._bucket = self._bucket, None
         if self._commit is not None:
             await self._commit.close(self._closed)
+        # RocksDB's snapshots keep their store open.
+        self.before = None
         if bucket is not None:
             try:
                 await self.run(bucket.close)
@@ -328,21 +377,19 @@ class BucketFigures:
 
 async def figures_of(live: LiveBucket) -> BucketFigures:
     """What is known of a bucket now; opens it."""
-    async with live.mutex:
+    async with live.mutex.beside_gate():
         try:
             bucket = await live.opened()
         except DataLoss:
             return BucketFigures(live=live)
         built = {index: build.rows for index, build in bucket.builds.items()}
-        return BucketFigures(live=live, state=bucket.state, disk_bytes=bucket.disk_bytes(), built_rows=built)
+        return BucketFigures(live=live, state=live.state, disk_bytes=bucket.disk_bytes(), built_rows=built)
 
 
 @asynccontextmanager
 async def held(chosen: Sequence[LiveBucket]) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
     """All these buckets, open, with their mutexes held: nothing is written to any of them meanwhile."""
-    async with AsyncExitStack() as mutexes:
-        for live in chosen:
-            await mutexes.enter_async_context(live.mutex)
+    async with all_mutexes(chosen):
         opened = await all_ended(live.opened() for live in chosen)
         yield list(zip(chosen, opened, strict=True))
 

@@ -6,7 +6,8 @@ import shutil
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 import numpy as np
@@ -14,14 +15,24 @@ import pyarrow as pa
 
 from streaming_server.engine.base_choice import bases_of, noting_errors, via_of
 from streaming_server.engine.bucket_check import BucketCheck
-from streaming_server.engine.bucket_steps import apply_rows, get_within, step_rows, total_bytes
+from streaming_server.engine.bucket_steps import get_within, total_bytes
 from streaming_server.engine.catching_up import DEFAULT_CATCH_UP, CatchingUp
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.index_builds import IndexBuilds, IndexContext
 from streaming_server.engine.live_bucket import LiveBucket, durable, figures_of, held
 from streaming_server.engine.log_opening import LogOpening
+from streaming_server.engine.merging.engine import Engines
+from streaming_server.engine.merging.preparing import (
+    CHANGE_TYPE_FIELD,
+    MERGE,
+    prepare_delete,
+    prepare_upsert,
+    request_schema,
+)
 from streaming_server.engine.pinning import Pinning
-from streaming_server.engine.prepare import KeyEncoder, PreparedRows, prepare, read_request, rows_by_bucket, widen
+from streaming_server.engine.prepare import KeyEncoder, PreparedRows, read_request, rows_by_bucket
+from streaming_server.engine.undoing import Undoing
+from streaming_server.engine.writing import NO_TERMS, WriteScope, Writing
 from streaming_server.scan.base_view import sort_overlays
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.explaining import explain
@@ -34,22 +45,32 @@ from table_model.errors import InvalidRequest, RequestTooLarge
 from table_model.limits import MAX_LOOKUP_KEYS, MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from protos.scankv.v1.scan_pb2 import ExplainScanResponse
     from streaming_server.engine.catching_up import CatchUpLimits
+    from streaming_server.engine.column_locks import TableLocks
     from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.index_builds import IndexStatus
     from streaming_server.engine.live_bucket import BucketFigures
+    from streaming_server.engine.merging.preparing import WriteKind
+    from streaming_server.engine.undoing import Undone
+    from streaming_server.engine.writing import WriteTerms
     from streaming_server.scan.log_plan import LogPlan, OpenedLog
     from streaming_server.scan.log_token import LogPosition
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.scan.registry import Abortable
-    from streaming_server.storage.bucket import Bucket, BucketState
+    from streaming_server.storage.bucket import Bucket, BucketSnapshot, BucketState
     from streaming_server.storage.rocks import RocksResources
+    from streaming_server.storage.writer_states import WriterLimits
     from table_model.errors import ScanKvError
     from table_model.schema import TableDefinition
+
+
+_LOOKUPS_APART: Final = 3
+"""So often a lookup reads its buckets one by one before it waits until it has all of them at once."""
 
 
 class LiveTable:
@@ -62,6 +83,7 @@ class LiveTable:
         buckets: Its buckets, by number.
         path: Its directory.
         pinning: Takes the views that pinned snapshots keep.
+        locks: The locks on its columns.
     """
 
     def __init__(
@@ -72,6 +94,10 @@ class LiveTable:
         executor: StorageExecutor,
         log_holds: Callable[[int], Mapping[str, int]] = lambda _: {},
         catch_up: CatchUpLimits = DEFAULT_CATCH_UP,
+        *,
+        locks: TableLocks,
+        writer_limits: WriterLimits,
+        installed: Installed = MappingProxyType({}),
     ) -> None:
         """Opens nothing yet.
 
@@ -82,7 +108,13 @@ class LiveTable:
             executor: Runs what blocks.
             log_holds: Gives from where on a bucket's changelog is kept, and for whom.
             catch_up: When and how streams of changes catch up.
+            locks: The locks on its columns.
+            writer_limits: What bounds the writers of each bucket.
+            installed: The aggregate functions that the server has from other packages.
         """
+        self._installed = installed
+        self._engines: Engines | None = None
+        self.locks = locks
         self._catch_up = catch_up
         # What a crash left behind.
         shutil.rmtree(path / "catching-up", ignore_errors=True)
@@ -106,6 +138,7 @@ class LiveTable:
                 indexes=lambda: list(self.index_codecs),
                 on_unbuilt=self._builds.wake,
                 log_holds=partial(log_holds, number),
+                writer_limits=writer_limits,
             )
             for number in range(definition.buckets)
         ]
@@ -119,6 +152,7 @@ class LiveTable:
         """
         changed = definition.indexes != self.definition.indexes
         self.definition = definition
+        self._engines = None
         self.codec = RowCodec(definition)
         self.index_codecs = _index_codecs(definition)
         if changed:
@@ -145,61 +179,114 @@ class LiveTable:
         for listener in list(self._listeners):
             listener()
 
-    async def upsert(self, data: bytes, schema_id: int) -> tuple[int, dict[int, int]]:
+    async def upsert(
+        self, data: bytes, schema_id: int, terms: WriteTerms = NO_TERMS, kind: WriteKind = MERGE
+    ) -> tuple[int, dict[int, int]]:
         """Writes the rows of an Arrow IPC stream made for a schema of the table (0: the current one).
 
         Returns once all of it is durable: the number of rows, and the next log offset of each bucket touched. The data
-        is checked whole before anything is written.
+        is checked whole before anything is written; but whether a merge has a result shows when it is made, up to
+        10,000 keys of a bucket at once.
 
         Raises:
             SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge: What is wrong, with column and row.
+            WriterFenced, WriterExpired, TooManyWriters, ColumnLocked, WriteConflict, PositionExpired,
+            PositionOutOfRange: The terms forbid it: see `Writing`.
             DataLoss: A bucket is damaged.
+        """
+        check = self.upsert_check(data, schema_id, kind)
+        return await self._write(*await self._executor.run(check), terms, kind.columns or None)
+
+    def upsert_check(
+        self, data: bytes, schema_id: int, kind: WriteKind
+    ) -> Callable[[], tuple[int, list[PreparedRows]]]:
+        """Gives what checks an upsert, in a thread: how many rows it has, and the rows by bucket, ascending.
+
+        Raises:
+            InvalidRequest: The table has no such schema.
         """
         codec, definition, indexes = self.codec, self.definition, self.index_codecs.values()
         if schema_id not in (0, *(schema.id for schema in definition.schemas)):
             raise InvalidRequest(f"table {definition.name} has no schema {schema_id}: open the table anew")
 
-        def check() -> tuple[int, list[PreparedRows]]:
-            asked = definition.schema_at(schema_id).arrow if schema_id else codec.schema
-            batch = widen(read_request(data, asked), codec.schema)
-            return batch.num_rows, prepare(batch, self._keys, codec, keys_only=False, indexes=indexes)
-
-        return await self._write(*await self._executor.run(check))
-
-    async def delete(self, data: bytes) -> tuple[int, dict[int, int]]:
-        """Deletes the rows whose keys are in an Arrow IPC stream; otherwise as `upsert`."""
+        engines = self.engines
 
         def check() -> tuple[int, list[PreparedRows]]:
-            batch = read_request(data, self.definition.key_schema)
-            return batch.num_rows, prepare(batch, self._keys, self.codec, keys_only=True)
+            asked = request_schema(definition, schema_id, kind)
+            batch = read_request(data, asked, CHANGE_TYPE_FIELD)
+            types = batch.column(len(asked)) if batch.num_columns > len(asked) else None
+            rows = batch.select(range(len(asked)))
+            return batch.num_rows, prepare_upsert(rows, self._keys, codec, engines, kind, indexes, types)
 
-        return await self._write(*await self._executor.run(check))
+        return check
 
-    async def _write(self, rows: int, parts: list[PreparedRows]) -> tuple[int, dict[int, int]]:
-        # A damaged bucket is found before anything is written to the others.
-        async with held([self.buckets[part.bucket] for part in parts]):
-            pass
-        offsets = await all_ended(map(self._write_bucket, parts))
-        return rows, {part.bucket: offset for part, offset in zip(parts, offsets, strict=True)}
+    async def delete(
+        self, data: bytes, terms: WriteTerms = NO_TERMS, kind: WriteKind = MERGE
+    ) -> tuple[int, dict[int, int]]:
+        """Deletes the rows, or columns of the rows, whose keys are in an Arrow IPC stream; otherwise as `upsert`."""
+        return await self._write(
+            *await self._executor.run(self.delete_check(data, kind)), terms, kind.columns or None
+        )
 
-    async def _write_bucket(self, part: PreparedRows) -> int:
-        live, done, offset = self.buckets[part.bucket], 0, 0
-        while done < len(part.keys):
-            async with live.mutex:
-                bucket = await live.opened()
-                indexes = list(self.index_codecs.values())
-                step = step_rows(bucket.state, len(indexes))
-                await live.run(apply_rows, live, bucket, part.slice(done, step), self.codec, indexes)
-                offset = bucket.state.log_offset
-            done += step
-        await live.wait_durable(offset)
-        return offset
+    def delete_check(self, data: bytes, kind: WriteKind) -> Callable[[], tuple[int, list[PreparedRows]]]:
+        """The same as `upsert_check` for a delete."""
+        codec = self.codec
 
-    async def lookup(self, data: bytes, columns: Sequence[str] | None) -> tuple[pa.RecordBatch, bytes]:
+        def check() -> tuple[int, list[PreparedRows]]:
+            batch = read_request(data, codec.definition.key_schema)
+            return batch.num_rows, prepare_delete(batch, self._keys, codec, kind)
+
+        return check
+
+    @property
+    def engines(self) -> Engines:
+        """What merges rows of the current definition. Raises InvalidRequest where the server lacks a function of it."""
+        if self._engines is None:
+            self._engines = Engines(self.definition, self._installed)
+        return self._engines
+
+    async def _write(
+        self, rows: int, parts: list[PreparedRows], terms: WriteTerms, columns: Collection[str] | None = None
+    ) -> tuple[int, dict[int, int]]:
+        """Writes what was checked; `columns` are those that it may change, None all."""
+        scope = WriteScope(
+            buckets=self.buckets,
+            current=lambda: (self.codec, list(self.index_codecs.values()), self.engines),
+            keys=self._keys,
+            admitted=partial(self.locks.admitted, columns, terms.column_locks),
+        )
+        return rows, await Writing(parts, terms, scope).run()
+
+    async def open_writer(self, writer: str) -> tuple[int, int]:
+        """Begins a new epoch of a writer in every bucket, durably: the epoch, and the sequence to go on with.
+
+        Raises:
+            TooManyWriters: The writer is new, and there are as many as there may be.
+            DataLoss: A bucket is damaged.
+        """
+        async with held(self.buckets) as opened:
+            known = [await live.run(bucket.writers.get, writer) for live, bucket in opened]
+            for (live, bucket), state in zip(opened, known, strict=True):
+                if state is None:
+                    await live.run(bucket.writers.make_room, writer)
+            epoch = 1 + max(0 if state is None else state.epoch for state in known)
+            sequence = max(0 if state is None else state.next_sequence for state in known)
+            for live, bucket in opened:
+                await live.run(bucket.open_writer, writer, epoch, sequence)
+        await all_ended(live.wait_written() for live in self.buckets)
+        return epoch, sequence
+
+    async def undo(self, writer: str, offsets: Mapping[int, int]) -> tuple[Undone, dict[int, int]]:
+        """Takes back what a writer that was opened has done behind some offsets: see `Undoing`, and its errors."""
+        undoing = Undoing(self, writer, self._executor)
+        log_offsets = await undoing.run(offsets)
+        return undoing.undone, log_offsets
+
+    async def lookup(self, data: bytes, columns: Sequence[str] | None) -> tuple[pa.RecordBatch, bytes, dict[int, int]]:
         """The rows whose keys are in an Arrow IPC stream.
 
-        Returns the rows found, in the order of their keys, and a byte for each key: 1 when found, else 0. What is shown
-        is durable.
+        Returns the rows found, in the order of their keys, and a byte for each key: 1 when found, else 0; and by bucket
+        the log offset that it is as of. What is shown is durable.
 
         Raises:
             RequestTooLarge: Too many keys, or too much to return.
@@ -210,25 +297,54 @@ class LiveTable:
             raise RequestTooLarge(f"{batch.num_rows} keys in one lookup; the limit is {MAX_LOOKUP_KEYS}: ask for fewer")
         self.codec.decoder(columns)
         encoded, numbers = self._keys.encode(self._keys.canonical(batch))
-        values: list[bytes | None] = []
-        order = [np.zeros(0, np.int64)]
-        room = MAX_REQUEST_BYTES
-        for number, places in rows_by_bucket(numbers):
-            order.append(places)
-            rows = await self._lookup_bucket(self.buckets[number], encoded.take(pa.array(places)).to_pylist(), room)
-            room -= total_bytes(rows)
-            values += rows
-        stored = pa.array(values, pa.binary()).take(pa.array(np.argsort(np.concatenate(order))))
-        found = stored.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
-        return self.codec.decoder(columns).decode(stored.drop_null()), found
+        places = rows_by_bucket(numbers)
+        keys = {number: encoded.take(pa.array(rows)).to_pylist() for number, rows in places}
+        found, offsets = await self._looked_up(keys)
+        order = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in places)])
+        stored = pa.array(found, pa.binary()).take(pa.array(np.argsort(order)))
+        is_there = stored.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
+        return self.codec.decoder(columns).decode(stored.drop_null()), is_there, offsets
 
-    async def _lookup_bucket(self, live: LiveBucket, keys: list[bytes], room: int) -> list[bytes | None]:
-        async with live.mutex:
-            bucket = await live.opened()
-            rows = await live.run(get_within, bucket, keys, room)
-            offset = bucket.state.log_offset
-        await live.wait_durable(offset)
-        return rows
+    async def _looked_up(self, keys: Mapping[int, list[bytes]]) -> tuple[list[bytes | None], dict[int, int]]:
+        """The stored rows of some buckets' keys, and the offset that each bucket's are as of; durable."""
+        chosen = [self.buckets[number] for number in keys]
+        for _ in range(_LOOKUPS_APART):
+            commits = [live.commits for live in chosen]
+            rows, offsets = await self._looked_up_apart(keys)
+            # Else a part of a transaction may be in it, and another not.
+            if len(chosen) < 2 or commits == [live.commits for live in chosen]:
+                break
+        else:
+            rows, offsets = await self._looked_up_at_once(keys)
+        await all_ended(self.buckets[number].wait_durable(offset) for number, offset in offsets.items())
+        return rows, offsets
+
+    async def _looked_up_apart(self, keys: Mapping[int, list[bytes]]) -> tuple[list[bytes | None], dict[int, int]]:
+        """Reads one bucket after another: those that a transaction is being written to, as of before it."""
+        rows: list[bytes | None] = []
+        offsets: dict[int, int] = {}
+        room = MAX_REQUEST_BYTES
+        for number, wanted in keys.items():
+            live = self.buckets[number]
+            async with live.mutex.beside_gate():
+                bucket: Bucket | BucketSnapshot = await live.opened()
+                bucket = live.before or bucket
+                found = await live.run(get_within, bucket, wanted, room)
+                offsets[number] = bucket.state.log_offset
+            room -= total_bytes(found)
+            rows += found
+        return rows, offsets
+
+    async def _looked_up_at_once(self, keys: Mapping[int, list[bytes]]) -> tuple[list[bytes | None], dict[int, int]]:
+        """Reads all buckets while nothing is written to any: waits for a transaction that is."""
+        rows: list[bytes | None] = []
+        room = MAX_REQUEST_BYTES
+        async with held([self.buckets[number] for number in keys]) as opened:
+            for live, bucket in opened:
+                found = await live.run(get_within, bucket, keys[live.number], room)
+                room -= total_bytes(found)
+                rows += found
+            return rows, {live.number: bucket.state.log_offset for live, bucket in opened}
 
     async def count(self, numbers: Sequence[int] | None) -> tuple[int | None, dict[int, int]]:
         """The rows of some buckets (None: all) at one instant, and each bucket's next log offset; durable.
@@ -431,7 +547,8 @@ class LiveTable:
         await self.pinning.close(reason)
         async with AsyncExitStack() as mutexes:
             for bucket in self.buckets:
-                await mutexes.enter_async_context(bucket.mutex)
+                # Beside a gate that is closed for good, because a transaction could not be written.
+                await mutexes.enter_async_context(bucket.mutex.beside_gate())
             # Views are opened with the mutexes held, so there are no others than these.
             for source in list(self._sources):
                 source.abort(reason)

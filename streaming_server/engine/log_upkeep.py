@@ -1,4 +1,4 @@
-"""What is done to changelogs in the background: small records become segments, old changes go."""
+"""What is done to buckets in the background: small records become segments, old changes and expired writers go."""
 
 from __future__ import annotations
 
@@ -70,6 +70,8 @@ class LogUpkeep:
             bucket = live.open_bucket
             if bucket is not None:
                 await live.run(_trim, bucket, table.definition, self._max_held_bytes)
+                if bucket.writers.is_sweep_due():
+                    await live.run(bucket.writers.sweep)
 
     async def _rewrite(self, table: LiveTable, live: LiveBucket) -> bool:
         """Makes one segment, or passes over records that are large enough; False when there are too few."""

@@ -129,6 +129,9 @@ class Pinning:
         max_hold_seconds: float,
     ) -> Cut:
         clock = asyncio.get_running_loop().time
+        for live in self._buckets:
+            # Not once the first mutex is held: a transaction may take long, and writers are held for a view only.
+            await live.mutex.passed()
         async with AsyncExitStack() as mutexes:
             await mutexes.enter_async_context(self._buckets[0].mutex)
             started = clock()

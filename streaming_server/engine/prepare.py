@@ -18,6 +18,7 @@ from table_model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_REQUEST_ROW
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from streaming_server.engine.merging.rows import Written
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
     from table_model.schema import TableDefinition
@@ -64,7 +65,8 @@ class KeyEncoder:
 class PreparedRows:
     """Rows (or keys to delete) of one bucket, in request order, each key once.
 
-    `values` are the rows as `codec` stores them; None for keys to delete.
+    `values` are the rows as `codec` stores them; None for keys to delete, and where `written` has rows that are yet to
+    be merged: then `batch` is the key columns alone.
     """
 
     bucket: int
@@ -72,12 +74,14 @@ class PreparedRows:
     batch: pa.RecordBatch
     keys: pa.Array
     values: pa.Array | None
+    written: Written | None = None
 
     def slice(self, start: int, rows: int) -> PreparedRows:
         """At most so many rows from `start` on."""
         values = None if self.values is None else self.values.slice(start, rows)
         batch, keys = self.batch.slice(start, rows), self.keys.slice(start, rows)
-        return PreparedRows(self.bucket, self.codec, batch, keys, values)
+        written = None if self.written is None else self.written.slice(start, rows)
+        return PreparedRows(self.bucket, self.codec, batch, keys, values, written)
 
     def for_codec(self, codec: RowCodec) -> PreparedRows:
         """The same rows for the codec of a newer schema: columns added since are null."""
@@ -89,8 +93,10 @@ class PreparedRows:
         return PreparedRows(self.bucket, codec, batch, self.keys, codec.encode(batch))
 
 
-def read_request(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
+def read_request(data: bytes, schema: pa.Schema, optional: pa.Field | None = None) -> pa.RecordBatch:
     """The rows of an Arrow IPC stream from outside as one batch of exactly this schema.
+
+    With `optional`, that column is the last one if it is there at all.
 
     Trusts nothing: offsets, lengths and UTF-8 are validated before anything looks at a value, and compressed buffers
     are refused, since their true size shows only once they are expanded.
@@ -121,6 +127,8 @@ def read_request(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidRequest(f"the rows are not a valid Arrow IPC stream: {error}") from error
     batch = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], declared)
+    if optional is not None and optional.name in batch.schema.names:
+        schema = schema.append(optional)
     return check_batch(batch, schema)
 
 

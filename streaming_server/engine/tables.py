@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from streaming_server.engine.base_due import BaseLimits
 from streaming_server.engine.base_upkeep import BaseUpkeep
 from streaming_server.engine.catching_up import CatchUpLimits
+from streaming_server.engine.column_locks import ColumnLocks
 from streaming_server.engine.consumers import Consumers
 from streaming_server.engine.executor import StorageExecutor
+from streaming_server.engine.functions.installed import load_installed
 from streaming_server.engine.live_table import LiveTable
 from streaming_server.engine.log_upkeep import LogUpkeep
+from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots import Snapshots
+from streaming_server.engine.transactions import TransactionLimits, Transactions
 from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.data_directory import DataDirectory
 from streaming_server.storage.rocks import RocksResources
+from streaming_server.storage.writer_states import WriterLimits
 from table_model.errors import InvalidRequest, ServerDraining, TableNotFound
 from table_model.limits import DEFAULT_BUCKETS
 from table_model.schema import TableDefinition
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from streaming_server.config import ServerConfig
+    from table_model.merge_functions import ColumnAggregate
+    from table_model.merge_spec import MergeSpec
 
 T = TypeVar("T")
 
@@ -47,10 +54,13 @@ class Tables:
     Attributes:
         snapshots: The pinned snapshots of these tables; `start` makes them expire.
         consumers: The consumers of their changes; the same.
+        locks: The locks on their columns; the same.
+        transactions: The transactions that write to them; the same. `recover` comes first.
     """
 
     def __init__(self, config: ServerConfig, *, max_hold_seconds: float = MAX_HOLD_SECONDS) -> None:
         """Opens the directory. Raises DirectoryLocked, UsageError or DataLoss, naming the directory or file."""
+        self._installed = load_installed(config.aggregate_functions)
         self._directory = DataDirectory(config.data)
         try:
             self._catalog = Catalog(self._directory)
@@ -86,18 +96,45 @@ class Tables:
             config, self._directory.trash, self._resources, self._executor, max_hold_seconds=max_hold_seconds
         )
         self.consumers = Consumers(config, self._executor, self._live.get)
+        self.locks = ColumnLocks(self._executor)
+        self._writer_limits = WriterLimits(
+            ttl_seconds=config.writer_ttl_seconds, max_writers=config.max_writers_per_bucket
+        )
         try:
             for definition in self.definitions():
                 self.snapshots.load(definition, self._catalog.path(definition.name))
                 self.consumers.load(definition, self._catalog.path(definition.name))
+                self.locks.add(definition, self._catalog.path(definition.name))
+            self.transactions = Transactions(
+                self._directory.transactions,
+                self._executor,
+                self.table,
+                TransactionLimits(
+                    open=config.max_transactions,
+                    bytes=config.max_transaction_bytes,
+                    ttl_seconds=config.transaction_ttl_seconds,
+                    remembered_seconds=config.committed_transaction_seconds,
+                ),
+            )
         except BaseException:
             self._directory.close()
             raise
+
+    async def recover(self) -> None:
+        """Applies the transactions that were committed before the last stop, as far as they are not; before `start`.
+
+        Raises:
+            DataLoss: What they have staged is damaged.
+            ScanKvError: A table cannot be written.
+        """
+        await self.transactions.recover()
 
     def start(self) -> None:
         """Starts what runs in the background, until `close`."""
         self.snapshots.start()
         self.consumers.start()
+        self.locks.start()
+        self.transactions.start()
         self._upkeep.start()
         self._bases.start()
 
@@ -117,9 +154,16 @@ class Tables:
         definition = self._catalog.get(name)
         live = self._live.get(name)
         if live is None:
-            holds = partial(self.consumers.log_holds, name)
             live = LiveTable(
-                definition, self._catalog.path(name), self._resources, self._executor, holds, self._catch_up
+                definition,
+                self._catalog.path(name),
+                self._resources,
+                self._executor,
+                partial(self.consumers.log_holds, name),
+                self._catch_up,
+                locks=self.locks.of(name),
+                writer_limits=self._writer_limits,
+                installed=self._installed,
             )
             self._live[name] = live
         return live
@@ -134,6 +178,7 @@ class Tables:
         buckets: int | None,
         options: Mapping[str, str],
         indexes: Sequence[Sequence[str]] = (),
+        merging: MergeSpec | None = None,
     ) -> TableDefinition:
         """Creates a table. Raises TableExists or an InvalidRequest that says what is wrong with the definition."""
         definition = TableDefinition.create(
@@ -146,7 +191,10 @@ class Tables:
             created_millis=time.time_ns() // 1_000_000,
             buckets=DEFAULT_BUCKETS if buckets is None else buckets,
             indexes=indexes,
+            merging=merging,
         )
+        # Raises where a function is not there.
+        Engines(definition, self._installed)
         await self._to_its_end(self._create(definition))
         return definition
 
@@ -154,6 +202,7 @@ class Tables:
         async with self._ddl:
             await self._executor.run(self._catalog.create, definition)
             self.consumers.add(definition, self._catalog.path(definition.name))
+            self.locks.add(definition, self._catalog.path(definition.name))
 
     async def alter(
         self,
@@ -162,6 +211,7 @@ class Tables:
         add_columns: pa.Schema | None = None,
         add_indexes: Sequence[Sequence[str]] = (),
         drop_indexes: Sequence[Sequence[str]] = (),
+        add_aggregates: Sequence[ColumnAggregate] = (),
     ) -> TableDefinition:
         """Drops indexes, adds nullable columns at the end, and adds indexes, on these columns too: all or nothing.
 
@@ -171,7 +221,7 @@ class Tables:
             TableNotFound: There is no such table.
             SchemaMismatch, InvalidRequest: What is wrong with a column or an index, or that there is nothing to change.
         """
-        return await self._to_its_end(self._alter(name, add_columns, add_indexes, drop_indexes))
+        return await self._to_its_end(self._alter(name, add_columns, add_indexes, drop_indexes, add_aggregates))
 
     async def _alter(
         self,
@@ -179,14 +229,18 @@ class Tables:
         add_columns: pa.Schema | None,
         add_indexes: Sequence[Sequence[str]],
         drop_indexes: Sequence[Sequence[str]],
+        add_aggregates: Sequence[ColumnAggregate],
     ) -> TableDefinition:
-        async with self._ddl:
+        async with self._ddl, self.transactions.uses.altering(name):
             definition, live = self._catalog.get(name), self.table(name)
             if add_columns is None and not add_indexes and not drop_indexes:
                 raise InvalidRequest("there is nothing to change: name columns or indexes to add, or indexes to drop")
             definition = definition.drop_indexes(drop_indexes)
             if add_columns is not None:
-                definition = definition.add_columns(add_columns)
+                definition = definition.add_columns(add_columns, add_aggregates)
+                Engines(definition, self._installed)
+            elif add_aggregates:
+                raise InvalidRequest("only columns that are added can be given an aggregate")
             definition = definition.add_indexes(add_indexes)
             await self._executor.run(self._catalog.replace, definition)
             live.altered(definition)
@@ -197,13 +251,14 @@ class Tables:
         await self._to_its_end(self._drop(name))
 
     async def _drop(self, name: str) -> None:
-        async with self._ddl:
+        async with self._ddl, self.transactions.uses.altering(name):
             live = self.table(name)
             try:
                 reason = TableNotFound(f'table "{name}" was dropped', table=name)
                 await live.close(reason)
                 await self.snapshots.drop(name, reason)
                 await self.consumers.drop(name)
+                await self.locks.drop(name)
                 dropped = await self._executor.run(self._catalog.drop, name)
             finally:
                 del self._live[name]
@@ -222,9 +277,11 @@ class Tables:
         await self._bases.close()
         while self._changes:
             await asyncio.wait(list(self._changes))
+        await self.transactions.close()
         for live in list(self._live.values()):
             await live.close(ServerDraining("the server is shutting down"))
         await self.snapshots.close()
         await self.consumers.close()
+        await self.locks.close()
         self._executor.close()
         self._directory.close()

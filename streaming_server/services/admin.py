@@ -58,7 +58,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with mapped_errors(request, context):
             tables = sorted(self._tables.live_tables(), key=lambda table: table.definition.name)
             buckets = [bucket for table in tables for bucket in table.buckets]
-            memory = _memory()
+            memory, commits = _memory(), self._tables.transactions.figures
             return admin_pb2.StatsResponse(
                 version=self._version,
                 incarnation=self._incarnation,
@@ -82,7 +82,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 computed_answers=self._answers.computed,
                 cached_bytes=self._answers.cached_bytes,
                 waiting_calls=self._waiting.waiting,
-                rows_written=self._writes.rows_written,
+                open_transactions=len(self._tables.transactions.open),
+                closed_gates=commits.closed_gates,
+                commits=commits.commits,
+                longest_commit_micros=commits.longest_micros,
+                rows_written=self._writes.rows_written + commits.rows,
                 log_syncs=sum(bucket.syncs for bucket in buckets),
                 resident_bytes=memory.get("VmRSS", 0),
                 peak_resident_bytes=memory.get("VmHWM", 0),

@@ -90,11 +90,12 @@ class LookupService:
         """Reads the rows of some keys."""
         async with mapped_errors(request, context):
             columns = column_names(request.columns) if request.HasField("columns") else None
-            rows, found = await self._tables.table(request.table).lookup(request.keys, columns)
+            rows, found, offsets = await self._tables.table(request.table).lookup(request.keys, columns)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)
-        return lookup_pb2.LookupResponse(rows=sink.getvalue().to_pybytes(), found=found).SerializeToString()
+        response = lookup_pb2.LookupResponse(rows=sink.getvalue().to_pybytes(), found=found, log_offsets=offsets)
+        return response.SerializeToString()
 
     async def Count(
         self, request: lookup_pb2.CountRequest, context: grpc.aio.ServicerContext[lookup_pb2.CountRequest, bytes]
@@ -206,7 +207,7 @@ class LookupService:
 
         def respond() -> bytes:
             response = lookup_pb2.AggregateResponse(log_offsets=view.log_offsets, version=view.version)
-            response.rows = _to_ipc(aggregation.result())
+            response.rows = to_ipc(aggregation.result())
             return response.SerializeToString()
 
         return Answer(view.version, await asyncio.to_thread(respond))
@@ -224,7 +225,7 @@ class LookupService:
 
         def respond() -> bytes:
             response = lookup_pb2.TopNResponse(log_offsets=view.log_offsets, version=view.version)
-            response.rows = _to_ipc(top.result())
+            response.rows = to_ipc(top.result())
             return response.SerializeToString()
 
         cost = lookup_pb2.TopNResponse(rows_scanned=rows_scanned)
@@ -236,7 +237,7 @@ async def _indexed_answer(answer: IndexedAnswer) -> Answer:
 
     def respond() -> bytes:
         response = lookup_pb2.TopNResponse(log_offsets=answer.log_offsets, version=answer.version, index=found.index)
-        response.rows = _to_ipc(found.result())
+        response.rows = to_ipc(found.result())
         return response.SerializeToString()
 
     cost = lookup_pb2.TopNResponse(rows_scanned=found.scanned).SerializeToString()
@@ -326,7 +327,7 @@ def _aggregates_of(request: lookup_pb2.AggregateRequest) -> list[Aggregate]:
     return aggregates
 
 
-def _to_ipc(rows: pa.RecordBatch) -> bytes:
+def to_ipc(rows: pa.RecordBatch) -> bytes:
     """Rows as an answer carries them. Raises RequestTooLarge for more than an answer may have."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:

@@ -10,6 +10,7 @@ from protos.scankv.v1 import table_pb2, table_pb2_grpc
 from streaming_server.services.bases import base_statistics
 from streaming_server.services.errors import mapped_errors
 from table_model.errors import InvalidRequest
+from table_model.merge_wire import aggregates_from_proto, merging_from_proto, merging_to_proto
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,6 +44,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
                 buckets=request.buckets or None,
                 options=dict(request.options),
                 indexes=_indexes(request.indexes),
+                merging=merging_from_proto(request.merging),
             )
         return table_pb2.CreateTableResponse(table=_table(definition))
 
@@ -68,6 +70,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
                 add_columns=_schema(request.add_columns) if request.add_columns else None,
                 add_indexes=_indexes(request.add_indexes),
                 drop_indexes=_indexes(request.drop_indexes),
+                add_aggregates=aggregates_from_proto(request.add_aggregates),
             )
         return table_pb2.AlterTableResponse(table=_table(definition))
 
@@ -148,4 +151,5 @@ def _table(definition: TableDefinition) -> table_pb2.Table:
         options=definition.options.to_strings(),
         created_millis=definition.created_millis,
         indexes=[table_pb2.Index(id=index.id, columns=index.columns) for index in definition.indexes],
+        merging=merging_to_proto(definition.merging),
     )

@@ -1,15 +1,23 @@
-"""`WriteService`: upserts and deletes."""
+"""`WriteService`: upserts, deletes, and those who write."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from protos.scankv.v1 import write_pb2, write_pb2_grpc
+from streaming_server.engine.merging.preparing import WriteKind
+from streaming_server.engine.transactions import StagedAs
+from streaming_server.engine.writing import WriteTerms
 from streaming_server.services.errors import mapped_errors
+from streaming_server.storage.staging import DELETE, UPSERT
+from streaming_server.storage.writer_states import MAX_SEQUENCE, WriteIdentity
+from table_model.errors import InvalidRequest
+from table_model.names import check_writer_id
 
 if TYPE_CHECKING:
     import grpc
 
+    from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.tables import Tables
 
 
@@ -31,7 +39,10 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
     ) -> write_pb2.WriteResponse:
         """Inserts or replaces rows."""
         async with mapped_errors(request, context):
-            rows, offsets = await self._tables.table(request.table).upsert(request.rows, request.schema_id)
+            table = self._tables.table(request.table)
+            if request.HasField("transaction"):
+                return await self._staged(request, table, UPSERT, request.rows, schema_id=request.schema_id)
+            rows, offsets = await table.upsert(request.rows, request.schema_id, terms_of(request), kind_of(request))
         self.rows_written += rows
         return write_pb2.WriteResponse(rows=rows, log_offsets=offsets)
 
@@ -42,6 +53,92 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
     ) -> write_pb2.WriteResponse:
         """Deletes rows by key."""
         async with mapped_errors(request, context):
-            rows, offsets = await self._tables.table(request.table).delete(request.keys)
+            table = self._tables.table(request.table)
+            if request.HasField("transaction"):
+                return await self._staged(request, table, DELETE, request.keys)
+            rows, offsets = await table.delete(request.keys, terms_of(request), kind_of(request))
         self.rows_written += rows
         return write_pb2.WriteResponse(rows=rows, log_offsets=offsets)
+
+    async def _staged(
+        self,
+        request: write_pb2.UpsertRequest | write_pb2.DeleteRequest,
+        table: LiveTable,
+        action: str,
+        data: bytes,
+        *,
+        schema_id: int = 0,
+    ) -> write_pb2.WriteResponse:
+        """Stages a write as a part of its transaction."""
+        if request.HasField("writer") or request.unchanged_since:
+            raise InvalidRequest(
+                "a write of a transaction has neither writer nor unchanged_since: use GetForUpdate, or its "
+                "conflict mode"
+            )
+        place = request.transaction
+        rows = await self._tables.transactions.stage(
+            StagedAs(token=place.token, part=place.part, sequence=place.sequence),
+            table,
+            action,
+            data,
+            schema_id=schema_id,
+            kind=kind_of(request),
+            column_locks=request.column_locks,
+        )
+        return write_pb2.WriteResponse(rows=rows)
+
+    async def Undo(
+        self,
+        request: write_pb2.UndoRequest,
+        context: grpc.aio.ServicerContext[write_pb2.UndoRequest, write_pb2.UndoResponse],
+    ) -> write_pb2.UndoResponse:
+        """Takes back what a writer has done."""
+        async with mapped_errors(request, context):
+            check_writer_id(request.writer)
+            undone, offsets = await self._tables.table(request.table).undo(request.writer, dict(request.log_offsets))
+        return write_pb2.UndoResponse(
+            restored=undone.restored, deleted=undone.deleted, skipped=undone.skipped, log_offsets=offsets
+        )
+
+    async def OpenWriter(
+        self,
+        request: write_pb2.OpenWriterRequest,
+        context: grpc.aio.ServicerContext[write_pb2.OpenWriterRequest, write_pb2.OpenWriterResponse],
+    ) -> write_pb2.OpenWriterResponse:
+        """Begins a new epoch of a writer."""
+        async with mapped_errors(request, context):
+            check_writer_id(request.id)
+            epoch, sequence = await self._tables.table(request.table).open_writer(request.id)
+        return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
+
+
+def kind_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WriteKind:
+    """What a request does with its rows. Raises InvalidRequest."""
+    if request.mode not in write_pb2.WriteMode.values():
+        raise InvalidRequest(f"mode {request.mode} is none that this server knows")
+    return WriteKind(columns=tuple(request.columns), overwrite=request.mode == write_pb2.WRITE_MODE_OVERWRITE)
+
+
+def terms_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WriteTerms:
+    """On what terms a request writes. Raises InvalidRequest."""
+    return WriteTerms(
+        identity=_identity_of(request.writer) if request.HasField("writer") else None,
+        unchanged_since=dict(request.unchanged_since) or None,
+        column_locks=frozenset(request.column_locks),
+    )
+
+
+def _identity_of(writer: write_pb2.WriterIdentity) -> WriteIdentity:
+    check_writer_id(writer.id)
+    if writer.sequence >= MAX_SEQUENCE or writer.settled_below > writer.sequence:
+        raise InvalidRequest(
+            f"writer: sequence {writer.sequence} with settled_below {writer.settled_below}: the sequence must be below "
+            f"{MAX_SEQUENCE}, and all that is settled below it"
+        )
+    return WriteIdentity(
+        writer=writer.id,
+        epoch=writer.epoch,
+        sequence=writer.sequence,
+        settled_below=writer.settled_below,
+        age_seconds=writer.sent_millis_ago / 1000,
+    )

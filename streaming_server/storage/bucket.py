@@ -19,6 +19,7 @@ from streaming_server.storage.index_build import IndexBuild, build_key, entry_ra
 from streaming_server.storage.offsets import count_of, make_offset
 from streaming_server.storage.points_cursor import PointsCursor
 from streaming_server.storage.rocks import RocksResources, RocksStore
+from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from table_model.errors import DataLoss
 from table_model.key_range import KeyRange
 
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
     from streaming_server.storage.bucket_log import Segment
     from streaming_server.storage.changelog import Changes
-    from streaming_server.storage.rocks import StoreBatch
+    from streaming_server.storage.rocks import RowsSnapshot, StoreBatch
     from streaming_server.storage.row_codec import Decoder, RowCodec
+    from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity, WriterLimits, WriteStep
     from table_model.key_codec import KeyCodec
     from table_model.schema import TableDefinition
 
@@ -137,6 +139,25 @@ class BucketChange:
         return int(np.diff(np.frombuffer(self.put_values.buffers()[1], np.int32)).max()) if len(self.put_values) else 0
 
 
+@dataclass(frozen=True, slots=True)
+class BucketSnapshot:
+    """A bucket as of one instant, for reading single keys. Thread-safe.
+
+    Attributes:
+        state: Its state.
+        durable_offset: How far it was durable.
+        rows: Its rows.
+    """
+
+    state: BucketState
+    durable_offset: int
+    rows: RowsSnapshot
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The stored rows of some encoded keys, None where there was none."""
+        return self.rows.get(keys)
+
+
 class Bucket:
     """One bucket of a table, open.
 
@@ -144,7 +165,15 @@ class Bucket:
     and `flush` and `checkpoint`, which may run beside all but `close`.
     """
 
-    def __init__(self, path: Path, place: str, *, compression: str, resources: RocksResources) -> None:
+    def __init__(
+        self,
+        path: Path,
+        place: str,
+        *,
+        compression: str,
+        resources: RocksResources,
+        writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
+    ) -> None:
         """Opens the bucket in directory `path`, making it when it is not there.
 
         Args:
@@ -152,6 +181,7 @@ class Bucket:
             place: What errors call the bucket, as `bucket 3 of game.scores`.
             compression: `none`, `lz4` or `zstd`, for blocks written from now on.
             resources: Shared by all buckets of the process.
+            writer_limits: What bounds its writers.
 
         Raises:
             DataLoss: The bucket is damaged: RocksDB cannot open it, or acknowledged changes are missing.
@@ -159,6 +189,7 @@ class Bucket:
         self.place = place
         self._store = RocksStore(path, place, compression=compression, resources=resources)
         self.log = BucketLog(self._store, lambda: self._state.log_span)
+        self.writers = WriterStates(self._store, writer_limits)
         self._mark = DurableMark(path.with_suffix(".durable"))
         self._builds: dict[int, IndexBuild] = {}
         try:
@@ -193,12 +224,16 @@ class Bucket:
         """The stored rows of some encoded keys, None where there is none."""
         return self._store.get_rows(keys)
 
-    def apply(self, change: BucketChange) -> None:
+    def apply(self, change: BucketChange, step: WriteStep | None = None) -> None:
         """Applies a change atomically: rows, changelog, entries and state. One without changes takes no offset.
 
-        It is visible to reads at once and durable after the next `sync`.
+        It is visible to reads at once and durable after the next `sync`. With `step`, which `answer_of` has not
+        refused, it is noted as a part of that request: also a change that changes nothing. Rows put without being
+        changes, because only what is hidden beside them is another, are as durable after the next `sync`.
         """
-        if change.count == 0:
+        if change.count == 0 and not len(change.put_keys):
+            if step is not None:
+                self._write_state(self._store.batch(), self._state, step)
             return
         rows, added = self._state.rows, change.rows_added
         state = replace(
@@ -221,7 +256,24 @@ class Bucket:
             state = replace(state, log_first=state.count, log_rewritten=state.count)
         else:
             state = self._logged(batch, state, change.changes, change.schema_id)
-        self._write_state(batch, state)
+        self._write_state(batch, state, step)
+
+    def answer_of(self, identity: WriteIdentity) -> WriteAnswer | None:
+        """How far a request has been applied; None when not at all, and it may be applied now.
+
+        Raises:
+            WriterFenced: Its writer was opened anew since.
+            WriterExpired: It is too old, or its writer has not been heard of for too long, to tell.
+            TooManyWriters: The writer is new, and there are as many as there may be.
+        """
+        return self.writers.answer_of(identity)
+
+    def open_writer(self, writer: str, epoch: int, next_sequence: int) -> None:
+        """Begins a new epoch of a writer, which fences those before; durable after the next sync of the store."""
+        batch = self._store.batch()
+        state = self.writers.open(batch, writer, epoch, next_sequence)
+        self._store.write(batch)
+        self.writers.remember(writer, state)
 
     def _logged(self, batch: StoreBatch, state: BucketState, changes: Changes, schema_id: int) -> BucketState:
         """Writes changes to the log as part of a batch; the state with what they take."""
@@ -285,10 +337,17 @@ class Bucket:
         self._write_state(batch, replace(self._state, ready_indexes=_with(self._state.ready_indexes, [index])))
         del self._builds[index]
 
-    def _write_state(self, batch: StoreBatch, state: BucketState) -> None:
+    def _write_state(self, batch: StoreBatch, state: BucketState, step: WriteStep | None = None) -> None:
         batch.put_meta(_STATE_KEY, state.to_bytes())
+        writer = None if step is None else self.writers.note(batch, step, state.log_offset)
         self._store.write(batch)
         self._state = state
+        if step is not None and writer is not None:
+            self.writers.remember(step.identity.writer, writer)
+
+    def snapshot(self, durable_offset: int) -> BucketSnapshot:
+        """The bucket as of now, of which so much is durable; let it go before the bucket is closed."""
+        return BucketSnapshot(self._state, durable_offset, self._store.rows_now())
 
     def cursor(
         self,

@@ -324,7 +324,11 @@ class BucketLog:
         first: RecordHead | None = None
         for key, value in self._stored(start, end):
             head = peek(key, value)
-            same = first is None or (head.epoch, head.schema_id) == (first.epoch, first.schema_id)
+            same = first is None or (head.epoch, head.schema_id, head.origin) == (
+                first.epoch,
+                first.schema_id,
+                first.origin,
+            )
             if run and (not same or changes + head.count > MAX_CHANGES_PER_RECORD):
                 break
             first = first or head

@@ -10,16 +10,17 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import pyarrow as pa
+from xxhash import xxh3_128_digest
 
 from streaming_server.storage.offsets import count_of, make_offset
 from table_model.errors import DataLoss, SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from table_model.schema import TableDefinition
 
@@ -33,7 +34,7 @@ _TRIED_ROWS = 512
 _NO_WRITER = bytes(16)
 _KEY = struct.Struct(">Q")
 # format, flags, epoch, schema id, commit timestamp (microseconds), count, writer id, sequence, transaction id, number
-# of target columns; their ids follow as u32. All-zero ids and no targets mean none.
+# of target columns; their ids follow as u32. All-zero ids mean none, no targets all.
 _HEADER = struct.Struct("<BBIIqI16sQ16sH")
 
 
@@ -52,14 +53,37 @@ class RowKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Who has made changes, and in which columns. Immutable.
+
+    Attributes:
+        writer: A hash of the id of a writer that was opened; zeros for all others.
+        columns: The ids of the columns that it has named, ascending. Empty: all.
+    """
+
+    writer: bytes = _NO_WRITER
+    columns: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, writer: str | None, columns: Iterable[int]) -> Origin:
+        """That of the changes of a writer; None: of one without a name."""
+        return cls(_NO_WRITER if writer is None else xxh3_128_digest(writer.encode()), tuple(sorted(columns)))
+
+
+NO_ORIGIN: Final = Origin()
+"""That of changes by those who have no name."""
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of one bucket in their order: the kind of each (uint8), and its row.
+    """Changes of one bucket in their order: the kind of each (uint8), and its row; and who has made them.
 
     Of `-U` and `-D` that is the row before; of `-D` without before-images its key, and null otherwise.
     """
 
     kinds: np.ndarray[tuple[int], np.dtype[np.uint8]]
     rows: pa.RecordBatch
+    origin: Origin = NO_ORIGIN
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -89,8 +113,9 @@ class LogRecord:
         count = max(min(count_of(end) - count_of(self.offset), len(self.changes)) - first, 0)
         if count == len(self.changes):
             return self
-        changes = Changes(self.changes.kinds[first : first + count], self.changes.rows.slice(first, count))
+        kinds, rows = self.changes.kinds[first : first + count], self.changes.rows.slice(first, count)
         times = self.commit_micros[first : first + count]
+        changes = Changes(kinds, rows, self.changes.origin)
         return LogRecord(self.offset + first, self.epoch, self.schema_id, times, changes)
 
 
@@ -108,13 +133,16 @@ def encode_records(
             end -= 1
         rows, kinds = changes.rows.slice(start, end - start), changes.kinds[start:end]
         batch = pa.RecordBatch.from_arrays([pa.array(kinds), *rows.columns], schema=record_schema(rows.schema))
-        header = _header(_RECORD_FORMAT, epoch, schema_id, commit_micros, rows.num_rows)
+        header = _header(_RECORD_FORMAT, epoch, schema_id, commit_micros, rows.num_rows, changes.origin)
         yield key_of(make_offset(epoch, count + start)), header + _to_ipc(batch)
         start = end
 
 
 def encode_segment(records: Sequence[LogRecord]) -> tuple[bytes, bytes]:
-    """Key and value of one record that has the changes of several, which follow each other in epoch and schema."""
+    """Key and value of one record that has the changes of several, which follow each other.
+
+    All are of the same epoch, schema and origin.
+    """
     first = records[0]
     kinds = np.concatenate([record.changes.kinds for record in records])
     times = np.concatenate([record.commit_micros for record in records])
@@ -122,7 +150,8 @@ def encode_segment(records: Sequence[LogRecord]) -> tuple[bytes, bytes]:
     batch = pa.RecordBatch.from_arrays(
         [pa.array(kinds), pa.array(times), *rows.columns], schema=record_schema(rows.schema, segment=True)
     )
-    header = _header(_SEGMENT_FORMAT, first.epoch, first.schema_id, int(times[0]), len(kinds))
+    origin = first.changes.origin
+    header = _header(_SEGMENT_FORMAT, first.epoch, first.schema_id, int(times[0]), len(kinds), origin)
     return key_of(first.offset), header + _to_ipc(batch)
 
 
@@ -131,8 +160,10 @@ def key_of(offset: int) -> bytes:
     return _KEY.pack(offset)
 
 
-def _header(format_: int, epoch: int, schema_id: int, commit_micros: int, count: int) -> bytes:
-    return _HEADER.pack(format_, 0, epoch, schema_id, commit_micros, count, _NO_WRITER, 0, _NO_WRITER, 0)
+def _header(format_: int, epoch: int, schema_id: int, commit_micros: int, count: int, origin: Origin) -> bytes:
+    columns = origin.columns
+    fixed = (format_, 0, epoch, schema_id, commit_micros, count, origin.writer, 0, _NO_WRITER, len(columns))
+    return _HEADER.pack(*fixed) + struct.pack(f"<{len(columns)}I", *columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +175,15 @@ class RecordHead:
     schema_id: int
     commit_micros: int
     count: int
+    origin: Origin
 
 
 def peek(key: bytes, value: bytes) -> RecordHead:
     """The head of a stored record. Raises DataLoss when it has none."""
     try:
-        _, _, epoch, schema_id, commit_micros, count, *_ = _HEADER.unpack_from(value)
-        return RecordHead(_KEY.unpack(key)[0], epoch, schema_id, commit_micros, count)
+        _, _, epoch, schema_id, commit_micros, count, writer, _, _, targets = _HEADER.unpack_from(value)
+        columns = struct.unpack_from(f"<{targets}I", value, _HEADER.size)
+        return RecordHead(_KEY.unpack(key)[0], epoch, schema_id, commit_micros, count, Origin(writer, columns))
     except struct.error as error:
         raise DataLoss("a changelog record is damaged") from error
 
@@ -202,7 +235,8 @@ def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogR
     """
     try:
         (offset,) = _KEY.unpack(key)
-        format_, _, epoch, schema_id, commit_micros, count, _, _, _, targets = _HEADER.unpack_from(value)
+        format_, _, epoch, schema_id, commit_micros, count, writer, _, _, targets = _HEADER.unpack_from(value)
+        origin = Origin(writer, struct.unpack_from(f"<{targets}I", value, _HEADER.size))
         if format_ not in (_RECORD_FORMAT, _SEGMENT_FORMAT):
             raise DataLoss(f"the changelog record at offset {offset} has the unknown format {format_}")
         segment = format_ == _SEGMENT_FORMAT
@@ -218,4 +252,4 @@ def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogR
     if batch.num_rows != count:
         raise DataLoss(f"the changelog record at offset {offset} has {batch.num_rows} changes where {count} belong")
     rows = batch.select(range(2 if segment else 1, batch.num_columns))
-    return LogRecord(offset, epoch, schema_id, times, Changes(kinds, rows))
+    return LogRecord(offset, epoch, schema_id, times, Changes(kinds, rows, origin))

@@ -7,6 +7,8 @@ tables/<database>/<table>/buckets/0003   RocksDB directory of bucket 3, its dura
 tables/.../<table>/bases/0003/<name>     the columnar base of bucket 3
 tables/.../<table>/snapshots/<view>      a pinned view: its manifest, checkpoints of the buckets, leases
 tables/.../<table>/consumers/<id>.json   how far a consumer of the table's changes has come
+transactions/log-7                       which transactions were committed
+transactions/<token>/                    what one has staged
 trash/                                   tables being made or dropped; emptied at start
 """
 
@@ -46,6 +48,7 @@ class DataDirectory:
         self.path = path
         self.tables = path / "tables"
         self.trash = path / "trash"
+        self.transactions = path / "transactions"
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -19,6 +19,7 @@ from table_model.errors import DataLoss, InvalidKey, RequestTooLarge
 from table_model.key_codec import KeyCodec
 from table_model.key_range import KeyRange
 from table_model.limits import MAX_KEY_BYTES
+from table_model.merge_spec import NO_MERGING
 from table_model.schema import Schema
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class IndexCodec:
         self.covered = tuple(column.name for column in (*columns, *others))
         self._prefix = index.id.to_bytes(4, "big")
         self.all_entries = KeyRange.under(self._prefix)
-        self.rows = RowCodec(replace(definition, schemas=(Schema(1, (*columns, *others)),), indexes=()))
+        entry = replace(definition, schemas=(Schema(1, (*columns, *others)),), indexes=(), merging=NO_MERGING)
+        self.rows = RowCodec(entry)
         self._primary_key = definition.primary_key
         self._keys = KeyCodec(definition.key_schema.types, definition.primary_key)
 

@@ -130,6 +130,10 @@ class RocksStore:
             raise self.failure(error) from error
         return found
 
+    def rows_now(self) -> RowsSnapshot:
+        """The rows as of now, to be read by key; let it go before the store is closed. Takes microseconds."""
+        return RowsSnapshot(self, self.rows.snapshot())
+
     def row_values(
         self, options: rocksdict.ReadOptions, start: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[bytes]:
@@ -192,6 +196,29 @@ class RocksStore:
         if self._has_filter:
             self._has_filter = False
             self._resources.filters.release()
+
+
+class RowsSnapshot:
+    """The rows of a store as of one instant. Thread-safe.
+
+    RocksDB's snapshots can be read by single keys alone: their iterators see later writes (rocksdict 0.3.29).
+    """
+
+    def __init__(self, store: RocksStore, snapshot: rocksdict.Snapshot) -> None:
+        self._store = store
+        self._snapshot = snapshot
+
+    def get(self, keys: Iterable[bytes]) -> list[bytes | None]:
+        """The stored rows of some keys, None where there was none. Holds the interpreter lock: 2 microseconds a key."""
+        return list(map(self._get, keys))
+
+    def _get(self, key: bytes) -> bytes | None:
+        try:
+            return cast("bytes", self._snapshot[key])
+        except Exception as error:
+            if str(error) == "key not found":
+                return None
+            raise self._store.failure(error) from error
 
 
 class StoreBatch:

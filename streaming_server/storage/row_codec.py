@@ -44,25 +44,37 @@ class RowCodec:
     """Encodes rows of a table's current schema and makes decoders for rows of any of its schemas.
 
     Immutable, so a scan keeps the codec of its open while the table is altered.
+
+    Attributes:
+        definition: The table.
+        schema: Its columns.
+        hidden: What is stored beside them for the table's merge engine.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
         self.definition = definition
         self.schema = definition.schema.arrow
-        self._layouts = {schema.id: RowLayout(schema) for schema in definition.schemas}
+        self.hidden = definition.hidden_columns(definition.schema)
+        self._layouts = {
+            schema.id: RowLayout(schema, definition.hidden_columns(schema)) for schema in definition.schemas
+        }
         self._layout = self._layouts[definition.schema.id]
 
-    def encode(self, batch: pa.RecordBatch) -> pa.Array:
+    def encode(self, batch: pa.RecordBatch, hidden: Sequence[pa.Array] = ()) -> pa.Array:
         """The stored rows of a batch of the current schema: binary, `batch.num_rows` values, same order.
 
         Equal rows give equal bytes.
+
+        Args:
+            batch: The rows.
+            hidden: The hidden columns. None given: null.
         """
         layout, count = self._layout, batch.num_rows
         fixed = np.zeros((count, layout.fixed_bytes), np.uint8)
         fixed[:, : HEADER.size] = np.frombuffer(layout.header, np.uint8)
         segments: list[pa.Array] = []
-        for slot in layout.slots:
-            array = batch.column(slot.index)
+        # A hidden column is of fixed width, so one that is not given leaves zeros, as a null does.
+        for slot, array in zip(layout.slots, (*batch.columns, *hidden), strict=False):
             _set_valid(fixed, layout, slot, valid_mask(array))
             if slot.width is not None:
                 fixed[:, slot.start : slot.start + slot.width] = fixed_bytes(array)
@@ -87,6 +99,12 @@ class RowCodec:
         schema = self.definition.schema
         names = schema.names if columns is None else columns
         return RowDecoder(self._layouts, self._layout, [schema.column(name) for name in names], schema.select(columns))
+
+    def merge_decoder(self) -> RowDecoder:
+        """A decoder for all columns in table order and the hidden ones behind them, which may all be null."""
+        columns = [*self.definition.schema.columns, *self.hidden]
+        schema = pa.schema([pa.field(column.name, column.type) for column in columns])
+        return RowDecoder(self._layouts, self._layout, columns, schema)
 
     def row_keys(self, keys: KeyCodec) -> RowKeys:
         """A reader of the encoded keys of single stored rows; `keys` is the codec of the table's primary key."""

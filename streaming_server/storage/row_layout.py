@@ -6,6 +6,8 @@ All integers are little-endian. The null bitmap has one bit a column (1 = not nu
 bit first. Fixed-width columns have a slot each (zeros when null, a bool takes a byte). Every other column has one or
 more segments (`shredding`): `ends` has, for each segment, where it ends, counted from the start of the row. The part
 before the segments is equally long in all rows of one schema, which is what lets a chunk be decoded by column.
+
+Behind the table's columns come hidden ones, of fixed width, with what a merge keeps beside them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from streaming_server.storage.arrow_buffers import fixed_width
 from streaming_server.storage.shredding import segment_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from table_model.schema import Column, Schema
 
 ROW_FORMAT = 1
@@ -38,16 +42,22 @@ class Slot:
 
 
 class RowLayout:
-    """The layout of the rows of one schema. Immutable."""
+    """The layout of the rows of one schema. Immutable.
 
-    def __init__(self, schema: Schema) -> None:
+    Args:
+        schema: The table's columns.
+        hidden: Columns behind them that no reader of the table sees.
+    """
+
+    def __init__(self, schema: Schema, hidden: Sequence[Column] = ()) -> None:
         self.schema = schema
         self.header = HEADER.pack(ROW_FORMAT, 0, schema.id)
         self.bitmap_start = HEADER.size
-        self.bitmap_bytes = (len(schema.columns) + 7) // 8
+        columns = (*schema.columns, *hidden)
+        self.bitmap_bytes = (len(columns) + 7) // 8
         position, segment = self.bitmap_start + self.bitmap_bytes, 0
         slots: list[Slot] = []
-        for index, column in enumerate(schema.columns):
+        for index, column in enumerate(columns):
             width = fixed_width(column.type)
             count = segment_count(column.type) if width is None else 0
             slots.append(Slot(column, index, width, position, segment, count))

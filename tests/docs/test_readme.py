@@ -35,7 +35,17 @@ def test_the_one_minute_tour_runs_and_prints_what_it_shows(tmp_path: Path) -> No
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("section", ["Ask for less", "Follow the changes", "When a scan is cut"])
+@pytest.mark.parametrize(
+    "section",
+    [
+        "Ask for less",
+        "Follow the changes",
+        "Let the table add up",
+        "All or nothing",
+        "Write from several jobs",
+        "When a scan is cut",
+    ],
+)
 async def test_the_snippets_of_a_section_run(section: str, shared_server: ServerProcess) -> None:
     columns = pa.schema([("player", pa.string()), ("score", pa.int64()), ("league", pa.string())])
     snippets = [text for language, text in _blocks(section) if language == "python"]
@@ -48,7 +58,7 @@ async def test_the_snippets_of_a_section_run(section: str, shared_server: Server
             stream = table.scan(columns=["player", "score"]).with_chunk(rows=10).stream()
             await anext(stream)
             known: dict[str, object] = {"client": client, "table": table, "snapshot": snapshot}
-            known |= {"token": stream.resume_token, "Resume": Resume}
+            known |= {"token": stream.resume_token, "Resume": Resume, "pa": pa}
             await stream.aclose()
             for snippet in snippets:
                 await _run_as_coroutine(snippet, known)

@@ -112,10 +112,11 @@ async def test_rows_are_right_and_no_debris_stays_after_kills_at_any_moment_of_a
             while rounds < kills or not half_built:
                 async with connect(server.url) as client, asyncio.TaskGroup() as group:
                     table = await client.table(NAME)
-                    for writer in writers:
-                        group.create_task(writer.write_until_broken(table))
+                    tasks = [group.create_task(writer.write_until_cancelled(table)) for writer in writers]
                     await asyncio.sleep(rng.uniform(0.05, 0.4))
                     await asyncio.to_thread(server.kill)
+                    for task in tasks:
+                        task.cancel()
                 names = [name for found in bases_on_disk(server.data_dir, NAME).values() for name in found]
                 half_built += any(name.endswith(".tmp") for name in names)
                 rounds += 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from aio_client import ConnectionFailed, StartFrom, StopAt, connect, sync
+from aio_client import StartFrom, StopAt, connect, sync
 from tests.model.history import noted
 from tests.model.replay import Replay
 from tests.support.consuming_process import ConsumingProcess
@@ -74,11 +73,12 @@ async def test_a_consumer_goes_on_at_its_commit_wherever_the_server_is_killed(
             committed, offsets = Replay({}, selective=True), dict.fromkeys(range(3), 0)
             for _ in range(kills):
                 restarted = asyncio.Event()
-                writing = asyncio.create_task(write_until_broken(table, rng))
+                writing = asyncio.create_task(write(table, rng))
                 consuming = asyncio.create_task(consume(table, rng, committed, offsets, restarted))
                 await asyncio.sleep(rng.uniform(0.05, 0.5))
                 server.kill()
-                await writing
+                writing.cancel()
+                await asyncio.wait([writing])
                 server.restart()
                 restarted.set()
                 await client.wait_ready()
@@ -90,12 +90,12 @@ async def test_a_consumer_goes_on_at_its_commit_wherever_the_server_is_killed(
             assert committed.table == {row["k"]: row for row in await table.scan().to_pylist()}
 
 
-async def write_until_broken(table: Table, rng: random.Random) -> None:
-    with suppress(ConnectionFailed):
-        while True:
-            keys = [rng.randrange(400) for _ in range(30)]
-            await table.upsert(rows(*keys, v=rng.randrange(10**6)))
-            await table.delete(keys[:7])
+async def write(table: Table, rng: random.Random) -> None:
+    """Writes until it is cancelled."""
+    while True:
+        keys = [rng.randrange(400) for _ in range(30)]
+        await table.upsert(rows(*keys, v=rng.randrange(10**6)))
+        await table.delete(keys[:7])
 
 
 async def consume(

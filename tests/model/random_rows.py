@@ -62,7 +62,7 @@ class Layout:
     primary_key: list[str]
     bucket_key: list[str]
     buckets: int
-    options: dict[str, str | bool]
+    options: dict[str, Any]
 
     @classmethod
     def random(cls, random: Random) -> Layout:

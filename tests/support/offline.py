@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from streaming_server.engine.last_row import merge_delete, merge_upsert, reads_old_rows
+from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.storage.bucket import Bucket
 from streaming_server.storage.catalog import Catalog

@@ -12,6 +12,7 @@ from grpc_status import rpc_status
 from protos.scankv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    lock_pb2_grpc,
     lookup_pb2_grpc,
     scan_pb2_grpc,
     snapshot_pb2,
@@ -54,6 +55,7 @@ class Wire:
         self.channel = grpc.insecure_channel(address, options)
         self.tables = table_pb2_grpc.TableServiceStub(self.channel)
         self.writes = write_pb2_grpc.WriteServiceStub(self.channel)
+        self.locks = lock_pb2_grpc.LockServiceStub(self.channel)
         self.lookups = lookup_pb2_grpc.LookupServiceStub(self.channel)
         self.scans: Any = scan_pb2_grpc.ScanServiceStub(self.channel)
         self.snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self.channel)

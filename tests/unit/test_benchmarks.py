@@ -46,6 +46,8 @@ def test_every_figure_is_measured_when_none_is_named(tmp_path: Path) -> None:
         "upsert_mode_vs_write_batch",
         "upsert",
         "load_flights",
+        "aggregate_upsert",
+        "aggregate_upsert_hot",
         "first_row_vs_call",
         "pin",
         "pin_hold",

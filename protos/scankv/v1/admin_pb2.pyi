@@ -270,6 +270,10 @@ class StatsResponse(_message.Message):
     CACHED_BYTES_FIELD_NUMBER: _builtins.int
     WAITING_CALLS_FIELD_NUMBER: _builtins.int
     BASES_FIELD_NUMBER: _builtins.int
+    OPEN_TRANSACTIONS_FIELD_NUMBER: _builtins.int
+    CLOSED_GATES_FIELD_NUMBER: _builtins.int
+    COMMITS_FIELD_NUMBER: _builtins.int
+    LONGEST_COMMIT_MICROS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server's software."""
     incarnation: _builtins.str
@@ -313,6 +317,13 @@ class StatsResponse(_message.Message):
     """What computed answers keep in memory."""
     waiting_calls: _builtins.int
     """Calls that wait until what they ask about has changed."""
+    open_transactions: _builtins.int
+    """Transactions that are neither committed nor aborted; those that are being applied, with the gate before their buckets
+    closed; those that were committed since the start, and the longest time for which the gate of one was closed.
+    """
+    closed_gates: _builtins.int
+    commits: _builtins.int
+    longest_commit_micros: _builtins.int
     @_builtins.property
     def damaged_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The buckets found damaged, as `database.table/bucket`."""
@@ -352,10 +363,14 @@ class StatsResponse(_message.Message):
         cached_bytes: _builtins.int = ...,
         waiting_calls: _builtins.int = ...,
         bases: _abc.Iterable[Global___TableBases] | None = ...,
+        open_transactions: _builtins.int = ...,
+        closed_gates: _builtins.int = ...,
+        commits: _builtins.int = ...,
+        longest_commit_micros: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bases", b"bases", "bytes_returned", b"bytes_returned", "cached_answers", b"cached_answers", "cached_bytes", b"cached_bytes", "computed_answers", b"computed_answers", "damaged_buckets", b"damaged_buckets", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "peak_resident_bytes", b"peak_resident_bytes", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_answers", b"unchanged_answers", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_calls", b"waiting_calls", "waiting_scans", b"waiting_scans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bases", b"bases", "bytes_returned", b"bytes_returned", "cached_answers", b"cached_answers", "cached_bytes", b"cached_bytes", "closed_gates", b"closed_gates", "commits", b"commits", "computed_answers", b"computed_answers", "damaged_buckets", b"damaged_buckets", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "longest_commit_micros", b"longest_commit_micros", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "open_transactions", b"open_transactions", "peak_resident_bytes", b"peak_resident_bytes", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_answers", b"unchanged_answers", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_calls", b"waiting_calls", "waiting_scans", b"waiting_scans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

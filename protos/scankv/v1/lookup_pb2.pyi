@@ -99,21 +99,49 @@ Global___LookupRequest: _TypeAlias = LookupRequest  # noqa: Y015
 class LookupResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LogOffsetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROWS_FIELD_NUMBER: _builtins.int
     FOUND_FIELD_NUMBER: _builtins.int
+    LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     """An Arrow IPC stream of the rows found, in the order of their keys in the request."""
     found: _builtins.bytes
     """One byte for every key of the request: 1 when it has a row, else 0."""
+    @_builtins.property
+    def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """For every bucket that has one of the keys, the offset of the first change that is not shown: what a conditional write
+        of these keys names.
+        """
+
     def __init__(
         self,
         *,
         rows: _builtins.bytes = ...,
         found: _builtins.bytes = ...,
+        log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "log_offsets", b"log_offsets", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,6 +53,7 @@ class Table(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     CREATED_MILLIS_FIELD_NUMBER: _builtins.int
     INDEXES_FIELD_NUMBER: _builtins.int
+    MERGING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`."""
     incarnation: _builtins.str
@@ -85,6 +86,10 @@ class Table(_message.Message):
     def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Index]:
         """In the order in which they were made."""
 
+    @_builtins.property
+    def merging(self) -> Global___Merging:
+        """What the option merge_engine goes by; absent when that is nothing."""
+
     def __init__(
         self,
         *,
@@ -99,14 +104,145 @@ class Table(_message.Message):
         options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         created_millis: _builtins.int = ...,
         indexes: _abc.Iterable[Global___Index] | None = ...,
+        merging: Global___Merging | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["merging", b"merging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "name", b"name", "options", b"options", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "column_ids", b"column_ids", "created_millis", b"created_millis", "incarnation", b"incarnation", "indexes", b"indexes", "merging", b"merging", "name", b"name", "options", b"options", "primary_key", b"primary_key", "schema_id", b"schema_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Table: _TypeAlias = Table  # noqa: Y015
+
+@_typing.final
+class Merging(_message.Message):
+    """How rows with the same key become one, beside the options merge_engine and delete_behavior."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_COLUMN_FIELD_NUMBER: _builtins.int
+    SEQUENCE_COLUMNS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_GROUPS_FIELD_NUMBER: _builtins.int
+    AGGREGATES_FIELD_NUMBER: _builtins.int
+    version_column: _builtins.str
+    """Of versioned, which needs it: of two rows that with the greater version stays; null is least, of equal ones the later."""
+    @_builtins.property
+    def sequence_columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of last_row: the same by several columns, the first one first."""
+
+    @_builtins.property
+    def sequence_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceGroup]:
+        """Of partial_update."""
+
+    @_builtins.property
+    def aggregates(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColumnMerge]:
+        """Of aggregate, where other columns keep the last value that is not null; of partial_update for columns in groups. Each
+        of another column that is not in the key.
+        """
+
+    def __init__(
+        self,
+        *,
+        version_column: _builtins.str = ...,
+        sequence_columns: _abc.Iterable[_builtins.str] | None = ...,
+        sequence_groups: _abc.Iterable[Global___SequenceGroup] | None = ...,
+        aggregates: _abc.Iterable[Global___ColumnMerge] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregates", b"aggregates", "sequence_columns", b"sequence_columns", "sequence_groups", b"sequence_groups", "version_column", b"version_column"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Merging: _TypeAlias = Merging  # noqa: Y015
+
+@_typing.final
+class SequenceGroup(_message.Message):
+    """Columns that change together: by a row that is not older by its sequence columns, then also to null. A row that is null
+    in all of these leaves them as they are.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequence(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At least one, the first one first; types that have an order."""
+
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At least one. A column is in one group at most."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _abc.Iterable[_builtins.str] | None = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceGroup: _TypeAlias = SequenceGroup  # noqa: Y015
+
+@_typing.final
+class ColumnMerge(_message.Message):
+    """What becomes of a column."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    COLUMN_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    column: _builtins.str
+    function: _builtins.str
+    """sum, product, count, avg, min, max, last_value, last_non_null_value, first_value, first_non_null_value, listagg,
+    bool_and, bool_or, collect, merge_map, rbm32, rbm64, hll_sketch, theta_sketch, top_k; or one that is installed at the
+    server, with a dot in its name.
+    """
+    @_builtins.property
+    def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """delimiter (of listagg, 1 to 64 characters), distinct (of listagg and collect) and, of all, ignore_retract: `true` or
+        `false`. Those of installed functions are theirs.
+        """
+
+    def __init__(
+        self,
+        *,
+        column: _builtins.str = ...,
+        function: _builtins.str = ...,
+        parameters: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "function", b"function", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ColumnMerge: _TypeAlias = ColumnMerge  # noqa: Y015
 
 @_typing.final
 class Index(_message.Message):
@@ -191,6 +327,7 @@ class CreateTableRequest(_message.Message):
     BUCKETS_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     INDEXES_FIELD_NUMBER: _builtins.int
+    MERGING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`database.table`; each part 1 to 128 of A-Z a-z 0-9 _ -, beginning with a letter or _."""
     arrow_schema: _builtins.bytes
@@ -213,6 +350,8 @@ class CreateTableRequest(_message.Message):
     def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexColumns]:
         """At most 16, each other columns."""
 
+    @_builtins.property
+    def merging(self) -> Global___Merging: ...
     def __init__(
         self,
         *,
@@ -223,10 +362,11 @@ class CreateTableRequest(_message.Message):
         buckets: _builtins.int = ...,
         options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         indexes: _abc.Iterable[Global___IndexColumns] | None = ...,
+        merging: Global___Merging | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["merging", b"merging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "indexes", b"indexes", "name", b"name", "options", b"options", "primary_key", b"primary_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "bucket_key", b"bucket_key", "buckets", b"buckets", "indexes", b"indexes", "merging", b"merging", "name", b"name", "options", b"options", "primary_key", b"primary_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -294,6 +434,7 @@ class AlterTableRequest(_message.Message):
     ADD_COLUMNS_FIELD_NUMBER: _builtins.int
     ADD_INDEXES_FIELD_NUMBER: _builtins.int
     DROP_INDEXES_FIELD_NUMBER: _builtins.int
+    ADD_AGGREGATES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     add_columns: _builtins.bytes
     """The encapsulated Arrow IPC schema message of the columns to add, in order. At least one; empty: none."""
@@ -305,6 +446,10 @@ class AlterTableRequest(_message.Message):
     def drop_indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexColumns]:
         """Exactly the columns of an index."""
 
+    @_builtins.property
+    def add_aggregates(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColumnMerge]:
+        """Of columns that are added."""
+
     def __init__(
         self,
         *,
@@ -312,10 +457,11 @@ class AlterTableRequest(_message.Message):
         add_columns: _builtins.bytes = ...,
         add_indexes: _abc.Iterable[Global___IndexColumns] | None = ...,
         drop_indexes: _abc.Iterable[Global___IndexColumns] | None = ...,
+        add_aggregates: _abc.Iterable[Global___ColumnMerge] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_columns", b"add_columns", "add_indexes", b"add_indexes", "drop_indexes", b"drop_indexes", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_aggregates", b"add_aggregates", "add_columns", b"add_columns", "add_indexes", b"add_indexes", "drop_indexes", b"drop_indexes", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

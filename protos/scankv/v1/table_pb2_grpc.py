@@ -66,8 +66,9 @@ class TableServiceServicer:
 
     def CreateTable(self, request, context):
         """Creates a table. Durable when answered. Checked whole before anything is made.
-        Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets), SCHEMA_MISMATCH (a type
-        that cannot be stored, or cannot be in a key), INVALID_OPTION (an option that does not exist, or its value).
+        Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates), SCHEMA_MISMATCH
+        (a type that cannot be stored, in a key, or aggregated so), INVALID_OPTION (an option that does not exist, its value,
+        or one that the merge engine needs or has no use for).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,8 +33,9 @@ class TableServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TableServiceAsyncStub: ...
     CreateTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.CreateTableRequest, _table_pb2.CreateTableResponse]
     """Creates a table. Durable when answered. Checked whole before anything is made.
-    Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets), SCHEMA_MISMATCH (a type
-    that cannot be stored, or cannot be in a key), INVALID_OPTION (an option that does not exist, or its value).
+    Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates), SCHEMA_MISMATCH
+    (a type that cannot be stored, in a key, or aggregated so), INVALID_OPTION (an option that does not exist, its value,
+    or one that the merge engine needs or has no use for).
     """
     DropTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.DropTableRequest, _table_pb2.DropTableResponse]
     """Drops a table with its rows and changelog. Running scans of it end with TABLE_NOT_FOUND.
@@ -59,8 +60,9 @@ class TableServiceAsyncStub(TableServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTable: _aio.UnaryUnaryMultiCallable[_table_pb2.CreateTableRequest, _table_pb2.CreateTableResponse]  # type: ignore[assignment]
     """Creates a table. Durable when answered. Checked whole before anything is made.
-    Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets), SCHEMA_MISMATCH (a type
-    that cannot be stored, or cannot be in a key), INVALID_OPTION (an option that does not exist, or its value).
+    Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates), SCHEMA_MISMATCH
+    (a type that cannot be stored, in a key, or aggregated so), INVALID_OPTION (an option that does not exist, its value,
+    or one that the merge engine needs or has no use for).
     """
     DropTable: _aio.UnaryUnaryMultiCallable[_table_pb2.DropTableRequest, _table_pb2.DropTableResponse]  # type: ignore[assignment]
     """Drops a table with its rows and changelog. Running scans of it end with TABLE_NOT_FOUND.
@@ -88,8 +90,9 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_table_pb2.CreateTableResponse, _abc.Awaitable[_table_pb2.CreateTableResponse]]:
         """Creates a table. Durable when answered. Checked whole before anything is made.
-        Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets), SCHEMA_MISMATCH (a type
-        that cannot be stored, or cannot be in a key), INVALID_OPTION (an option that does not exist, or its value).
+        Errors: ALREADY_EXISTS TABLE_EXISTS; INVALID_ARGUMENT INVALID_REQUEST (name, key, buckets, aggregates), SCHEMA_MISMATCH
+        (a type that cannot be stored, in a key, or aggregated so), INVALID_OPTION (an option that does not exist, its value,
+        or one that the merge engine needs or has no use for).
         """
 
     @_abc_1.abstractmethod

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,33 +19,164 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _WriteMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WriteModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WriteMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WRITE_MODE_UNSPECIFIED: _WriteMode.ValueType  # 0
+    """As the table's merge engine and delete_behavior say."""
+    WRITE_MODE_OVERWRITE: _WriteMode.ValueType  # 1
+    """Rows replace what stands, whatever the engine; the last one of each key counts."""
+
+class WriteMode(_WriteMode, metaclass=_WriteModeEnumTypeWrapper): ...
+
+WRITE_MODE_UNSPECIFIED: WriteMode.ValueType  # 0
+"""As the table's merge engine and delete_behavior say."""
+WRITE_MODE_OVERWRITE: WriteMode.ValueType  # 1
+"""Rows replace what stands, whatever the engine; the last one of each key counts."""
+Global___WriteMode: _TypeAlias = WriteMode  # noqa: Y015
+
+@_typing.final
+class WriterIdentity(_message.Message):
+    """Which request of which writer a write is: a repeated request has the same id, epoch and sequence, and the same rows.
+
+    Each bucket notes the requests of a writer with the rows that they write: the 16 of the greatest sequences. A repeated
+    one changes nothing where it was applied, and is answered with the first answer. One that cannot be told any more
+    (below the 16, or below what was settled) is refused with WRITER_EXPIRED.
+
+    A writer that was never opened is known for an hour after it was heard of last. It should be a random id that one
+    program uses for one request at a time.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    SETTLED_BELOW_FIELD_NUMBER: _builtins.int
+    SENT_MILLIS_AGO_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """1 to 128 of `A-Z a-z 0-9 . _ : -`, neither `.` nor `..`."""
+    epoch: _builtins.int
+    """What OpenWriter gave. 0: it was never opened."""
+    sequence: _builtins.int
+    """Greater than those of the writer's requests before. There may be gaps, and up to 16 requests may be under way at once;
+    the order in which those are applied is not defined.
+    """
+    settled_below: _builtins.int
+    """Every request of the writer with a lower sequence was answered, or given up: one that is still under way is not to
+    be applied behind this one.
+    """
+    sent_millis_ago: _builtins.int
+    """How long ago the request was sent for the first time. 0 when this is the first time."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        settled_below: _builtins.int = ...,
+        sent_millis_ago: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "sent_millis_ago", b"sent_millis_ago", "sequence", b"sequence", "settled_below", b"settled_below"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriterIdentity: _TypeAlias = WriterIdentity  # noqa: Y015
+
 @_typing.final
 class UpsertRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class UnchangedSinceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TABLE_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     SCHEMA_ID_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    WRITER_FIELD_NUMBER: _builtins.int
+    UNCHANGED_SINCE_FIELD_NUMBER: _builtins.int
+    COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
+    TRANSACTION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     rows: _builtins.bytes
     """An Arrow IPC stream (schema message, record batches, end of stream), neither compressed nor with dictionaries. Its
     columns are those of the table's schema `schema_id`, by name, in any order, with exactly their types.
+
+    They may have one more, `_change_type`: a string, not null, `+I`, `+U`, `-U` or `-D`. Rows that begin with + are
+    written. Of the others an aggregate table, and sequence groups with delete_behavior retract, take back what they
+    hold. Elsewhere -U does nothing, and -D is a delete by the key, or by the columns named with it.
     """
     schema_id: _builtins.int
-    """The version of the table's schema that the rows were made for. Columns added since then become null. 0: the current.
-    4 to 15 are kept for the columns of a partial write, writer identity and sequence, mode and expected version.
-    """
+    """The version of the table's schema that the rows were made for. Columns added since then become null. 0: the current."""
+    mode: Global___WriteMode.ValueType
+    """6 to 8 and 13 to 15 are kept for later."""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The columns that `rows` has, the whole key among them: others stay as they are, and are null where there was no row.
+        Every column of the table that is not in the key is nullable. None: all columns. Engines first_row and versioned
+        take all.
+        """
+
+    @_builtins.property
+    def writer(self) -> Global___WriterIdentity:
+        """Makes the request safe to repeat. Absent: it is not."""
+
+    @_builtins.property
+    def unchanged_since(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """Writes only if none of the request's keys has changed since these offsets, by bucket, as reads and writes give them;
+        else WRITE_CONFLICT. Every bucket that the request touches must be there. All of them are checked before the first is
+        written, and nothing else is written to them in between. Reads the changelog from the offsets on. Empty: always.
+        """
+
+    @_builtins.property
+    def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The column locks that the writer has: what they lock it may write."""
+
+    @_builtins.property
+    def transaction(self) -> Global___StagedAs:
+        """Stages the request as a part of a transaction in place of applying it: without `writer` and `unchanged_since`."""
+
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         rows: _builtins.bytes = ...,
         schema_id: _builtins.int = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        mode: Global___WriteMode.ValueType = ...,
+        writer: Global___WriterIdentity | None = ...,
+        unchanged_since: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        column_locks: _abc.Iterable[_builtins.str] | None = ...,
+        transaction: Global___StagedAs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "schema_id", b"schema_id", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -54,27 +186,113 @@ Global___UpsertRequest: _TypeAlias = UpsertRequest  # noqa: Y015
 class DeleteRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class UnchangedSinceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TABLE_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    WRITER_FIELD_NUMBER: _builtins.int
+    UNCHANGED_SINCE_FIELD_NUMBER: _builtins.int
+    COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
+    TRANSACTION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     keys: _builtins.bytes
-    """An Arrow IPC stream with exactly the key columns, by name, in any order.
-    3 to 15 are kept as in UpsertRequest.
+    """An Arrow IPC stream with exactly the key columns, by name, in any order."""
+    mode: Global___WriteMode.ValueType
+    """Overwriting, a table deletes also what its delete_behavior keeps.
+    3, 6 to 8 and 13 to 15 are kept as in UpsertRequest.
     """
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only these columns become null; key columns among them are passed over. A row of which nothing beside its key is
+        left goes. None: the rows go.
+        """
+
+    @_builtins.property
+    def writer(self) -> Global___WriterIdentity:
+        """As in UpsertRequest."""
+
+    @_builtins.property
+    def unchanged_since(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
+    @_builtins.property
+    def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def transaction(self) -> Global___StagedAs: ...
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         keys: _builtins.bytes = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        mode: Global___WriteMode.ValueType = ...,
+        writer: Global___WriterIdentity | None = ...,
+        unchanged_since: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        column_locks: _abc.Iterable[_builtins.str] | None = ...,
+        transaction: Global___StagedAs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "keys", b"keys", "mode", b"mode", "table", b"table", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteRequest: _TypeAlias = DeleteRequest  # noqa: Y015
+
+@_typing.final
+class StagedAs(_message.Message):
+    """Which request of a transaction a staged one is; see transaction.proto. Repeating it stages it once. It is answered when
+    the server has it, without offsets. Errors: those that the write would have when it is checked; NOT_FOUND
+    TRANSACTION_LOST; RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (the transaction is over max_transaction_bytes);
+    INVALID_ARGUMENT INVALID_REQUEST (the sequence is not the next one of its part).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """What BeginTransaction gave."""
+    part: _builtins.str
+    """Who stages it, one request after another: 1 to 128 characters. Each attempt of one that may fail and be repeated, as
+    a task of a job, is a part of its own, and the commit names those that count.
+    """
+    sequence: _builtins.int
+    """The request's number in its part: 0, 1, 2, ..."""
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+        part: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "sequence", b"sequence", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StagedAs: _TypeAlias = StagedAs  # noqa: Y015
 
 @_typing.final
 class WriteResponse(_message.Message):
@@ -123,3 +341,154 @@ class WriteResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriteResponse: _TypeAlias = WriteResponse  # noqa: Y015
+
+@_typing.final
+class UndoRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LogOffsetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    WRITER_FIELD_NUMBER: _builtins.int
+    LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """`database.table`."""
+    writer: _builtins.str
+    """The id of a writer that was opened."""
+    @_builtins.property
+    def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """By bucket, where to go back to: the offset behind the last change of the writer that stays."""
+
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        writer: _builtins.str = ...,
+        log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "table", b"table", "writer", b"writer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndoRequest: _TypeAlias = UndoRequest  # noqa: Y015
+
+@_typing.final
+class UndoResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LogOffsetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RESTORED_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    restored: _builtins.int
+    """Keys that got back what they had before the writer's first change behind the offset."""
+    deleted: _builtins.int
+    """Keys that had no row then, and have none now."""
+    skipped: _builtins.int
+    """Keys that were left as they are, because others have written the same columns since."""
+    @_builtins.property
+    def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """For every bucket that is named, the offset of the first change after the undo."""
+
+    def __init__(
+        self,
+        *,
+        restored: _builtins.int = ...,
+        deleted: _builtins.int = ...,
+        skipped: _builtins.int = ...,
+        log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "log_offsets", b"log_offsets", "restored", b"restored", "skipped", b"skipped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndoResponse: _TypeAlias = UndoResponse  # noqa: Y015
+
+@_typing.final
+class OpenWriterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """`database.table`."""
+    id: _builtins.str
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenWriterRequest: _TypeAlias = OpenWriterRequest  # noqa: Y015
+
+@_typing.final
+class OpenWriterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NEXT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Greater than all before."""
+    next_sequence: _builtins.int
+    """The sequence to go on with: behind all of the writer that any bucket has applied."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        next_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "next_sequence", b"next_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenWriterResponse: _TypeAlias = OpenWriterResponse  # noqa: Y015

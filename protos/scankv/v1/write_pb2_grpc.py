@@ -44,24 +44,39 @@ class WriteServiceStub:
                 request_serializer=protos_dot_scankv_dot_v1_dot_write__pb2.DeleteRequest.SerializeToString,
                 response_deserializer=protos_dot_scankv_dot_v1_dot_write__pb2.WriteResponse.FromString,
                 _registered_method=True)
+        self.OpenWriter = channel.unary_unary(
+                '/scankv.v1.WriteService/OpenWriter',
+                request_serializer=protos_dot_scankv_dot_v1_dot_write__pb2.OpenWriterRequest.SerializeToString,
+                response_deserializer=protos_dot_scankv_dot_v1_dot_write__pb2.OpenWriterResponse.FromString,
+                _registered_method=True)
+        self.Undo = channel.unary_unary(
+                '/scankv.v1.WriteService/Undo',
+                request_serializer=protos_dot_scankv_dot_v1_dot_write__pb2.UndoRequest.SerializeToString,
+                response_deserializer=protos_dot_scankv_dot_v1_dot_write__pb2.UndoResponse.FromString,
+                _registered_method=True)
 
 
 class WriteServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Upsert(self, request, context):
-        """Inserts rows, or replaces the rows with the same keys. Of several rows of one key in a request the last one counts.
+        """Inserts rows, and merges them into the rows with the same keys as the table's merge engine says; without one, rows
+        replace those that stand, and of several rows of one key in a request the last one counts.
 
         The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
         at most 10,000 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
-        whole batches: repeat the request, which changes nothing where it was already applied. Order: two requests that do
-        not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all that
-        follow until it is answered: one that the client gave up may arrive late and be applied then.
+        whole batches: repeat the request with the same `writer`, which applies only what is missing. Order: two requests
+        that do not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all
+        that follow until it is answered: one that the client gave up may arrive late and be applied then, unless a later
+        one of the same writer in the same bucket says that it is settled.
 
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
         in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or
         compressed Arrow data); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (request over 32 MiB or 1,000,000 rows, row over
-        16 MiB: metadata row); DATA_LOSS DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD.
+        16 MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, COLUMN_LOCKED (metadata
+        owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
+        POSITION_OUT_OF_RANGE (of `unchanged_since`); DATA_LOSS DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these
+        but DATA_LOSS nothing of the request was written by this call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,6 +84,30 @@ class WriteServiceServicer:
 
     def Delete(self, request, context):
         """Deletes the rows with these keys. A key that has no row is passed over. Atomicity, order and errors as for Upsert.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenWriter(self, request, context):
+        """Begins a new epoch of a writer in every bucket of a table, durably: requests of the epochs before are refused from
+        now on, with WRITER_FENCED. A writer that is opened is known for 7 days after it was heard of last (a setting); then
+        its requests are refused with WRITER_EXPIRED until it is opened again.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the id); RESOURCE_EXHAUSTED TOO_MANY_WRITERS;
+        DATA_LOSS DATA_LOSS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undo(self, request, context):
+        """Takes back what a writer that was opened has done behind some offsets, by the changelog: of each key its first change
+        there decides, and the columns that it has written get what they had before. Keys of which others have written these
+        columns since are left and counted. What an earlier call has taken back stays so: repeating the call changes nothing.
+        Applied in atomic batches as a write is, and answered when all is durable.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows before
+        changes; the id; a bucket); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others write
+        the same keys all the time); FAILED_PRECONDITION COLUMN_LOCKED; DATA_LOSS DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,6 +125,16 @@ def add_WriteServiceServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=protos_dot_scankv_dot_v1_dot_write__pb2.DeleteRequest.FromString,
                     response_serializer=protos_dot_scankv_dot_v1_dot_write__pb2.WriteResponse.SerializeToString,
+            ),
+            'OpenWriter': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenWriter,
+                    request_deserializer=protos_dot_scankv_dot_v1_dot_write__pb2.OpenWriterRequest.FromString,
+                    response_serializer=protos_dot_scankv_dot_v1_dot_write__pb2.OpenWriterResponse.SerializeToString,
+            ),
+            'Undo': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undo,
+                    request_deserializer=protos_dot_scankv_dot_v1_dot_write__pb2.UndoRequest.FromString,
+                    response_serializer=protos_dot_scankv_dot_v1_dot_write__pb2.UndoResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -142,6 +191,60 @@ class WriteService:
             '/scankv.v1.WriteService/Delete',
             protos_dot_scankv_dot_v1_dot_write__pb2.DeleteRequest.SerializeToString,
             protos_dot_scankv_dot_v1_dot_write__pb2.WriteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenWriter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.WriteService/OpenWriter',
+            protos_dot_scankv_dot_v1_dot_write__pb2.OpenWriterRequest.SerializeToString,
+            protos_dot_scankv_dot_v1_dot_write__pb2.OpenWriterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.WriteService/Undo',
+            protos_dot_scankv_dot_v1_dot_write__pb2.UndoRequest.SerializeToString,
+            protos_dot_scankv_dot_v1_dot_write__pb2.UndoResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,41 +32,83 @@ class WriteServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WriteServiceAsyncStub: ...
     Upsert: _grpc.UnaryUnaryMultiCallable[_write_pb2.UpsertRequest, _write_pb2.WriteResponse]
-    """Inserts rows, or replaces the rows with the same keys. Of several rows of one key in a request the last one counts.
+    """Inserts rows, and merges them into the rows with the same keys as the table's merge engine says; without one, rows
+    replace those that stand, and of several rows of one key in a request the last one counts.
 
     The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
     at most 10,000 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
-    whole batches: repeat the request, which changes nothing where it was already applied. Order: two requests that do
-    not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all that
-    follow until it is answered: one that the client gave up may arrive late and be applied then.
+    whole batches: repeat the request with the same `writer`, which applies only what is missing. Order: two requests
+    that do not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all
+    that follow until it is answered: one that the client gave up may arrive late and be applied then, unless a later
+    one of the same writer in the same bucket says that it is settled.
 
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
     in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or
     compressed Arrow data); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (request over 32 MiB or 1,000,000 rows, row over
-    16 MiB: metadata row); DATA_LOSS DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD.
+    16 MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, COLUMN_LOCKED (metadata
+    owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
+    POSITION_OUT_OF_RANGE (of `unchanged_since`); DATA_LOSS DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these
+    but DATA_LOSS nothing of the request was written by this call.
     """
     Delete: _grpc.UnaryUnaryMultiCallable[_write_pb2.DeleteRequest, _write_pb2.WriteResponse]
     """Deletes the rows with these keys. A key that has no row is passed over. Atomicity, order and errors as for Upsert."""
+    OpenWriter: _grpc.UnaryUnaryMultiCallable[_write_pb2.OpenWriterRequest, _write_pb2.OpenWriterResponse]
+    """Begins a new epoch of a writer in every bucket of a table, durably: requests of the epochs before are refused from
+    now on, with WRITER_FENCED. A writer that is opened is known for 7 days after it was heard of last (a setting); then
+    its requests are refused with WRITER_EXPIRED until it is opened again.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the id); RESOURCE_EXHAUSTED TOO_MANY_WRITERS;
+    DATA_LOSS DATA_LOSS.
+    """
+    Undo: _grpc.UnaryUnaryMultiCallable[_write_pb2.UndoRequest, _write_pb2.UndoResponse]
+    """Takes back what a writer that was opened has done behind some offsets, by the changelog: of each key its first change
+    there decides, and the columns that it has written get what they had before. Keys of which others have written these
+    columns since are left and counted. What an earlier call has taken back stays so: repeating the call changes nothing.
+    Applied in atomic batches as a write is, and answered when all is durable.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows before
+    changes; the id; a bucket); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others write
+    the same keys all the time); FAILED_PRECONDITION COLUMN_LOCKED; DATA_LOSS DATA_LOSS.
+    """
 
 @_typing.type_check_only
 class WriteServiceAsyncStub(WriteServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Upsert: _aio.UnaryUnaryMultiCallable[_write_pb2.UpsertRequest, _write_pb2.WriteResponse]  # type: ignore[assignment]
-    """Inserts rows, or replaces the rows with the same keys. Of several rows of one key in a request the last one counts.
+    """Inserts rows, and merges them into the rows with the same keys as the table's merge engine says; without one, rows
+    replace those that stand, and of several rows of one key in a request the last one counts.
 
     The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
     at most 10,000 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
-    whole batches: repeat the request, which changes nothing where it was already applied. Order: two requests that do
-    not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all that
-    follow until it is answered: one that the client gave up may arrive late and be applied then.
+    whole batches: repeat the request with the same `writer`, which applies only what is missing. Order: two requests
+    that do not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all
+    that follow until it is answered: one that the client gave up may arrive late and be applied then, unless a later
+    one of the same writer in the same bucket says that it is settled.
 
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
     in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or
     compressed Arrow data); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (request over 32 MiB or 1,000,000 rows, row over
-    16 MiB: metadata row); DATA_LOSS DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD.
+    16 MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, COLUMN_LOCKED (metadata
+    owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
+    POSITION_OUT_OF_RANGE (of `unchanged_since`); DATA_LOSS DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these
+    but DATA_LOSS nothing of the request was written by this call.
     """
     Delete: _aio.UnaryUnaryMultiCallable[_write_pb2.DeleteRequest, _write_pb2.WriteResponse]  # type: ignore[assignment]
     """Deletes the rows with these keys. A key that has no row is passed over. Atomicity, order and errors as for Upsert."""
+    OpenWriter: _aio.UnaryUnaryMultiCallable[_write_pb2.OpenWriterRequest, _write_pb2.OpenWriterResponse]  # type: ignore[assignment]
+    """Begins a new epoch of a writer in every bucket of a table, durably: requests of the epochs before are refused from
+    now on, with WRITER_FENCED. A writer that is opened is known for 7 days after it was heard of last (a setting); then
+    its requests are refused with WRITER_EXPIRED until it is opened again.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the id); RESOURCE_EXHAUSTED TOO_MANY_WRITERS;
+    DATA_LOSS DATA_LOSS.
+    """
+    Undo: _aio.UnaryUnaryMultiCallable[_write_pb2.UndoRequest, _write_pb2.UndoResponse]  # type: ignore[assignment]
+    """Takes back what a writer that was opened has done behind some offsets, by the changelog: of each key its first change
+    there decides, and the columns that it has written get what they had before. Keys of which others have written these
+    columns since are left and counted. What an earlier call has taken back stays so: repeating the call changes nothing.
+    Applied in atomic batches as a write is, and answered when all is durable.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows before
+    changes; the id; a bucket); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others write
+    the same keys all the time); FAILED_PRECONDITION COLUMN_LOCKED; DATA_LOSS DATA_LOSS.
+    """
 
 class WriteServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -75,18 +117,23 @@ class WriteServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _write_pb2.UpsertRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_write_pb2.WriteResponse, _abc.Awaitable[_write_pb2.WriteResponse]]:
-        """Inserts rows, or replaces the rows with the same keys. Of several rows of one key in a request the last one counts.
+        """Inserts rows, and merges them into the rows with the same keys as the table's merge engine says; without one, rows
+        replace those that stand, and of several rows of one key in a request the last one counts.
 
         The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
         at most 10,000 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
-        whole batches: repeat the request, which changes nothing where it was already applied. Order: two requests that do
-        not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all that
-        follow until it is answered: one that the client gave up may arrive late and be applied then.
+        whole batches: repeat the request with the same `writer`, which applies only what is missing. Order: two requests
+        that do not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all
+        that follow until it is answered: one that the client gave up may arrive late and be applied then, unless a later
+        one of the same writer in the same bucket says that it is settled.
 
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
         in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or
         compressed Arrow data); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (request over 32 MiB or 1,000,000 rows, row over
-        16 MiB: metadata row); DATA_LOSS DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD.
+        16 MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, COLUMN_LOCKED (metadata
+        owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
+        POSITION_OUT_OF_RANGE (of `unchanged_since`); DATA_LOSS DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these
+        but DATA_LOSS nothing of the request was written by this call.
         """
 
     @_abc_1.abstractmethod
@@ -96,5 +143,33 @@ class WriteServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_write_pb2.WriteResponse, _abc.Awaitable[_write_pb2.WriteResponse]]:
         """Deletes the rows with these keys. A key that has no row is passed over. Atomicity, order and errors as for Upsert."""
+
+    @_abc_1.abstractmethod
+    def OpenWriter(
+        self,
+        request: _write_pb2.OpenWriterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_write_pb2.OpenWriterResponse, _abc.Awaitable[_write_pb2.OpenWriterResponse]]:
+        """Begins a new epoch of a writer in every bucket of a table, durably: requests of the epochs before are refused from
+        now on, with WRITER_FENCED. A writer that is opened is known for 7 days after it was heard of last (a setting); then
+        its requests are refused with WRITER_EXPIRED until it is opened again.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the id); RESOURCE_EXHAUSTED TOO_MANY_WRITERS;
+        DATA_LOSS DATA_LOSS.
+        """
+
+    @_abc_1.abstractmethod
+    def Undo(
+        self,
+        request: _write_pb2.UndoRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_write_pb2.UndoResponse, _abc.Awaitable[_write_pb2.UndoResponse]]:
+        """Takes back what a writer that was opened has done behind some offsets, by the changelog: of each key its first change
+        there decides, and the columns that it has written get what they had before. Keys of which others have written these
+        columns since are left and counted. What an earlier call has taken back stays so: repeating the call changes nothing.
+        Applied in atomic batches as a write is, and answered when all is durable.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows before
+        changes; the id; a bucket); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others write
+        the same keys all the time); FAILED_PRECONDITION COLUMN_LOCKED; DATA_LOSS DATA_LOSS.
+        """
 
 def add_WriteServiceServicer_to_server(servicer: WriteServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

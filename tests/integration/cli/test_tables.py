@@ -33,6 +33,10 @@ def test_a_created_table_is_described_as_it_was_created(scankv: CommandLine, tab
         ],
         "options": {"compression": "zstd", "row_deduplicate": "false"},
         "indexes": [],
+        "version_column": None,
+        "sequence_column": [],
+        "sequence_groups": [],
+        "aggregates": {},
     }
     assert described in scankv("tables", "--json").json
 

@@ -182,7 +182,7 @@ async def test_rows_are_looked_up_in_the_order_asked(table: Table) -> None:
     assert filled.column("score").to_pylist() == [7, None, 99, 7, 0]
     assert (await table.lookup([])).schema == table.schema
     with pytest.raises(UsageError, match="missing is"):
-        await table.lookup(keys, missing="skip")  # type: ignore[arg-type]
+        await table.lookup(keys, missing="skip")  # type: ignore[call-overload]
 
 
 async def test_many_keys_are_looked_up_in_many_requests(table: Table) -> None:

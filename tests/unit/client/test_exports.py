@@ -12,6 +12,9 @@ NAMES = [
     "Client",
     "ClientConfig",
     "Column",
+    "ColumnLock",
+    "ColumnLocked",
+    "CommitResult",
     "ConnectionFailed",
     "Consumer",
     "ConsumerFenced",
@@ -26,6 +29,7 @@ NAMES = [
     "InvalidRequest",
     "InvalidResumeToken",
     "LiveScan",
+    "LockLost",
     "PositionExpired",
     "PositionOutOfRange",
     "Predicate",
@@ -59,15 +63,32 @@ NAMES = [
     "TableExists",
     "TableNotFound",
     "TooManyConsumers",
+    "TooManyLocks",
     "TooManyScans",
     "TooManySnapshots",
+    "TooManyTransactions",
+    "TooManyWriters",
     "TopN",
     "TopNWatch",
+    "Transaction",
+    "TransactionCommitted",
+    "TransactionConflict",
+    "TransactionInfo",
+    "TransactionLost",
+    "TransactionPart",
     "Unavailable",
+    "UndoConflict",
+    "UndoReport",
     "UnknownField",
     "UsageError",
     "Versioned",
+    "VersionedRows",
+    "WriteConflict",
     "WriteResult",
+    "Writer",
+    "WriterExpired",
+    "WriterFenced",
+    "agg",
     "col",
     "connect",
     "sync",
@@ -82,11 +103,15 @@ def test_the_exported_names_are_these() -> None:
 def test_the_sync_module_exports_the_same_shapes() -> None:
     assert sorted(aio_client.sync.__all__) == [
         "Client",
+        "ColumnLock",
         "Scan",
         "ScanStream",
         "Snapshot",
         "Table",
         "TopNWatch",
+        "Transaction",
+        "TransactionPart",
+        "Writer",
         "connect",
     ]
 
@@ -97,7 +122,7 @@ def test_every_error_of_the_tree_is_exported() -> None:
 
 
 def test_the_sync_shapes_have_every_public_method_of_the_asynchronous_ones() -> None:
-    for name in ("Client", "Table", "Scan", "ScanStream", "Snapshot", "TopNWatch"):
+    for name in aio_client.sync.__all__[:-1]:
         asynchronous, blocking = getattr(aio_client, name), getattr(aio_client.sync, name)
         expected = {member for member in dir(asynchronous) if not member.startswith("_")} - {"aclose"}
         assert expected <= set(dir(blocking)), name

@@ -331,7 +331,7 @@ async def test_a_release_that_is_not_answered_holds_nobody_up_and_is_noted(
         async def ReleaseSnapshot(self, request: snapshot_pb2.ReleaseSnapshotRequest, context: Any) -> Any:
             await asyncio.sleep(FOREVER)
 
-    monkeypatch.setattr("aio_client._snapshot._RELEASE_SECONDS", 0.2)
+    monkeypatch.setattr("aio_client._lease._RELEASE_SECONDS", 0.2)
     caplog.set_level(logging.INFO, "aio_client")
     async with table_of(NeverReleases()) as table, table.snapshot() as snapshot:
         pass

@@ -101,7 +101,7 @@ async def test_a_base_has_rows_written_with_a_column_that_was_added_while_its_bu
             await tables.alter(NAME, add_columns=pa.schema([("level", pa.int64())]))
             level = batch_of([7]).append_column("level", pa.array([1]))
             (part,) = prepare(level, table.keys, table.codec, keys_only=False)
-            await live.run(apply_rows, live, await live.opened(), part, table.codec, [])
+            await live.run(apply_rows, live, await live.opened(), part, table.codec, [], table.engines)
         await looking
         rows = await rows_of(table)
         assert rows[7] == {"player": "player 0000007", "score": 7, "level": 1}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.engine.last_row import merge_delete, merge_upsert, reads_old_rows
+from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.index_codec import IndexCodec

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.engine.last_row import merge_delete, merge_upsert
+from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.scan.base_cursor import BaseCursor
 from streaming_server.scan.ordered_forms import KeyedForm

@@ -1,8 +1,9 @@
-"""The `last_row` merge: the new row replaces the old one, and the changelog says what became of each key.
+"""What becomes of a bucket when other rows are to stand at some keys: rows, changelog, entries. One for all engines.
 
 Pure: old rows and new rows in, one `BucketChange` out. New key `+I`; changed row `-U old, +U new`; the same row again
 nothing (unless `row_deduplicate` is off); deleted row `-D old`; deleting what is not there nothing. Without
-before-images, `+U new` and `-D key` for the same keys; and for all keys where the old rows were not read.
+before-images, `+U new` and `-D key` for the same keys; and for all keys where the old rows were not read. A row is put,
+and is no change, where only what is hidden beside it has changed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NOTHING = pa.array([], pa.binary())
 
 
 def reads_old_rows(definition: TableDefinition, indexes: Collection[IndexCodec]) -> bool:
-    """Whether a write has to know the rows that it replaces: for the changelog, or for indexes that the table has."""
+    """Whether a write of whole rows has to know those that it replaces: for the changelog, or for indexes."""
     return definition.options.before_images or bool(indexes)
 
 
@@ -60,18 +61,24 @@ def merge_upsert(
     stored = pa.array(old, pa.binary())
     exists: np.ndarray[tuple[int], np.dtype[np.bool_]] = stored.is_valid().to_numpy(zero_copy_only=False)
     old_rows = codec.decoder().decode(stored.drop_null())
+    unlogged_keys = unlogged_values = _NOTHING
     if row_deduplicate and exists.any():
         same = exists.copy()
+        new_values = values if not codec.hidden else codec.encode(batch)
         # Encoded anew, because rows of an older schema have other bytes for the same values.
-        same[exists] = pc.equal(codec.encode(old_rows), values.filter(pa.array(exists))).to_numpy(zero_copy_only=False)
+        old_values = codec.encode(old_rows)
+        same[exists] = pc.equal(old_values, new_values.filter(pa.array(exists))).to_numpy(zero_copy_only=False)
         if same.any():
             changed = pa.array(~same)
+            if codec.hidden:
+                unlogged = pc.and_(pa.array(same), pc.not_equal(stored, values).fill_null(False))
+                unlogged_keys, unlogged_values = keys.filter(unlogged), values.filter(unlogged)
             old_rows = old_rows.filter(pa.array(~same[exists]))
             batch, keys, values = batch.filter(changed), keys.filter(changed), values.filter(changed)
             exists = exists[~same]
     return BucketChange(
-        put_keys=keys,
-        put_values=values,
+        put_keys=keys if not len(unlogged_keys) else pa.concat_arrays([keys, unlogged_keys]),
+        put_values=values if not len(unlogged_keys) else pa.concat_arrays([values, unlogged_values]),
         delete_keys=_NOTHING,
         changes=_upsert_changes(old_rows, batch, exists)
         if codec.definition.options.before_images
@@ -104,6 +111,26 @@ def merge_delete(
     )
     change = _deleted(definition, gone, changes, -old_rows.num_rows)
     return replace(change, entries=tuple(entries_of_deletes(index, old_rows, gone) for index in indexes))
+
+
+def both(puts: BucketChange, deletes: BucketChange) -> BucketChange:
+    """Rows put, and rows of other keys deleted, as one change."""
+    changes = None
+    if puts.changes is not None and deletes.changes is not None:
+        rows = pa.concat_batches([puts.changes.rows, deletes.changes.rows])
+        changes = Changes(np.concatenate([puts.changes.kinds, deletes.changes.kinds]), rows)
+    assert puts.rows_added is not None
+    assert deletes.rows_added is not None
+    return replace(
+        puts,
+        delete_keys=deletes.delete_keys,
+        changes=changes,
+        rows_added=puts.rows_added + deletes.rows_added,
+        entries=tuple(
+            replace(put, delete_keys=pa.concat_arrays([put.delete_keys, gone.delete_keys]))
+            for put, gone in zip(puts.entries, deletes.entries, strict=True)
+        ),
+    )
 
 
 def _deleted(

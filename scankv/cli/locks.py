@@ -1,0 +1,82 @@
+"""`locks`: who keeps which columns to itself; listed, and ended."""
+
+from typing import Annotated
+
+import typer
+
+from aio_client import sync
+from scankv.cli.options import Json, Url
+from scankv.cli.outcome import FAILED, complain
+from scankv.cli.show import duration, show_json, show_table
+from table_model.errors import LockLost
+
+app = typer.Typer(help="Column locks: who keeps which columns of a table to itself.")
+
+
+@app.callback(invoke_without_command=True)
+def list_(
+    context: typer.Context,
+    table: Annotated[
+        str | None, typer.Option(metavar="TABLE", help="Only those of this table.", show_default=False)
+    ] = None,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the column locks, by table: who keeps which columns to itself, and for how long.
+
+    `scankv locks release ID` ends one.
+    """
+    if context.invoked_subcommand is not None:
+        context.obj = url
+        return
+    with sync.connect(url) as client:
+        locks = client.column_locks(table)
+    if json:
+        show_json([_summary(lock) for lock in locks])
+    elif locks:
+        show_table(
+            ["lock", "table", "owner", "columns", "ttl", "left"],
+            [
+                [lock.id, lock.table, lock.owner, ",".join(lock.columns), duration(lock.ttl), duration(lock.remaining)]
+                for lock in locks
+            ],
+        )
+    else:
+        typer.echo("there are no column locks; a writer takes one: table.lock_columns([...], owner=...)", err=True)
+
+
+@app.command()
+def release(
+    context: typer.Context,
+    lock_ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Locks, as `locks` lists them.", show_default=False)
+    ],
+    url: Url = None,
+) -> None:
+    """End column locks; whoever has one is refused from then on as others are, if another takes the columns.
+
+    The exit code is 1 when one of them is not there; the others are ended all the same.
+    """
+    failed = False
+    with sync.connect(url or context.obj) as client:
+        for lock_id in lock_ids:
+            try:
+                client.release_column_lock(lock_id)
+            except LockLost as error:
+                complain(error.message)
+                failed = True
+            else:
+                typer.echo(f"released {lock_id}")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _summary(lock: sync.ColumnLock) -> dict[str, object]:
+    return {
+        "id": lock.id,
+        "table": lock.table,
+        "owner": lock.owner,
+        "columns": lock.columns,
+        "ttl_seconds": lock.ttl,
+        "remaining_seconds": round(lock.remaining, 3),
+    }

@@ -1,0 +1,198 @@
+"""`collect`, `listagg` and `merge_map`: functions that keep all that they are given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from streaming_server.engine.functions.function import Inputs, behind_old, first_places, last_places, valid
+from streaming_server.storage.shredding import shred
+from table_model.nested import map_as_list
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streaming_server.engine.functions.function import Mask, Places
+
+
+class Collect:
+    """The elements of all lists that are not null, in order. Taken back, each goes once, the oldest first.
+
+    Args:
+        distinct: Whether an element that is there already is passed over.
+    """
+
+    def __init__(self, *, distinct: bool) -> None:
+        self._distinct = distinct
+
+    def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
+        """As `MergeFunction.merge`."""
+        return [self.joined(behind_old(old[0], inputs), old[0].type)]
+
+    def joined(self, every: Inputs, type_: pa.DataType) -> pa.Array:
+        """All in their order."""
+        events = _Events.of(every)
+        if self._distinct:
+            kept = events.runs_of(events.elements).since_last_gone()[0]
+        elif events.gone is not None:
+            kept = events.runs_of(events.elements).not_taken_back()
+        else:
+            return events.lists(type_, events.elements, events.keys)
+        kept = np.sort(kept)
+        return events.lists(type_, events.elements.take(pa.array(kept)), events.keys[kept])
+
+
+class ListAgg:
+    """Texts that are not null, with a delimiter between them.
+
+    Args:
+        delimiter: The delimiter.
+        distinct: Whether a part between two delimiters that is there already is passed over.
+    """
+
+    def __init__(self, delimiter: str, *, distinct: bool) -> None:
+        self._delimiter = delimiter
+        self._distinct = distinct
+
+    def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
+        """As `MergeFunction.merge`. What is taken back has been refused before."""
+        return [self.joined(behind_old(old[0], inputs.added()), old[0].type)]
+
+    def joined(self, every: Inputs, type_: pa.DataType) -> pa.Array:
+        """All in their order; the type is string."""
+        if self._distinct:
+            parts = pc.split_pattern(every.values, self._delimiter)
+            events = _Events.of(Inputs(parts, every.keys, every.count))
+            kept = np.sort(events.runs_of(events.elements).since_last_gone()[0])
+            lists = events.lists(pa.list_(type_), events.elements.take(pa.array(kept)), events.keys[kept])
+        else:
+            texts = every.not_null()
+            lists = _lists(pa.list_(type_), texts.values, texts.keys, texts.has_any)
+        return pc.binary_join(lists, self._delimiter)
+
+
+class MergeMap:
+    """The entries of all maps that are not null, the last of each key. Taken back, the keys go."""
+
+    def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
+        """As `MergeFunction.merge`."""
+        return [self.joined(behind_old(old[0], inputs), old[0].type)]
+
+    def joined(self, every: Inputs, type_: pa.DataType) -> pa.Array:
+        """All in their order."""
+        events = _Events.of(Inputs(map_as_list(every.values), every.keys, every.count, every.retracted))
+        names, values = events.elements.flatten()
+        first, last = events.runs_of(names).since_last_gone()
+        order = np.argsort(first)
+        first, last = first[order], last[order]
+        offsets = _offsets(events.keys[first], events.count)
+        keys, items = names.take(pa.array(first)), values.take(pa.array(last))
+        return pa.MapArray.from_arrays(offsets, keys, items, type=type_, mask=pa.array(~events.has_any))
+
+
+class _Events:
+    """Elements that come and go, in order: those of many keys.
+
+    Attributes:
+        elements: The elements.
+        keys: The number of the key of each, ascending.
+        count: How many keys there are.
+        gone: Which are taken back; None: none.
+        has_any: Which keys have a list.
+    """
+
+    def __init__(self, elements: pa.Array, keys: Places, count: int, gone: Mask | None, has_any: Mask) -> None:
+        self.elements = elements
+        self.keys = keys
+        self.count = count
+        self.gone = gone
+        self.has_any = has_any
+
+    @classmethod
+    def of(cls, lists: Inputs) -> _Events:
+        lengths = pc.list_value_length(lists.values).fill_null(0).to_numpy()
+        gone = lists.retracted
+        if gone is not None:
+            gone = np.repeat(gone, lengths) if gone.any() else None
+        has_any = lists.added().not_null().has_any
+        return cls(lists.values.flatten(), np.repeat(lists.keys, lengths), lists.count, gone, has_any)
+
+    def runs_of(self, names: pa.Array) -> _Runs:
+        """The events of each name of a key; names stand beside the elements."""
+        codes = _codes(names)
+        order = np.lexsort((codes, self.keys))
+        keys, codes = self.keys[order], codes[order]
+        changes = np.zeros(len(order), np.int64)
+        changes[1:] = (keys[1:] != keys[:-1]) | (codes[1:] != codes[:-1])
+        gone = np.zeros(len(order), np.bool_) if self.gone is None else self.gone[order]
+        return _Runs(order, np.cumsum(changes), gone)
+
+    def lists(self, type_: pa.DataType, elements: pa.Array, keys: Places) -> pa.Array:
+        """Some of the elements as a list for each key, null for a key that has no list."""
+        return _lists(type_, elements, keys, self.has_any)
+
+
+class _Runs:
+    """Events in runs: those of one name of one key, in order.
+
+    Args:
+        order: The place of each event.
+        runs: The number of its run, ascending.
+        gone: Whether it takes back.
+    """
+
+    def __init__(self, order: Places, runs: Places, gone: Mask) -> None:
+        self._order = order
+        self._runs = runs
+        self._gone = gone
+
+    def since_last_gone(self) -> tuple[Places, Places]:
+        """The places of the first and the last event of each run behind the one that took back last, if there are."""
+        starts = first_places(self._runs)
+        if not len(starts):
+            return self._order, self._order
+        number = np.arange(len(self._runs))
+        last_gone = np.maximum.reduceat(np.where(self._gone, number, -1), starts)
+        since = np.flatnonzero(number > last_gone[self._runs])
+        runs = self._runs[since]
+        return self._order[since[first_places(runs)]], self._order[since[last_places(runs)]]
+
+    def not_taken_back(self) -> Places:
+        """The places of the events that remain when each that takes back takes the oldest that is left, if one is."""
+        starts, ends = first_places(self._runs), last_places(self._runs)
+        if not len(starts):
+            return self._order
+        steps = np.where(self._gone, -1, 1)
+        balance = np.cumsum(steps)
+        balance -= (balance[starts] - steps[starts])[self._runs]
+        # What took back when nothing was left has no effect: as if the balance had never been below zero.
+        left = balance[ends] - np.minimum(np.minimum.reduceat(balance, starts), 0)
+        added = np.cumsum(~self._gone)
+        behind: Places = added[ends][self._runs] - added
+        return self._order[~self._gone & (behind < left[self._runs])]
+
+
+def _lists(type_: pa.DataType, elements: pa.Array, keys: Places, has_any: Mask) -> pa.Array:
+    return pa.ListArray.from_arrays(_offsets(keys, len(has_any)), elements, type=type_, mask=pa.array(~has_any))
+
+
+def _offsets(keys: Places, count: int) -> pa.Array:
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(keys, minlength=count), out=offsets[1:])
+    return pa.array(offsets)
+
+
+def _codes(values: pa.Array) -> Places:
+    """Numbers that are equal where values are the same to the bit; null is a value."""
+    type_ = values.type
+    if pat.is_nested(type_):
+        head = pa.array(valid(values).astype(np.uint8)).cast(pa.string()).cast(pa.binary())
+        values = pc.binary_join_element_wise(head, *shred(values), b"")
+    elif pat.is_floating(type_):
+        values = values.view({16: pa.uint16(), 32: pa.int32(), 64: pa.int64()}[type_.bit_width])
+    codes: Places = values.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
+    return codes

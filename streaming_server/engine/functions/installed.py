@@ -1,0 +1,78 @@
+"""Aggregate functions of other packages: loaded when the server starts, and only those that its settings list.
+
+A package names a class in the entry point group `scankv.aggregate_functions`; its entry point has a dot in its name.
+For each column that has it, the class is made with the column's Arrow type and its parameters, texts by name, and
+raises ValueError for what it does not take. `merge(old, inputs)` gets the Python value of the column, None where there
+is none, and a list of inputs in their order, None among them, and returns the new value. `retract(old, inputs)`, where
+the class has it, takes inputs back. Both are called with one key at a time, and have to be pure.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from streaming_server.engine.functions.function import Inputs, RefusedValueError
+from table_model.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Installed = Mapping[str, Callable[[pa.DataType, dict[str, str]], Any]]
+
+GROUP: Final = "scankv.aggregate_functions"
+"""The entry points that are looked at."""
+
+
+def load_installed(names: Sequence[str]) -> Installed:
+    """Loads the functions of these names. Raises UsageError, naming the setting, for one that cannot be loaded."""
+    found = {each.name: each for each in entry_points(group=GROUP)}
+    functions = {}
+    for name in names:
+        if "." not in name or name not in found:
+            raise UsageError(
+                f'aggregate_functions = "{name}": no installed package has an entry point of this name, with a dot in '
+                f"it, in the group {GROUP}{did_you_mean(name, found)}",
+                option="aggregate_functions",
+            )
+        try:
+            functions[name] = found[name].load()
+        except Exception as error:  # it is not our code
+            raise UsageError(
+                f'aggregate_functions = "{name}" cannot be loaded: {type(error).__name__}: {error}',
+                option="aggregate_functions",
+            ) from error
+    return functions
+
+
+class InstalledFunction:
+    """One that was made for a column.
+
+    Args:
+        name: Its name, for errors.
+        function: What its package made.
+        type_: The column's type.
+    """
+
+    def __init__(self, name: str, function: Any, type_: pa.DataType) -> None:  # noqa: ANN401  # anything of this shape
+        self._name = name
+        self._function = function
+        self._type = type_
+        self.retracts = hasattr(function, "retract")
+
+    def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
+        """As `MergeFunction.merge`; refuses where the function raises an error, or gives no value of the type."""
+        results: list[Any] = old[0].to_pylist()
+        retracted = [False] * len(inputs.keys) if inputs.retracted is None else inputs.retracted.tolist()
+        rows = zip(inputs.keys.tolist(), retracted, inputs.values.to_pylist(), strict=True)
+        for (key, back), group in groupby(rows, key=lambda row: row[:2]):
+            values = [value for _, _, value in group]
+            call = self._function.retract if back else self._function.merge
+            try:
+                results[key] = pa.scalar(call(results[key], values), self._type).as_py()
+            except Exception as error:  # it is not our code
+                raise RefusedValueError(key, f"{self._name} failed with {type(error).__name__}") from error
+        return [pa.array(results, self._type)]

@@ -1,0 +1,51 @@
+"""What functions whose order matters make of inputs that come late: of rows older than those that they know already."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streaming_server.engine.functions.collecting import Collect, ListAgg, MergeMap
+from streaming_server.engine.functions.function import before_old
+from streaming_server.engine.functions.installed import InstalledFunction
+from streaming_server.engine.functions.picking import First, FirstNotNull, Last, picked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streaming_server.engine.functions.function import Inputs, MergeFunction
+
+
+def of_older(function: MergeFunction) -> MergeFunction | None:
+    """What merges inputs in front of what is known, the one that came last foremost; None: any order is the same."""
+    if isinstance(function, Collect | ListAgg | MergeMap):
+        return _InFront(function)
+    if isinstance(function, Last):
+        return FirstNotNull() if function.skip_nulls else _Known()
+    if isinstance(function, FirstNotNull):
+        return Last(skip_nulls=True)
+    if isinstance(function, First):
+        return _NewFirst()
+    # What an installed function does is its own affair: it gets its inputs as they come.
+    return function if isinstance(function, InstalledFunction) else None
+
+
+class _InFront:
+    def __init__(self, function: Collect | ListAgg | MergeMap) -> None:
+        self._function = function
+
+    def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
+        return [self._function.joined(before_old(old[0], inputs), old[0].type)]
+
+
+class _Known:
+    def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
+        return list(old)
+
+
+class _NewFirst:
+    def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
+        seen = pa.array(inputs.has_any)
+        return [picked(old[0], inputs, inputs.last()), pc.if_else(seen, True, old[1])]

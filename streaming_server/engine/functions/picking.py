@@ -1,0 +1,71 @@
+"""The functions that keep one of their inputs: the first or the last, with or without nulls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streaming_server.engine.functions.function import Inputs, valid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streaming_server.engine.functions.function import Mask, Places
+
+
+class Last:
+    """The last input; taken back, null.
+
+    Attributes:
+        skip_nulls: Whether nulls are passed over.
+    """
+
+    def __init__(self, *, skip_nulls: bool) -> None:
+        self.skip_nulls = skip_nulls
+
+    def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
+        """As `MergeFunction.merge`."""
+        if self.skip_nulls:
+            inputs = inputs.not_null()
+        places = inputs.last()
+        gone = None if inputs.retracted is None else inputs.retracted[places]
+        return [picked(old[0], inputs, places, gone)]
+
+
+class FirstNotNull:
+    """The first input that is not null."""
+
+    def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
+        """As `MergeFunction.merge`. What is taken back has been refused before."""
+        inputs = inputs.added().not_null()
+        places = inputs.first()
+        return [picked(old[0], inputs, places[~valid(old[0])[inputs.keys[places]]])]
+
+
+class First:
+    """The first input, null too. Hidden: whether there was one, since a null looks like none."""
+
+    def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
+        """As `MergeFunction.merge`. What is taken back has been refused before."""
+        before, seen = old
+        inputs = inputs.added()
+        was_seen = seen.fill_null(False).to_numpy(zero_copy_only=False)
+        places = inputs.first()
+        result = picked(before, inputs, places[~was_seen[inputs.keys[places]]])
+        return [result, pc.if_else(pa.array(inputs.has_any), True, seen)]
+
+
+def picked(old: pa.Array, inputs: Inputs, places: Places, gone: Mask | None = None) -> pa.Array:
+    """The old values, but for the keys of some inputs those; null where they are gone."""
+    if not len(places):
+        return old
+    chosen = np.arange(inputs.count)
+    chosen[inputs.keys[places]] = places + inputs.count
+    mask = None
+    if gone is not None and gone.any():
+        mask = np.zeros(inputs.count, np.bool_)
+        mask[inputs.keys[places]] = gone
+    return pa.concat_arrays([old, inputs.values]).take(pa.array(chosen, mask=mask))

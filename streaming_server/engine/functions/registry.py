@@ -1,0 +1,65 @@
+"""Which function a column's aggregate is: ours by name, and those that the server has loaded from other packages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from streaming_server.engine.functions.arithmetic import Product, Sum
+from streaming_server.engine.functions.collecting import Collect, ListAgg, MergeMap
+from streaming_server.engine.functions.counting import Average, Count
+from streaming_server.engine.functions.extremes import Extreme
+from streaming_server.engine.functions.installed import InstalledFunction
+from streaming_server.engine.functions.picking import First, FirstNotNull, Last
+from streaming_server.engine.functions.sketches import SKETCHES, sketch_function
+from table_model.errors import InvalidRequest, did_you_mean
+from table_model.merge_functions import IGNORE_RETRACT, ColumnAggregate, is_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import pyarrow as pa
+
+    from streaming_server.engine.functions.function import MergeFunction
+    from streaming_server.engine.functions.installed import Installed
+
+_OURS: Final[Mapping[str, Callable[[ColumnAggregate], MergeFunction]]] = {
+    "sum": lambda _: Sum(),
+    "product": lambda _: Product(),
+    "count": lambda _: Count(),
+    "avg": lambda _: Average(),
+    "min": lambda _: Extreme(greatest=False),
+    "max": lambda _: Extreme(greatest=True),
+    "bool_and": lambda _: Extreme(greatest=False),
+    "bool_or": lambda _: Extreme(greatest=True),
+    "last_value": lambda _: Last(skip_nulls=False),
+    "last_non_null_value": lambda _: Last(skip_nulls=True),
+    "first_value": lambda _: First(),
+    "first_non_null_value": lambda _: FirstNotNull(),
+    "listagg": lambda each: ListAgg(dict(each.parameters).get("delimiter", ","), distinct=each.flag("distinct")),
+    "collect": lambda each: Collect(distinct=each.flag("distinct")),
+    "merge_map": lambda _: MergeMap(),
+}
+
+
+def function_of(aggregate: ColumnAggregate, type_: pa.DataType, installed: Installed) -> MergeFunction:
+    """The function of a column's aggregate, which has been checked as far as it can be without a server.
+
+    Raises:
+        InvalidRequest: This server does not have it, or it does not take the type or a parameter; names the column.
+    """
+    name, column = aggregate.function, aggregate.column
+    if name in SKETCHES:
+        return sketch_function(name, column)
+    if not is_installed(name):
+        return _OURS[name](aggregate)
+    if name not in installed:
+        raise InvalidRequest(
+            f'column "{column}": this server has no aggregate function "{name}"{did_you_mean(name, installed)}; its '
+            "setting aggregate_functions lists those of installed packages",
+            column=column,
+        )
+    parameters = {key: value for key, value in aggregate.parameters if key != IGNORE_RETRACT}
+    try:
+        return InstalledFunction(name, installed[name](type_, parameters), type_)
+    except Exception as error:  # it is not our code
+        raise InvalidRequest(f'column "{column}": {name} refuses it: {error}', column=column) from error

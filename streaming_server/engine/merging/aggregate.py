@@ -1,0 +1,109 @@
+"""The engine `aggregate`: each column has a function, and only the columns that are written are merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streaming_server.engine.functions.function import Inputs, RefusedValueError
+from streaming_server.engine.merging.rows import Merged
+from table_model.merge_functions import IGNORE_RETRACT, ColumnAggregate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streaming_server.engine.functions.function import Mask, MergeFunction, Places
+    from streaming_server.engine.merging.rows import Standing, Written
+
+
+class RefusedColumnError(Exception):
+    """Rows cannot be merged.
+
+    Attributes:
+        column: The column in which they cannot.
+        reason: Why, without a value.
+        place: The number of the key.
+    """
+
+    def __init__(self, column: str, reason: str, place: int) -> None:
+        super().__init__(reason)
+        self.column = column
+        self.reason = reason
+        self.place = place
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatedColumn:
+    """A column with its function.
+
+    Attributes:
+        aggregate: What was asked for.
+        type: The column's type.
+        function: What merges it.
+        hidden: The names of the columns hidden beside it.
+        retracts: Whether its rows can be taken back.
+    """
+
+    aggregate: ColumnAggregate
+    type: pa.DataType
+    function: MergeFunction
+    hidden: tuple[str, ...]
+    retracts: bool
+
+    def merged(self, standing: Standing, inputs: Inputs) -> dict[str, pa.Array]:
+        """The column and what is hidden beside it, by name. Raises RefusedColumnError."""
+        return self.called(self.function, standing, self.counted(inputs))
+
+    def counted(self, inputs: Inputs) -> Inputs:
+        """The inputs that it looks at; `retracted` is None unless one of them is."""
+        if inputs.retracted is not None and (self.aggregate.flag(IGNORE_RETRACT) or not inputs.retracted.any()):
+            added = inputs.added()
+            return Inputs(added.values, added.keys, added.count)
+        return inputs
+
+    def called(self, function: MergeFunction, standing: Standing, inputs: Inputs) -> dict[str, pa.Array]:
+        """What a function makes of the column. Raises RefusedColumnError."""
+        names = (self.aggregate.column, *self.hidden)
+        try:
+            results = function.merge([standing.columns[name] for name in names], inputs)
+        except RefusedValueError as error:
+            raise RefusedColumnError(self.aggregate.column, error.reason, error.place) from error
+        return dict(zip(names, results, strict=True))
+
+    def replaced(self, standing: Standing, values: pa.Array, where: Mask) -> dict[str, pa.Array]:
+        """Values for some keys as if each were the first and only input; the column is the value itself."""
+        names = (self.aggregate.column, *self.hidden)
+        empty = [pa.nulls(len(values), standing.columns[name].type) for name in names]
+        places = np.flatnonzero(where)
+        made = self.function.merge(empty, Inputs(values.take(pa.array(places)), places, len(values)))
+        hidden = [
+            pc.if_else(pa.array(where), new, standing.columns[name]) for name, new in zip(names, made, strict=True)
+        ]
+        return {**dict(zip(names, hidden, strict=True)), self.aggregate.column: values}
+
+
+class Aggregating:
+    """Merges each column by its function.
+
+    Args:
+        columns: All columns that are not in the key, by name.
+    """
+
+    def __init__(self, columns: Mapping[str, AggregatedColumn]) -> None:
+        self._columns = columns
+
+    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+        """As `MergeEngine.last_deletes`."""
+        return None
+
+    def merge(self, standing: Standing, written: Written) -> Merged:
+        """As `MergeEngine.merge`. A row that is taken back where there is none leaves one, with less than nothing."""
+        columns: dict[str, pa.Array] = {}
+        for name in written.targets(standing):
+            column = self._columns[name]
+            columns |= column.merged(standing, written.inputs(name, column.type))
+        return Merged(columns, np.diff(written.starts) > 0)

@@ -1,0 +1,100 @@
+"""What a merge engine is, and which one a table has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from streaming_server.engine.functions.registry import function_of
+from streaming_server.engine.merging.aggregate import AggregatedColumn, Aggregating
+from streaming_server.engine.merging.first_row import FirstRow
+from streaming_server.engine.merging.newest_row import NewestRow
+from streaming_server.engine.merging.overwrite import Overwriting
+from streaming_server.engine.merging.partial_update import PartialUpdate
+from table_model.errors import InvalidRequest
+from table_model.merge_functions import DEFAULT_FUNCTION, IGNORE_RETRACT, ColumnAggregate, hidden_fields, retracts
+from table_model.schema import hidden_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from streaming_server.engine.functions.function import Places
+    from streaming_server.engine.functions.installed import Installed
+    from streaming_server.engine.merging.rows import Merged, Standing, Written
+    from table_model.schema import Column, TableDefinition
+
+
+class MergeEngine(Protocol):
+    """Merges rows that are written or taken back into those that stand. Pure, thread-safe."""
+
+    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+        """For each key the place of the last row that deletes and counts, -1 for none. None: the last one counts."""
+
+    def merge(self, standing: Standing, written: Written) -> Merged:
+        """What becomes of them; there are no rows that delete. Raises RefusedColumnError."""
+
+
+class Engines:
+    """The engines of one version of a table.
+
+    Args:
+        definition: The table.
+        installed: The aggregate functions that the server has from other packages.
+
+    Attributes:
+        overwriting: Replaces what stands.
+        merging: What the table's option says.
+
+    Raises:
+        InvalidRequest: The server does not have one of the table's functions; names the column.
+    """
+
+    def __init__(self, definition: TableDefinition, installed: Installed) -> None:
+        spec = definition.merging
+        columns = {column.name: column for column in definition.schema.columns}
+        aggregated = {
+            name: _aggregated(each, columns[name], installed)
+            for name, each in spec.by_column.items()
+            if name in columns
+        }
+        self._aggregated = aggregated
+        self.overwriting: MergeEngine = Overwriting(aggregated)
+        match definition.options.merge_engine:
+            case "first_row":
+                self.merging: MergeEngine = FirstRow()
+            case "partial_update":
+                self.merging = PartialUpdate(spec.sequence_groups, aggregated)
+            case "aggregate":
+                others = [name for name in columns if name not in (*aggregated, *definition.primary_key)]
+                default = {
+                    name: _aggregated(ColumnAggregate(name, DEFAULT_FUNCTION), columns[name], installed)
+                    for name in others
+                }
+                self.merging = Aggregating({**aggregated, **default})
+            case _:
+                self.merging = NewestRow(spec.order_columns)
+
+    def of(self, written: Written) -> MergeEngine:
+        """The one for some rows."""
+        return self.overwriting if written.overwrite else self.merging
+
+    def check_retract(self, columns: Collection[str] | None) -> None:
+        """Raises InvalidRequest, naming the column, where rows of some columns (None: all) cannot be taken back."""
+        for name, each in self._aggregated.items():
+            if not each.retracts and (columns is None or name in columns):
+                raise InvalidRequest(
+                    f'column "{name}": {each.aggregate.function} cannot take a row back: name other columns, or make '
+                    "the table with ignore_retract=True",
+                    column=name,
+                )
+
+
+def _aggregated(aggregate: ColumnAggregate, column: Column, installed: Installed) -> AggregatedColumn:
+    function = function_of(aggregate, column.type, installed)
+    hidden = tuple(hidden_name(column.name, part) for part, _ in hidden_fields(aggregate, column.type))
+    return AggregatedColumn(
+        aggregate,
+        column.type,
+        function,
+        hidden,
+        retracts=aggregate.flag(IGNORE_RETRACT) or (retracts(aggregate) and getattr(function, "retracts", True)),
+    )

@@ -1,0 +1,26 @@
+"""The engine `first_row`: the row that came first stays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from streaming_server.engine.merging.newest_row import with_rows
+
+if TYPE_CHECKING:
+    from streaming_server.engine.functions.function import Places
+    from streaming_server.engine.merging.rows import Merged, Standing, Written
+
+
+class FirstRow:
+    """Writes where there is no row."""
+
+    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+        """As `MergeEngine.last_deletes`."""
+        return None
+
+    def merge(self, standing: Standing, written: Written) -> Merged:
+        """As `MergeEngine.merge`."""
+        is_first = ~standing.exists & (np.diff(written.starts) > 0)
+        return with_rows(standing, written, np.where(is_first, written.starts[:-1], -1))

@@ -1,0 +1,83 @@
+"""The engines `last_row` and `versioned`: of two rows the newer one stays, by columns that say so or as they came."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from streaming_server.engine.functions.function import last_places
+from streaming_server.engine.merging.ordering import newness
+from streaming_server.engine.merging.rows import DELETE, Merged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streaming_server.engine.functions.function import Places
+    from streaming_server.engine.merging.rows import Standing, Written
+
+
+class NewestRow:
+    """Replaces what stands by the newest row, which may be what stands.
+
+    Args:
+        order: The columns that say how new a row is, the first one first; null is oldest. Of rows that are equal in
+            them, and of all rows where there are none, the one that came last is newest.
+    """
+
+    def __init__(self, order: Sequence[str]) -> None:
+        self._order = order
+
+    def merge(self, standing: Standing, written: Written) -> Merged:
+        """As `MergeEngine.merge`."""
+        keys = written.keys
+        if not self._order:
+            places = np.full(written.count, -1)
+            last = last_places(keys)
+            places[keys[last]] = last
+            return with_rows(standing, written, places)
+        before, after = newness(standing, written, self._order)
+        order = np.lexsort((after, keys))
+        newest = order[last_places(keys[order])]
+        at = keys[newest]
+        wins = ~standing.exists[at] | (after[newest] >= before[at])
+        places = np.full(written.count, -1)
+        places[at[wins]] = newest[wins]
+        return with_rows(standing, written, places)
+
+    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+        """As `MergeEngine.last_deletes`: one counts if it is not older than the row that stands when it comes.
+
+        What is newer than a deleted row is not known any more, so all depends on the order in which the rows of a key
+        came. Only keys that are deleted here come to this loop.
+        """
+        if not self._order or any(name not in written.batch.schema.names for name in self._order):
+            return None
+        assert written.kinds is not None
+        before, after = newness(standing, written, self._order)
+        last = np.full(written.count, -1)
+        for key in np.unique(written.keys[written.kinds == DELETE]).tolist():
+            first, behind = int(written.starts[key]), int(written.starts[key + 1])
+            newest = int(before[key]) if standing.exists[key] else -1
+            rows = zip(after[first:behind].tolist(), (written.kinds[first:behind] == DELETE).tolist(), strict=True)
+            for place, (new, deletes) in enumerate(rows, first):
+                if new >= newest:
+                    newest = -1 if deletes else new
+                    last[key] = place if deletes else last[key]
+        return last
+
+
+def with_rows(standing: Standing, written: Written, places: Places) -> Merged:
+    """One of the rows written for each key in the columns that they are about; -1: what stands stays."""
+    columns = {}
+    wrote = places >= 0
+    chosen = np.where(wrote, places + written.count, np.arange(written.count))
+    everywhere = pa.array(places) if wrote.all() else None
+    for name in written.targets(standing):
+        old = standing.columns[name]
+        new = written.column(name, old.type)
+        columns[name] = (
+            new.take(everywhere) if everywhere is not None else pa.concat_arrays([old, new]).take(pa.array(chosen))
+        )
+    return Merged(columns, wrote)

@@ -1,0 +1,39 @@
+"""How new rows are by some of their columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streaming_server.scan.sort_codes import sort_codes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streaming_server.engine.functions.function import Places
+    from streaming_server.engine.merging.rows import Standing, Written
+
+
+def newness(standing: Standing, written: Written, columns: Sequence[str]) -> tuple[Places, Places]:
+    """Numbers from 0 on that are in the order of some columns, the first one first, null below all else.
+
+    Returns:
+        Those of what stands, and those of what is written.
+    """
+    numbers: Places | None = None
+    for name in columns:
+        old = standing.columns[name]
+        values = sort_codes(pa.concat_arrays([old, written.column(name, old.type)]))
+        # From 1 on, null behind all others.
+        ranks = pc.rank(values, "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
+        if values.null_count:
+            ranks[values.is_null().to_numpy(zero_copy_only=False)] = 0
+        if numbers is not None:
+            # Below the square of how many there are, so it fits; and then numbers without gaps again.
+            ranks = np.unique(numbers * (len(ranks) + 1) + ranks, return_inverse=True)[1]
+        numbers = ranks
+    assert numbers is not None
+    return numbers[: written.count], numbers[written.count :]

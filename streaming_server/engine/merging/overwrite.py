@@ -1,0 +1,42 @@
+"""Writes that replace what stands, whatever the table's engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streaming_server.engine.merging.newest_row import NewestRow
+from streaming_server.engine.merging.rows import Merged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+    from streaming_server.engine.functions.function import Places
+    from streaming_server.engine.merging.aggregate import AggregatedColumn
+    from streaming_server.engine.merging.rows import Standing, Written
+
+
+class Overwriting:
+    """The last row written replaces what stands.
+
+    Args:
+        aggregated: The columns that have a function: what is hidden beside them becomes that of one input.
+    """
+
+    def __init__(self, aggregated: Mapping[str, AggregatedColumn]) -> None:
+        self._aggregated = aggregated
+        self._last = NewestRow(())
+
+    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+        """As `MergeEngine.last_deletes`."""
+        return None
+
+    def merge(self, standing: Standing, written: Written) -> Merged:
+        """As `MergeEngine.merge`."""
+        merged = self._last.merge(standing, written)
+        columns: dict[str, pa.Array] = dict(merged.columns)
+        for name in merged.columns:
+            if name in self._aggregated and self._aggregated[name].hidden:
+                columns |= self._aggregated[name].replaced(standing, columns[name], merged.wrote)
+        return Merged(columns, merged.wrote)

@@ -1,0 +1,125 @@
+"""The engine `partial_update`: each column keeps its last value, and a group of columns those of its newest row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from streaming_server.engine.functions.function import Inputs, last_places, valid
+from streaming_server.engine.functions.older import of_older
+from streaming_server.engine.functions.picking import Last, picked
+from streaming_server.engine.merging.ordering import newness
+from streaming_server.engine.merging.rows import RETRACT, Merged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from streaming_server.engine.functions.function import Mask, Places
+    from streaming_server.engine.merging.aggregate import AggregatedColumn
+    from streaming_server.engine.merging.rows import Standing, Written
+    from table_model.merge_spec import SequenceGroup
+
+_LAST_NOT_NULL = Last(skip_nulls=True)
+
+
+class PartialUpdate:
+    """Merges columns outside of groups one by one: null leaves them as they are. A group changes as a whole.
+
+    Args:
+        groups: The sequence groups.
+        aggregated: Columns of groups that have a function, by name.
+    """
+
+    def __init__(self, groups: Sequence[SequenceGroup], aggregated: Mapping[str, AggregatedColumn]) -> None:
+        self._groups = groups
+        self._aggregated = aggregated
+        self._grouped = {name for group in groups for name in group.members}
+
+    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+        """As `MergeEngine.last_deletes`."""
+        return None
+
+    def merge(self, standing: Standing, written: Written) -> Merged:
+        """As `MergeEngine.merge`. Rows that are taken back concern groups alone, and make no row."""
+        columns: dict[str, pa.Array] = {}
+        targets = written.targets(standing)
+        added = written if written.kinds is None else written.where(written.kinds != RETRACT)
+        for name in targets:
+            if name not in self._grouped:
+                old = standing.columns[name]
+                columns[name] = _LAST_NOT_NULL.merge([old], added.inputs(name, old.type))[0]
+        # Where no row stands, there is nothing to take back before one is written.
+        known = written.where(_has_row(standing, written)) if written.retracted is not None else written
+        for group in self._groups:
+            columns |= self._group(group, standing, known, targets)
+        return Merged(columns, (np.diff(added.starts) > 0) | (np.diff(known.starts) > 0))
+
+    def _group(
+        self, group: SequenceGroup, standing: Standing, written: Written, targets: Sequence[str]
+    ) -> dict[str, pa.Array]:
+        if any(name not in targets for name in group.sequence):
+            return {}
+        types = {name: standing.columns[name].type for name in group.sequence}
+        has_sequence = np.zeros(written.batch.num_rows, np.bool_)
+        for name in group.sequence:
+            has_sequence |= valid(written.column(name, types[name]))
+        if not has_sequence.all():
+            written = written.where(has_sequence)
+        keys, is_newer = written.keys, self._is_newer(group, standing, written)
+        newer = np.flatnonzero(is_newer)
+        last = newer[last_places(keys[newer])]
+        gone = None if written.retracted is None else written.retracted[last]
+        columns: dict[str, pa.Array] = {}
+        for name in group.members:
+            if name in self._aggregated or name not in targets:
+                continue
+            old = standing.columns[name]
+            inputs = Inputs(written.column(name, old.type), keys, written.count)
+            columns[name] = picked(old, inputs, last, None if name in group.sequence else gone)
+        for name in group.columns:
+            if name in self._aggregated and name in targets:
+                columns |= self._function(self._aggregated[name], standing, written, is_newer)
+        return columns
+
+    @staticmethod
+    def _is_newer(group: SequenceGroup, standing: Standing, written: Written) -> Mask:
+        """Which rows are not older than all before them, in the order in which they came."""
+        before, after = newness(standing, written, group.sequence)
+        unknown = np.ones(written.count, np.bool_)
+        for name in group.sequence:
+            unknown &= ~valid(standing.columns[name])
+        before = np.where(unknown, 0, before)
+        keys = np.concatenate((np.arange(written.count), written.keys))
+        order = np.argsort(keys, kind="stable")
+        # Numbers of later keys are greater than all of earlier ones, so that one pass is enough for all keys.
+        span = int(max(before.max(initial=0), after.max(initial=0))) + 1
+        numbers = keys[order] * span + np.concatenate((before, after))[order]
+        is_newer = np.zeros(len(numbers), np.bool_)
+        is_newer[order] = numbers >= np.maximum.accumulate(numbers)
+        return is_newer[written.count :]
+
+    @staticmethod
+    def _function(
+        column: AggregatedColumn, standing: Standing, written: Written, is_newer: Mask
+    ) -> dict[str, pa.Array]:
+        inputs = written.inputs(column.aggregate.column, column.type)
+        is_older = ~is_newer if inputs.retracted is None else ~is_newer & ~inputs.retracted
+        counted = column.counted(inputs)
+        # A row that is taken back counts behind the older ones of its request, wherever it came.
+        older = of_older(column.function) if is_older.any() else None
+        if older is None:
+            return column.called(column.function, standing, counted)
+        first = column.called(older, standing, inputs.where(is_older))
+        rest = column.counted(inputs.where(~is_older))
+        return first | column.called(column.function, standing.changed(first, standing.exists), rest)
+
+
+def _has_row(standing: Standing, written: Written) -> Mask:
+    """Which rows come where a row stands already, or was written before them."""
+    assert written.kinds is not None
+    adds = np.cumsum(written.kinds != RETRACT)
+    base = np.concatenate(([0], adds))[written.starts[:-1]]
+    return standing.exists[written.keys] | (adds > base[written.keys])

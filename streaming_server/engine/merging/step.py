@@ -1,0 +1,150 @@
+"""One step of a merge: what stands at some keys and what is written there become the change of a bucket."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streaming_server.engine.functions.function import last_places
+from streaming_server.engine.merging.aggregate import RefusedColumnError
+from streaming_server.engine.merging.outcome import both, merge_delete, merge_upsert
+from streaming_server.engine.merging.rows import DELETE, Merged, Standing
+from table_model.errors import InvalidRequest, RequestTooLarge
+from table_model.limits import MAX_ROW_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from streaming_server.engine.functions.function import Mask, Places
+    from streaming_server.engine.merging.engine import MergeEngine
+    from streaming_server.engine.merging.rows import Written
+    from streaming_server.engine.prepare import PreparedRows
+    from streaming_server.storage.bucket import BucketChange
+    from streaming_server.storage.index_codec import IndexCodec
+
+_BEFORE = "nothing of its rows was written, but up to 10,000 keys at once of those before them may have been"
+
+
+def merge_rows(
+    old: Sequence[bytes | None], new: PreparedRows, engine: MergeEngine, indexes: Collection[IndexCodec] = ()
+) -> BucketChange:
+    """What rows that are yet to be merged do to a bucket.
+
+    Args:
+        old: The rows that stand at the same keys, as they are stored; None: no row.
+        new: The rows.
+        engine: Merges them.
+        indexes: The indexes of the table.
+
+    Raises:
+        InvalidRequest: They cannot be merged; names column and key.
+        RequestTooLarge: A row would become too large, or cannot have an entry in an index.
+        DataLoss: An old row cannot be decoded.
+    """
+    written, before = new.written, Standing.of(new.codec, old)
+    assert written is not None
+    try:
+        after, touched = merged(before, written, engine)
+        rows = _rows(new, after)
+    except RefusedColumnError as error:
+        raise _refused(error, new) from error
+    puts, gone = after.exists & touched, before.exists & ~after.exists
+    change = merge_upsert(
+        _chosen(old, puts),
+        replace(_picked(new, puts), batch=rows.filter(pa.array(puts)), values=_encoded(new, after, rows, puts)),
+        row_deduplicate=new.codec.definition.options.row_deduplicate,
+        indexes=indexes,
+    )
+    return both(change, merge_delete(_chosen(old, gone), _picked(new, gone), indexes)) if gone.any() else change
+
+
+def merged(before: Standing, written: Written, engine: MergeEngine) -> tuple[Standing, Mask]:
+    """What stands afterwards, and at which keys a row counted. Raises RefusedColumnError."""
+    deleted = np.zeros(written.count, np.bool_)
+    standing = before
+    if written.kinds is not None and (written.kinds == DELETE).any():
+        places = engine.last_deletes(before, written)
+        places = _last_deletes(written) if places is None else places
+        deleted = places >= 0
+        standing = _cleared(before, written, deleted)
+        # What came before a delete is of no effect, and neither is a delete that does not count.
+        kept = (np.arange(len(written.kinds)) > places[written.keys]) & (written.kinds != DELETE)
+        written = written.where(kept)
+    result: Merged = engine.merge(standing, written)
+    after = standing.changed(result.columns, standing.exists | result.wrote)
+    return after, result.wrote | (deleted & before.exists)
+
+
+def _last_deletes(written: Written) -> Places:
+    assert written.kinds is not None
+    deletes = np.flatnonzero(written.kinds == DELETE)
+    keys = written.keys[deletes]
+    last = last_places(keys)
+    places = np.full(written.count, -1)
+    places[keys[last]] = deletes[last]
+    return places
+
+
+def _cleared(before: Standing, written: Written, deleted: Mask) -> Standing:
+    """What stands after deletes: of some columns, or of the row. A row goes when nothing beside its key is left."""
+    targets = set(written.targets(before))
+    kept = pa.array(~deleted)
+    columns = {
+        name: pc.if_else(kept, old, pa.scalar(None, old.type))
+        for name, old in before.columns.items()
+        if name.partition("\0")[0] in targets
+    }
+    exists = before.exists & ~deleted
+    if written.columns is not None:
+        has_value = np.zeros(written.count, np.bool_)
+        for name, old in before.columns.items():
+            if name not in targets and "\0" not in name:
+                has_value |= old.is_valid().to_numpy(zero_copy_only=False)
+        exists = before.exists & (~deleted | has_value)
+    return before.changed(columns, exists)
+
+
+def _rows(new: PreparedRows, after: Standing) -> pa.RecordBatch:
+    """The rows that stand afterwards; of keys without a row, something. Raises RefusedColumnError."""
+    schema, key = new.codec.schema, new.batch.schema.names
+    columns = [new.batch.column(field.name) if field.name in key else after.columns[field.name] for field in schema]
+    for field, column in zip(schema, columns, strict=True):
+        if not field.nullable and column.null_count:
+            nulls = after.exists & column.is_null().to_numpy(zero_copy_only=False)
+            if nulls.any():
+                raise RefusedColumnError(field.name, "it would be null, but it is NOT NULL", int(np.argmax(nulls)))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _encoded(new: PreparedRows, after: Standing, rows: pa.RecordBatch, puts: Mask) -> pa.Array:
+    mask = pa.array(puts)
+    hidden = [after.columns[column.name].filter(mask) for column in new.codec.hidden]
+    values = new.codec.encode(rows.filter(mask), hidden)
+    longest = pc.max(pc.binary_length(values)).as_py() if len(values) else 0
+    if longest > MAX_ROW_BYTES:
+        raise RequestTooLarge(
+            f"a row would take {longest} bytes once merged; the limit of a row is {MAX_ROW_BYTES}; {_BEFORE}"
+        )
+    return values
+
+
+def _chosen(old: Sequence[bytes | None], mask: Mask) -> list[bytes | None]:
+    return list(old) if mask.all() else [old[place] for place in np.flatnonzero(mask).tolist()]
+
+
+def _picked(new: PreparedRows, mask: Mask) -> PreparedRows:
+    """Some of the keys, without their rows."""
+    chosen = pa.array(mask)
+    return replace(new, batch=new.batch.filter(chosen), keys=new.keys.filter(chosen), values=None, written=None)
+
+
+def _refused(error: RefusedColumnError, new: PreparedRows) -> InvalidRequest:
+    values = new.batch.slice(error.place, 1).to_pylist()[0].values()
+    key = ", ".join(str(value)[:40] for value in values)
+    return InvalidRequest(
+        f'column "{error.column}", key ({key}): {error.reason}; {_BEFORE}', column=error.column, key=key
+    )

@@ -1,0 +1,434 @@
+"""The transactions of a server: begun, staged, committed or aborted, and rolled forward after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from streaming_server.engine.committed_transactions import CommittedTransactions
+from streaming_server.engine.committing import Committing
+from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction, lost
+from streaming_server.engine.staged_rows import check_of
+from streaming_server.engine.table_uses import TableUses
+from streaming_server.storage.decisions import Decisions
+from streaming_server.storage.staging import READ, StagedRequest, StagingDirectory, tokens_in
+from table_model.errors import (
+    DataLoss,
+    InvalidRequest,
+    RequestTooLarge,
+    ScanKvError,
+    TooManyTransactions,
+    TransactionCommitted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    import pyarrow as pa
+
+    from streaming_server.engine.committing import CommitFigures
+    from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.engine.live_table import LiveTable
+    from streaming_server.engine.merging.preparing import WriteKind
+    from streaming_server.storage.decisions import Committed
+
+T = TypeVar("T")
+
+_RETRY_SECONDS: Final = 1.0
+_LEAST_SECONDS: Final = 0.01
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionLimits:
+    """What bounds transactions.
+
+    Attributes:
+        open: How many there may be at once that are neither committed nor aborted.
+        bytes: How many bytes each may stage.
+        ttl_seconds: How long one is kept when nothing is heard of it, if it does not say.
+        remembered_seconds: How long a commit is remembered.
+    """
+
+    open: int
+    bytes: int
+    ttl_seconds: float
+    remembered_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedAs:
+    """Which request of a transaction a staged one is: of the transaction `token`, number `sequence` of `part`."""
+
+    token: str
+    part: str
+    sequence: int
+
+
+class Transactions:
+    """All of them. Bound to the event loop.
+
+    What has begun to be committed comes to its end, also when its caller gives up.
+
+    Args:
+        root: Where they lie; made when it is not there.
+        executor: Runs what blocks.
+        table: Gives a table by its name; raises TableNotFound.
+        limits: What bounds them.
+
+    Attributes:
+        uses: Keeps the tables of commits from being altered.
+
+    Raises:
+        DataLoss: Which transactions were committed cannot be read.
+    """
+
+    def __init__(
+        self, root: Path, executor: StorageExecutor, table: Callable[[str], LiveTable], limits: TransactionLimits
+    ) -> None:
+        self.uses = TableUses()
+        self._root = root
+        self._executor = executor
+        self._table = table
+        self._limits = limits
+        self._decisions = Decisions(root)
+        self._committing = Committing(root, self._decisions, executor, table, self.uses)
+        self._committed = CommittedTransactions(limits.remembered_seconds, self._is_there)
+        for committed in self._decisions.take_done():
+            self._committed.add(committed)
+        self._open: dict[str, OpenTransaction] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._changed = asyncio.Event()
+        self._reaper: asyncio.Task[None] | None = None
+
+    @property
+    def open(self) -> list[OpenTransaction]:
+        """Those that are neither committed nor aborted, the oldest first."""
+        return sorted(self._open.values(), key=lambda each: each.begun)
+
+    @property
+    def default_ttl(self) -> float:
+        """For how many seconds one is kept that does not say."""
+        return self._limits.ttl_seconds
+
+    @property
+    def figures(self) -> CommitFigures:
+        """What there is to say of the commits since the start."""
+        return self._committing.figures
+
+    async def recover(self) -> None:
+        """Carries out what was decided before a crash, and loads what was staged. Nobody reads or writes meanwhile.
+
+        Raises:
+            DataLoss: What was staged for a decision is damaged.
+            ScanKvError: A bucket cannot be written.
+        """
+        for decision in list(self._decisions.unfinished.values()):
+            _log.info("applying the transaction %s, which was committed before the last stop", decision.token)
+            committed = await self._committing.roll_forward(decision)
+            if committed is not None:
+                self._committed.add(committed)
+                await self._committing.finish(committed)
+        for token in await self._executor.run(tokens_in, self._root):
+            if token not in self._decisions.unfinished:
+                await self._executor.run(self._load, StagingDirectory(self._root, token))
+        self._committed.forget(time.time_ns() // 1000)
+        await self._committing.rewrite_log(self._committed)
+
+    def _load(self, directory: StagingDirectory) -> None:
+        try:
+            transaction = OpenTransaction.load(directory)
+        except (DataLoss, TypeError, ValueError, LookupError) as error:
+            _log.error("DATA_LOSS: the transaction staged in %s is given up: %s", directory.path, error)
+            transaction = None
+        if transaction is None:
+            directory.remove()
+        else:
+            self._open[transaction.token] = transaction
+
+    def start(self) -> None:
+        """Starts letting transactions expire, until `close`."""
+        self._reaper = asyncio.create_task(self._reap())
+
+    async def close(self) -> None:
+        """Stops that, once commits that have begun are at their end. What is staged stays."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+            await asyncio.wait([self._reaper])
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+        self._decisions.close()
+
+    async def begin(self, terms: BeginTerms) -> OpenTransaction | Committed:
+        """Begins a transaction; or gives the commit of its id, when there was one. See transaction.proto.
+
+        Raises:
+            InvalidRequest: The id, or the time to live.
+            TooManyTransactions: There are as many as there may be.
+        """
+        terms.check()
+        if terms.id:
+            for before in [each for each in self._open.values() if each.terms.id == terms.id]:
+                if before.terms.attempt == terms.attempt:
+                    before.renew()
+                    return before
+                await self._settle(before)
+            committed = self._committed.find("", terms.id)
+            if committed is not None:
+                return committed
+        if len(self._open) >= self._limits.open:
+            raise TooManyTransactions(
+                f"there are {len(self._open)} open transactions, which is the limit: commit or abort some, or raise "
+                "max_transactions",
+                retry_after=_RETRY_SECONDS,
+            )
+        token = uuid.uuid4().hex
+        directory = StagingDirectory(self._root, token)
+        transaction = self._open[token] = OpenTransaction(token=token, terms=terms, directory=directory)
+        try:
+            await self._executor.run(directory.create, transaction.content())
+        except BaseException:
+            del self._open[token]
+            raise
+        self._changed.set()
+        return transaction
+
+    async def _settle(self, transaction: OpenTransaction) -> None:
+        """Aborts a transaction, unless it is being committed: then waits for the end of that."""
+        while transaction.commit is not None and not transaction.has_ended:
+            with suppress(ScanKvError):
+                await asyncio.shield(transaction.commit)
+            if self._committing.is_decided(transaction.token):
+                # It cannot be applied.
+                await self.commit(transaction.token, transaction.terms.id, ())
+        await self._end(transaction)
+
+    async def stage(
+        self,
+        place: StagedAs,
+        table: LiveTable,
+        action: str,
+        data: bytes,
+        *,
+        schema_id: int = 0,
+        kind: WriteKind,
+        column_locks: Sequence[str] = (),
+    ) -> int:
+        """Checks a write as the table would, and stages it: how many rows or keys it has.
+
+        Args:
+            place: Which request of a transaction it is.
+            table: The table.
+            action: UPSERT or DELETE.
+            data: Its rows or keys, an Arrow IPC stream.
+            schema_id: The version of the table's schema that the rows were made for. 0: the current one.
+            kind: What it does with them.
+            column_locks: The ids of the column locks that its writer has.
+
+        Raises:
+            TransactionLost, TransactionCommitted: Nothing can be staged any more.
+            RequestTooLarge: It is too large, or the transaction would be.
+            ScanKvError: What the table refuses.
+        """
+        transaction = self._staging(place.token)
+        definition, indexes = table.definition, tuple(table.index_codecs)
+        rows, parts = await self._executor.run(check_of(table, action, data, schema_id, kind))
+        with table.locks.admitted(kind.columns or None, column_locks):
+            pass
+        request = StagedRequest(
+            part=place.part,
+            table=definition.name,
+            incarnation=definition.incarnation,
+            action=action,
+            rows=rows,
+            buckets=dict.fromkeys((part.bucket for part in parts), 0),
+            schema_id=schema_id or definition.schema.id,
+            indexes=indexes,
+            columns=kind.columns,
+            overwrite=kind.overwrite,
+            merges=any(part.written is not None for part in parts),
+            column_locks=tuple(sorted(set(column_locks))),
+        )
+        await self._append(transaction, place, request, data, table)
+        return rows
+
+    async def get_for_update(
+        self, place: StagedAs, table: LiveTable, keys: bytes
+    ) -> tuple[pa.RecordBatch, bytes]:
+        """Looks keys up as `LiveTable.lookup`, and has the commit depend on them.
+
+        Raises:
+            TransactionLost, TransactionCommitted, RequestTooLarge: As for `stage`.
+            ScanKvError: As for the lookup.
+        """
+        transaction = self._staging(place.token)
+        _check_has_changes(table)
+        rows, found, offsets = await table.lookup(keys, None)
+        request = StagedRequest(
+            part=place.part,
+            table=table.definition.name,
+            incarnation=table.definition.incarnation,
+            action=READ,
+            rows=len(found),
+            buckets=offsets,
+        )
+        await self._append(transaction, place, request, keys, table)
+        return rows, found
+
+    async def _append(
+        self, transaction: OpenTransaction, place: StagedAs, request: StagedRequest, data: bytes, table: LiveTable
+    ) -> None:
+        async with transaction.lock:
+            transaction.check_open()
+            part = transaction.part(place.part, place.sequence)
+            if part is None:
+                return
+            if transaction.size + len(data) > self._limits.bytes:
+                raise RequestTooLarge(
+                    f"the transaction would stage over {self._limits.bytes:,} bytes: commit it in several, or raise "
+                    "max_transaction_bytes"
+                )
+            if transaction.terms.finds_conflicts and request.table not in transaction.since and request.action != READ:
+                _check_has_changes(table)
+                transaction.since[request.table] = dict((await table.view_now(None)).log_offsets)
+                await self._executor.run(transaction.directory.note, transaction.content())
+            await self._executor.run(part.append, request, data)
+            transaction.parts[place.part] = part
+
+    def _staging(self, token: str) -> OpenTransaction:
+        """An open transaction, from which was heard now."""
+        transaction = self._open.get(token)
+        if transaction is None:
+            if self._committed.find(token, "") is not None:
+                raise TransactionCommitted("the transaction is committed: begin another one")
+            raise lost(token)
+        transaction.check_open()
+        transaction.renew()
+        return transaction
+
+    async def commit(self, token: str, id_: str, sizes: Sequence[tuple[str, int]]) -> Committed:
+        """Commits a transaction, or gives the answer of its commit; see `Committing.commit`.
+
+        Args:
+            token: The transaction's token.
+            id_: Its id, by which its commit is found when the token is forgotten.
+            sizes: The parts that count, and how many requests each has. Empty: all that there are.
+
+        Raises:
+            TransactionLost: There is none.
+            ScanKvError: As `Committing.commit`.
+        """
+        committed = self._committed.find(token, id_)
+        if committed is not None:
+            return committed
+        transaction = self._open.get(token)
+        if transaction is None:
+            raise lost(token)
+        if transaction.commit is None:
+            transaction.commit = self._to_its_end(self._commit(transaction, list(sizes)))
+        try:
+            return await asyncio.shield(transaction.commit)
+        except ScanKvError as error:
+            raise copy(error) from error.__cause__
+
+    async def _commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> Committed:
+        try:
+            # What is being staged now is in it.
+            async with transaction.lock:
+                pass
+            committed = await self._committing.commit(transaction, sizes)
+        except BaseException:
+            if not self._committing.is_decided(transaction.token):
+                transaction.commit = None
+                transaction.renew()
+            raise
+        self._committed.add(committed)
+        self._forget(transaction)
+        self._to_its_end(self._finish(committed))
+        return committed
+
+    async def _finish(self, committed: Committed) -> None:
+        try:
+            await self._committing.finish(committed)
+            if self._decisions.is_long:
+                self._committed.forget(time.time_ns() // 1000)
+                await self._committing.rewrite_log(self._committed)
+        except OSError:
+            # The next start finds it applied already.
+            _log.exception("noting that the transaction %s is done", committed.token)
+
+    async def abort(self, token: str) -> None:
+        """Ends a transaction, if it is there, and removes what it has staged.
+
+        Raises:
+            TransactionCommitted: It is committed, or being committed.
+        """
+        transaction = self._open.get(token)
+        if self._committed.find(token, "") is not None or (transaction is not None and transaction.commit is not None):
+            raise TransactionCommitted("the transaction is committed, or is being committed: it cannot be aborted")
+        if transaction is not None:
+            await self._end(transaction)
+
+    async def _end(self, transaction: OpenTransaction) -> None:
+        """Ends a transaction that is not being committed, if nobody has done so meanwhile."""
+        if transaction.has_ended or transaction.commit is not None:
+            return
+        self._forget(transaction)
+        await asyncio.shield(self._to_its_end(self._remove(transaction)))
+
+    async def _remove(self, transaction: OpenTransaction) -> None:
+        async with transaction.lock:
+            await self._executor.run(transaction.directory.remove)
+
+    def _forget(self, transaction: OpenTransaction) -> None:
+        transaction.has_ended = True
+        del self._open[transaction.token]
+
+    def _is_there(self, name: str, incarnation: str) -> bool:
+        try:
+            return self._table(name).definition.incarnation == incarnation
+        except ScanKvError:
+            return False
+
+    def _to_its_end(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Looked at, in case that nobody waits for it any more.
+            task.exception()
+
+    async def _reap(self) -> None:
+        while True:
+            self._changed.clear()
+            now = time.monotonic()
+            expiries = [each.expires for each in self._open.values() if each.commit is None]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(min(expiries, default=now) - now, _LEAST_SECONDS) if expiries else None):
+                    await self._changed.wait()
+                    continue
+            for transaction in [each for each in self._open.values() if each.expires <= time.monotonic()]:
+                _log.info("the transaction %s has expired", transaction.token)
+                await self._end(transaction)
+
+
+def _check_has_changes(table: LiveTable) -> None:
+    """Raises InvalidRequest unless it can be told whether keys of a table have changed."""
+    if table.definition.options.changelog == "none":
+        raise InvalidRequest(
+            f"table {table.definition.name} has no changelog, so whether a key has changed cannot be told: create it "
+            'with changelog="full" or "upsert"'
+        )

@@ -1,0 +1,83 @@
+"""`LockService`: column locks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protos.scankv.v1 import lock_pb2, lock_pb2_grpc
+from streaming_server.services.errors import mapped_errors
+
+if TYPE_CHECKING:
+    import grpc
+
+    from streaming_server.engine.column_locks import ColumnLock
+    from streaming_server.engine.tables import Tables
+
+
+class LockService(lock_pb2_grpc.LockServiceServicer):
+    """Serves the column locks. See `protos/scankv/v1/lock.proto` for what they promise."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def LockColumns(
+        self,
+        request: lock_pb2.LockColumnsRequest,
+        context: grpc.aio.ServicerContext[lock_pb2.LockColumnsRequest, lock_pb2.LockColumnsResponse],
+    ) -> lock_pb2.LockColumnsResponse:
+        """Takes a lock."""
+        async with mapped_errors(request, context):
+            table = self._tables.table(request.table)
+            lock = await table.locks.lock(
+                table.definition, request.columns, request.owner, request.lock_id, _seconds(request.ttl_millis)
+            )
+            self._tables.locks.tell()
+        return lock_pb2.LockColumnsResponse(lock=_message(lock))
+
+    async def RenewColumnLock(
+        self,
+        request: lock_pb2.RenewColumnLockRequest,
+        context: grpc.aio.ServicerContext[lock_pb2.RenewColumnLockRequest, lock_pb2.RenewColumnLockResponse],
+    ) -> lock_pb2.RenewColumnLockResponse:
+        """Renews a lock."""
+        async with mapped_errors(request, context):
+            locks = self._tables.locks.with_id(request.lock_id)
+            lock = await locks.renew(request.lock_id, _seconds(request.ttl_millis))
+            self._tables.locks.tell()
+        return lock_pb2.RenewColumnLockResponse(lock=_message(lock))
+
+    async def ReleaseColumnLock(
+        self,
+        request: lock_pb2.ReleaseColumnLockRequest,
+        context: grpc.aio.ServicerContext[lock_pb2.ReleaseColumnLockRequest, lock_pb2.ReleaseColumnLockResponse],
+    ) -> lock_pb2.ReleaseColumnLockResponse:
+        """Ends a lock."""
+        async with mapped_errors(request, context):
+            await self._tables.locks.with_id(request.lock_id).release(request.lock_id)
+        return lock_pb2.ReleaseColumnLockResponse()
+
+    async def ListColumnLocks(
+        self,
+        request: lock_pb2.ListColumnLocksRequest,
+        context: grpc.aio.ServicerContext[lock_pb2.ListColumnLocksRequest, lock_pb2.ListColumnLocksResponse],
+    ) -> lock_pb2.ListColumnLocksResponse:
+        """Lists the locks."""
+        async with mapped_errors(request, context):
+            table = self._tables.table(request.table).definition.name if request.table else None
+            locks = self._tables.locks.listed(table)
+        return lock_pb2.ListColumnLocksResponse(locks=map(_message, locks))
+
+
+def _seconds(millis: int) -> float | None:
+    return millis / 1000 if millis else None
+
+
+def _message(lock: ColumnLock) -> lock_pb2.ColumnLock:
+    return lock_pb2.ColumnLock(
+        lock_id=lock.lock_id,
+        table=lock.table,
+        columns=lock.columns,
+        owner=lock.owner,
+        ttl_millis=round(lock.ttl * 1000),
+        remaining_millis=round(lock.remaining * 1000),
+    )

@@ -1,0 +1,132 @@
+"""`TransactionService`: transactions begun, read for, committed, aborted and listed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from protos.scankv.v1 import transaction_pb2, transaction_pb2_grpc
+from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions import StagedAs
+from streaming_server.services.errors import mapped_errors
+from streaming_server.services.lookup import to_ipc
+from table_model.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import grpc
+
+    from streaming_server.engine.tables import Tables
+    from streaming_server.storage.decisions import Committed
+
+_MODES: Final = transaction_pb2.ConflictMode
+
+
+class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
+    """Serves transactions. See `protos/scankv/v1/transaction.proto` for what they promise."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._transactions = tables.transactions
+
+    async def BeginTransaction(
+        self,
+        request: transaction_pb2.BeginTransactionRequest,
+        context: grpc.aio.ServicerContext[
+            transaction_pb2.BeginTransactionRequest, transaction_pb2.BeginTransactionResponse
+        ],
+    ) -> transaction_pb2.BeginTransactionResponse:
+        """Begins a transaction, or tells of the commit that its id had."""
+        async with mapped_errors(request, context):
+            if request.conflict_mode not in _MODES.values():
+                raise InvalidRequest(f"conflict_mode {request.conflict_mode} is none that this server knows")
+            begun = await self._transactions.begin(
+                BeginTerms(
+                    id=request.id,
+                    attempt=request.attempt,
+                    finds_conflicts=request.conflict_mode == transaction_pb2.CONFLICT_MODE_ABORT,
+                    ttl=request.ttl_millis / 1000 if request.ttl_millis else self._transactions.default_ttl,
+                )
+            )
+        response = transaction_pb2.BeginTransactionResponse()
+        if isinstance(begun, OpenTransaction):
+            response.token = begun.token
+        else:
+            response.committed.CopyFrom(_committed(begun))
+        return response
+
+    async def GetForUpdate(
+        self,
+        request: transaction_pb2.GetForUpdateRequest,
+        context: grpc.aio.ServicerContext[transaction_pb2.GetForUpdateRequest, transaction_pb2.GetForUpdateResponse],
+    ) -> transaction_pb2.GetForUpdateResponse:
+        """Reads rows that the commit will depend on."""
+        async with mapped_errors(request, context):
+            place = StagedAs(token=request.token, part=request.part, sequence=request.sequence)
+            table = self._tables.table(request.table)
+            rows, found = await self._transactions.get_for_update(place, table, request.keys)
+            return transaction_pb2.GetForUpdateResponse(rows=to_ipc(rows), found=found)
+        raise AssertionError("mapped_errors ends the call")
+
+    async def CommitTransaction(
+        self,
+        request: transaction_pb2.CommitTransactionRequest,
+        context: grpc.aio.ServicerContext[
+            transaction_pb2.CommitTransactionRequest, transaction_pb2.CommitTransactionResponse
+        ],
+    ) -> transaction_pb2.CommitTransactionResponse:
+        """Commits a transaction."""
+        async with mapped_errors(request, context):
+            sizes = [(part.part, part.requests) for part in request.parts]
+            committed = await self._transactions.commit(request.token, request.id, sizes)
+        return _committed(committed)
+
+    async def AbortTransaction(
+        self,
+        request: transaction_pb2.AbortTransactionRequest,
+        context: grpc.aio.ServicerContext[
+            transaction_pb2.AbortTransactionRequest, transaction_pb2.AbortTransactionResponse
+        ],
+    ) -> transaction_pb2.AbortTransactionResponse:
+        """Aborts a transaction."""
+        async with mapped_errors(request, context):
+            await self._transactions.abort(request.token)
+        return transaction_pb2.AbortTransactionResponse()
+
+    async def ListTransactions(
+        self,
+        request: transaction_pb2.ListTransactionsRequest,
+        context: grpc.aio.ServicerContext[
+            transaction_pb2.ListTransactionsRequest, transaction_pb2.ListTransactionsResponse
+        ],
+    ) -> transaction_pb2.ListTransactionsResponse:
+        """Lists the open transactions."""
+        async with mapped_errors(request, context):
+            transactions = [_open(each) for each in self._transactions.open]
+        return transaction_pb2.ListTransactionsResponse(transactions=transactions)
+
+
+def _committed(committed: Committed) -> transaction_pb2.CommitTransactionResponse:
+    tables = [
+        transaction_pb2.CommittedTable(table=name, log_offsets=offsets)
+        for name, offsets in sorted(committed.log_offsets.items())
+    ]
+    return transaction_pb2.CommitTransactionResponse(tables=tables, rows=committed.rows)
+
+
+def _open(transaction: OpenTransaction) -> transaction_pb2.OpenTransaction:
+    terms, now = transaction.terms, time.monotonic()
+    names = {name for part in transaction.parts.values() for name in part.tables}
+    return transaction_pb2.OpenTransaction(
+        token=transaction.token,
+        id=terms.id,
+        conflict_mode=(
+            transaction_pb2.CONFLICT_MODE_ABORT if terms.finds_conflicts else transaction_pb2.CONFLICT_MODE_LAST_WINS
+        ),
+        tables=sorted(names),
+        rows=sum(part.rows for part in transaction.parts.values()),
+        bytes=transaction.size,
+        age_millis=round((now - transaction.begun) * 1000),
+        ttl_millis=round(terms.ttl * 1000),
+        remaining_millis=max(0, round((transaction.expires - now) * 1000)),
+        committing=transaction.commit is not None,
+    )

@@ -1,0 +1,190 @@
+"""What the transaction log says: which transactions were decided, which of these are done, and what they answered.
+
+A transaction is committed by the record that decides it. Then it is applied; the record that it is done has the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from streaming_server.storage.transaction_log import TransactionLog
+from table_model.errors import DataLoss
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+_REWRITE_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A transaction that is committed. Immutable.
+
+    Attributes:
+        number: Greater than those of all before.
+        token: The transaction's token.
+        id: Its id, empty when it has none.
+        micros: When it was decided, in microseconds since 1970.
+        rows: How many rows and keys are in it.
+        tables: The incarnations of its tables, by name.
+        files: Its parts, in their order: the number of each, and how many of its requests count.
+    """
+
+    number: int
+    token: str
+    id: str
+    micros: int
+    rows: int
+    tables: Mapping[str, str]
+    files: tuple[tuple[int, int], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The stored form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Decision:
+        """What `to_json` gave."""
+        files = tuple((number, requests) for number, requests in stored["files"])
+        return cls(**{**stored, "files": files})
+
+    def committed(self, log_offsets: Mapping[str, Mapping[int, int]]) -> Committed:
+        """Its end."""
+        return Committed(
+            token=self.token,
+            id=self.id,
+            micros=self.micros,
+            rows=self.rows,
+            tables=self.tables,
+            log_offsets=log_offsets,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """One commit, and what it answered. Immutable.
+
+    Attributes:
+        token: The transaction's token.
+        id: Its id, empty when it had none.
+        micros: When it was decided, in microseconds since 1970.
+        rows: How many rows and keys were in it.
+        tables: The incarnations of its tables, by name.
+        log_offsets: By table and bucket, the offset of the first change behind it.
+    """
+
+    token: str
+    id: str
+    micros: int
+    rows: int
+    tables: Mapping[str, str]
+    log_offsets: Mapping[str, Mapping[int, int]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The stored form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Committed:
+        """What `to_json` gave."""
+        offsets = {
+            table: {int(bucket): offset for bucket, offset in buckets.items()}
+            for table, buckets in stored["log_offsets"].items()
+        }
+        return cls(**{**stored, "log_offsets": offsets})
+
+    @property
+    def family(self) -> str:
+        """What its id has in common with those of the same job: all before the last `:`. Empty when it is of none."""
+        return self.id.rpartition(":")[0]
+
+
+class Decisions:
+    """The decisions of a server, in its transaction log. Not thread-safe.
+
+    Attributes:
+        epoch: Names the log: greater than that of any log that there was before in its place.
+        unfinished: The decisions that are not known to be done, by token, in their order.
+
+    Args:
+        root: Where the transactions of the server lie; made when it is not there.
+
+    Raises:
+        DataLoss: The log is damaged.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._log = TransactionLog(root)
+        self._kept_bytes = 0
+        self.epoch = 0
+        self._next = 0
+        self.unfinished: dict[str, Decision] = {}
+        self._done: list[Committed] = []
+        try:
+            for record in self._log.records:
+                self._read(record)
+        except (TypeError, ValueError, LookupError) as error:
+            self._log.close()
+            raise DataLoss(f"the transaction log in {root} cannot be read: {error!r}") from error
+        self._log.records.clear()
+        if not self.epoch:
+            # Of 32 bits, as epochs of writers are.
+            self.epoch = int(time.time())
+
+    def _read(self, record: dict[str, Any]) -> None:
+        if "log" in record:
+            self.epoch, self._next = record["log"]["epoch"], record["log"]["next"]
+        elif "decided" in record:
+            decision = Decision.from_json(record["decided"])
+            self.unfinished[decision.token] = decision
+            self._next = decision.number + 1
+        else:
+            committed = Committed.from_json(record["done"])
+            self.unfinished.pop(committed.token, None)
+            self._done.append(committed)
+
+    def take_done(self) -> list[Committed]:
+        """The commits that were done when the log was opened, in their order; once."""
+        done, self._done = self._done, []
+        return done
+
+    def next_number(self) -> int:
+        """The number of the next decision."""
+        number, self._next = self._next, self._next + 1
+        return number
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether the last `decide` has failed so that it cannot be told before a restart whether it has decided."""
+        return self._log.is_uncertain
+
+    def decide(self, decision: Decision) -> None:
+        """Commits a transaction: durable when this returns. Blocks. Raises OSError: see `is_uncertain`."""
+        if not self._log.size:
+            self._log.append({"log": {"epoch": self.epoch, "next": decision.number}}, sync=False)
+        self._log.append({"decided": decision.to_json()}, sync=True)
+        self.unfinished[decision.token] = decision
+
+    def finish(self, committed: Committed) -> None:
+        """Notes that a decision was carried out, durably. Blocks."""
+        self._log.append({"done": committed.to_json()}, sync=True)
+        self.unfinished.pop(committed.token, None)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is time for `rewrite`."""
+        return self._log.size > max(_REWRITE_BYTES, 2 * self._kept_bytes)
+
+    def rewrite(self, remembered: Iterable[Committed]) -> None:
+        """Keeps only what is unfinished, and these commits. Blocks."""
+        head = {"log": {"epoch": self.epoch, "next": self._next}}
+        decided = [{"decided": decision.to_json()} for decision in self.unfinished.values()]
+        self._log.rewrite([head, *({"done": each.to_json()} for each in remembered), *decided])
+        self._kept_bytes = self._log.size
+
+    def close(self) -> None:
+        """Closes the log."""
+        self._log.close()

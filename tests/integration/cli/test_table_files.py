@@ -1,0 +1,93 @@
+"""`scankv create -f`: a table written down in a file, and described as it was written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.command_line import CommandLine
+
+AGGREGATE = """
+table = "TABLE"
+schema = "carrier string, day date, flights int64, worst int32, airports list<string>, note string"
+key = ["carrier", "day"]
+bucket_key = "carrier"
+buckets = 2
+indexes = ["flights", ["worst", "day"]]
+
+[options]
+merge_engine = "aggregate"
+columnar_base = "auto"
+row_deduplicate = true
+
+[aggregates]
+flights = "count"
+worst = { function = "max", ignore_retract = true }
+airports = { function = "collect", distinct = true }
+note = { function = "listagg", delimiter = "; " }
+"""
+GROUPS = """
+table = "TABLE"
+schema = "k int64, s int64, t int64, a int64, b int64"
+key = "k"
+sequence_groups = { "s, t" = ["a", "b"] }
+options = { merge_engine = "partial_update", delete_behavior = "ignore" }
+aggregates = { b = "sum" }
+"""
+
+
+def test_a_table_of_a_file_is_described_as_it_was_written(scankv: CommandLine, table: str, tmp_path: Path) -> None:
+    file = tmp_path / "table.toml"
+    file.write_text(AGGREGATE.replace("TABLE", table))
+    assert scankv("create", "-f", str(file)).text == f"created {table}\n"
+    described = scankv("describe", table, "--json").json
+    assert described["aggregates"] == {
+        "flights": {"function": "count"},
+        "worst": {"function": "max", "ignore_retract": "true"},
+        "airports": {"function": "collect", "distinct": "true"},
+        "note": {"function": "listagg", "delimiter": "; "},
+    }
+    assert described["options"] == {"merge_engine": "aggregate", "columnar_base": "auto"}
+    assert (described["primary_key"], described["bucket_key"]) == (["carrier", "day"], ["carrier"])
+    assert described["indexes"] == [["flights"], ["worst", "day"]]
+    shown = scankv("describe", table).text
+    for text in ("agg.count()", "agg.max(ignore_retract=True)", "agg.listagg(delimiter='; ')"):
+        assert text in shown
+
+
+def test_sequence_groups_of_several_columns_can_be_written_in_a_file(
+    scankv: CommandLine, table: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "table.toml"
+    file.write_text(GROUPS.replace("TABLE", table))
+    scankv("create", "--file", str(file))
+    described = scankv("describe", table, "--json").json
+    assert described["sequence_groups"] == [{"sequence": ["s", "t"], "columns": ["a", "b"]}]
+    assert "agg.sum() by s, t" in scankv("describe", table).text
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("table = [", "not valid TOML"),
+        ('tabel = "a.b"', 'no field "tabel"; did you mean "table"?'),
+        ('table = "a.b"\nkey = "k"', 'the field "schema" is missing'),
+        ('table = "a.b"\nschema = "k int64"\nkey = 5', 'the field "key" is a list'),
+        ('table = "a.b"\nschema = "k int64, v int64"\nkey = "k"\naggregates = { v = 5 }', 'the aggregate of "v"'),
+        ('table = "a.b"\nschema = "k int64"\nkey = "k"\noptions = 5', '"options" is a section'),
+    ],
+)
+def test_a_file_that_says_no_table_is_refused(scankv: CommandLine, tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "table.toml"
+    file.write_text(text)
+    assert complaint in scankv.fails("create", "-f", str(file))
+
+
+def test_a_file_and_options_together_are_refused(scankv: CommandLine, tmp_path: Path) -> None:
+    assert "give nothing beside it" in scankv.fails("create", "a.b", "-f", str(tmp_path / "none"))
+    assert "cannot be read" in scankv.fails("create", "-f", str(tmp_path / "none"))
+    assert "--schema and --key" in scankv.fails("create", "a.b")

@@ -1,0 +1,164 @@
+"""Undo: what a named writer did behind some offsets goes, what others did stays."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import ColumnLocked, InvalidRequest, PositionOutOfRange, UsageError, agg
+from tests.model.history import noted
+
+if TYPE_CHECKING:
+    from aio_client import Client, Table
+
+pytestmark = pytest.mark.asyncio
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("a", pa.int64()), ("b", pa.int64())])
+
+
+async def contents(table: Table) -> dict[int, tuple[int | None, int | None]]:
+    return {row["k"]: (row["a"], row["b"]) for row in await table.scan().to_pylist()}
+
+
+async def offsets_of(table: Table) -> dict[int, int]:
+    return {figures.bucket: figures.log_offset for figures in await table.statistics()}
+
+
+def row(k: int, a: int, b: int = 0) -> dict[str, Any]:
+    return {"k": k, "a": a, "b": b}
+
+
+async def test_inserts_go_and_changed_and_deleted_rows_come_back(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
+    await table.upsert([row(k, 1) for k in range(6)])
+    async with table.writer(id="job") as writer:
+        await writer.upsert([row(0, 2)])
+        await writer.flush()
+        offsets = await offsets_of(table)
+        before = await contents(table)
+        for value in (3, 4):
+            await writer.upsert([row(k, value) for k in (0, 1, 7, 8)])
+            await writer.delete([2, 8])
+            await writer.flush()
+    await table.upsert([row(5, 9)])
+    report = await table.undo("job", offsets)
+    assert (report.restored, report.deleted, report.skipped) == (3, 1, 0)
+    assert await contents(table) == before | {5: (9, 0)}
+    assert report.log_offsets == await offsets_of(table)
+    again = await table.undo("job", offsets)
+    assert (again.restored, again.deleted, again.log_offsets) == (0, 0, report.log_offsets)
+    # What the writer does after an undo can be undone, too.
+    async with table.writer(id="job") as writer:
+        await writer.upsert([row(1, 50), row(8, 50)])
+    assert (await table.undo("job", offsets)).restored == 1
+    assert await contents(table) == before | {5: (9, 0)}
+
+
+async def test_what_others_have_written_since_stays_and_is_counted(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+    await table.upsert([row(k, 1) for k in range(4)])
+    offsets = await offsets_of(table)
+    async with table.writer(id="job") as writer:
+        await writer.upsert([row(k, 2) for k in range(3)])
+    async with table.writer(id="other") as writer:
+        await writer.upsert([row(0, 3), row(3, 3)])
+    await table.delete([1])
+    report = await table.undo("job", offsets)
+    assert (report.restored, report.deleted, report.skipped) == (1, 0, 2)
+    assert await contents(table) == {0: (3, 0), 2: (1, 0), 3: (3, 0)}
+
+
+async def test_only_the_columns_that_the_writer_has_named_go_back(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+    await table.upsert([row(1, 1, 1)])
+    offsets = await offsets_of(table)
+    async with table.writer(id="job") as writer:
+        await writer.upsert(pa.table({"k": [1, 2, 3], "a": [5, 5, 5]}), columns=["k", "a"])
+    await table.upsert(pa.table({"k": [1, 2], "b": [7, 7]}), columns=["k", "b"])
+    report = await table.undo("job", offsets)
+    assert (report.restored, report.deleted, report.skipped) == (1, 2, 0)
+    assert await contents(table) == {1: (1, 7), 2: (None, 7)}
+
+
+async def test_it_goes_past_the_merge_engine_and_survives_the_rewriting_of_the_changelog(
+    client: Client, name: str
+) -> None:
+    table = await client.create_table(
+        name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"a": agg.sum(), "b": agg.max()}
+    )
+    await table.upsert([row(k, 10, 10) for k in range(5)])
+    offsets, before = await offsets_of(table), await contents(table)
+    async with table.writer(id="job") as writer:
+        for value in range(20):
+            await writer.upsert([row(k, 1, value) for k in range(8)])
+            await writer.flush()
+    assert (await contents(table))[0] == (30, 19)
+    report = await table.undo("job", offsets)
+    assert (report.restored, report.deleted) == (5, 3)
+    assert await contents(table) == before
+
+
+async def test_what_cannot_be_undone_is_refused(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+    short = await client.create_table(f"{name}_short", SCHEMA, primary_key=["k"], changelog="upsert")
+    with pytest.raises(InvalidRequest, match="no changelog with the rows before"):
+        await short.undo("job", {0: 0})
+    with pytest.raises(InvalidRequest, match="no bucket 2"):
+        await table.undo("job", {2: 0})
+    with pytest.raises(InvalidRequest, match="not the id of a writer"):
+        await table.undo("job/1", {0: 0})
+    with pytest.raises(PositionOutOfRange):
+        await table.undo("job", {0: 5})
+    with pytest.raises(UsageError):
+        await table.undo("job", {})
+    async with table.writer(id="job") as writer:
+        await writer.upsert([row(k, 1) for k in range(9)])
+    async with table.lock_columns(["a"], owner="somebody"):
+        with pytest.raises(ColumnLocked):
+            await table.undo("job", {0: 0, 1: 0})
+    assert (await table.undo("job", {0: 0, 1: 0})).deleted == 9
+
+
+async def test_random_histories_go_back_as_a_model_says(client: Client, name: str) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    with noted(f"seed {seed}"):
+        table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
+        await table.upsert([row(k, 0) for k in range(0, 40, 2)])
+        offsets, rows = await offsets_of(table), await contents(table)
+        # Of each key that the writer has changed: what it was before, and whether others have written it since.
+        first: dict[int, tuple[int | None, int | None] | None] = {}
+        others: set[int] = set()
+        async with table.writer(id="job") as writer:
+            for value in range(1, 30):
+                keys = [rng.randrange(40) for _ in range(rng.randrange(1, 8))]
+                own, deletes = rng.random() < 0.6, rng.random() < 0.3
+                target: Any = writer if own else table
+                for key in keys:
+                    # Written again as it is, a row is no change; nor is deleting what is not there.
+                    if deletes and key not in rows:
+                        continue
+                    if own:
+                        first.setdefault(key, rows.get(key))
+                    elif key in first:
+                        others.add(key)
+                    if deletes:
+                        rows.pop(key, None)
+                    else:
+                        rows[key] = (value, 0)
+                await (target.delete(keys) if deletes else target.upsert([row(key, value) for key in keys]))
+                await writer.flush()
+        assert await contents(table) == rows
+        for _ in range(2):
+            report = await table.undo("job", offsets)
+            for key in first.keys() - others:
+                before = first[key]
+                if before is None:
+                    rows.pop(key, None)
+                else:
+                    rows[key] = before
+            assert await contents(table) == rows
+            assert report.skipped == len(others)

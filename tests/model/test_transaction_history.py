@@ -1,0 +1,134 @@
+"""Random histories of transactions, plain writes and kills: each transaction is there once, in all tables, or never."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import ConnectionFailed, agg, connect
+from tests.model.history import noted
+from tests.support.offline import check_bucket, offline_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aio_client import Client, Table
+    from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.asyncio
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
+WRITERS, KEYS = 3, 400
+
+
+@dataclass
+class Writer:
+    """Writes its keys of one table, all with the number of the transaction, and adds one to its key of another.
+
+    Attributes:
+        begun: The number of the last transaction that it has begun.
+        done: That of the last one that was committed.
+    """
+
+    number: int
+    rng: random.Random
+    begun: int = 0
+    done: int = 0
+
+    async def write(self, client: Client, rows: Table, counts: Table, until: asyncio.Event) -> None:
+        """Writes transactions over whatever becomes of the server, until it is told to end."""
+        while not until.is_set():
+            if self.begun == self.done:
+                self.begun += 1
+            keys = range(self.number, WRITERS * KEYS, WRITERS)
+            batch = [{"k": key, "v": self.begun} for key in keys]
+            # Nobody else writes these keys.
+            async with client.transaction(id=f"writer {self.number}:{self.begun}", conflict="abort") as tx:
+                cut = self.rng.randrange(1, KEYS)
+                await tx.upsert(rows, batch[:cut])
+                await tx.upsert(counts, [{"k": self.number, "v": 1}])
+                if self.rng.random() < 0.2:
+                    await tx.delete(rows, list(keys))
+                    cut = 0
+                await tx.upsert(rows, batch[cut:])
+                if self.rng.random() < 0.2:
+                    # As who was killed, and begins again.
+                    continue
+            self.done = self.begun
+
+    def values(self, rows: Mapping[int, int]) -> set[int]:
+        """The numbers that its keys have."""
+        return {value for key, value in rows.items() if key >= 0 and key % WRITERS == self.number}
+
+
+async def contents(table: Table) -> dict[int, int]:
+    found = (await table.scan().to_arrow()).to_pydict()
+    return dict(zip(found["k"], found["v"], strict=True))
+
+
+async def write_plainly(rows: Table, counts: Table, until: asyncio.Event) -> int:
+    """Writes other keys of the same buckets; how often."""
+    number = 0
+    while not until.is_set():
+        number += 1
+        await rows.upsert([{"k": -key, "v": number} for key in range(1, 30)])
+        await counts.upsert([{"k": -1, "v": 1}])
+    return number
+
+
+async def watch(rows: Table, writers: Sequence[Writer], until: asyncio.Event) -> None:
+    """Sees each writer's keys with one number at any time, which never becomes less."""
+    seen = dict.fromkeys(range(WRITERS), 0)
+    while not until.is_set():
+        # What cannot be seen while the server is away is seen later.
+        with suppress(ConnectionFailed):
+            looked = (await rows.lookup(list(range(0, WRITERS * KEYS, 7)))).to_pydict()
+            for found in (dict(zip(looked["k"], looked["v"], strict=True)), await contents(rows)):
+                for writer in writers:
+                    values = writer.values(found)
+                    assert len(values) <= 1, f"writer {writer.number} has {values}"
+                    value = max(values, default=0)
+                    assert value >= seen[writer.number]
+                    seen[writer.number] = value
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.soak)])
+async def test_transactions_are_whole_and_once_over_kills_at_any_moment(server: ServerProcess, kills: int) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    writers = [Writer(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
+    sums = {"merge_engine": "aggregate", "aggregates": {"v": agg.sum()}}
+    with noted(f"seed {seed}"):
+        async with connect(server.url) as client:
+            rows = await client.create_table("test.rows", SCHEMA, primary_key=["k"], buckets=3)
+            counts = await client.create_table("test.counts", SCHEMA, primary_key=["k"], buckets=2, **sums)
+            until = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                for writer in writers:
+                    group.create_task(writer.write(client, rows, counts, until))
+                plain = group.create_task(write_plainly(rows, counts, until))
+                group.create_task(watch(rows, writers, until))
+                for _ in range(kills):
+                    await asyncio.sleep(rng.uniform(0.2, 1.2))
+                    await asyncio.to_thread(server.kill)
+                    await asyncio.to_thread(server.restart)
+                until.set()
+            found, counted = await contents(rows), await contents(counts)
+            for writer in writers:
+                value = max(writer.values(found), default=0)
+                # One that was begun again may be committed, or not.
+                assert value in (writer.done, writer.begun)
+                assert counted.get(writer.number, 0) == value
+            assert counted[-1] == plain.result() == found[-1]
+        assert server.stop() == 0
+        with offline_table(server.data_dir, "test.rows") as buckets:
+            for bucket in buckets:
+                check_bucket(bucket)
+        assert "DATA_LOSS" not in server.log
+        assert "incident" not in server.log

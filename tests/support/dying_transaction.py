@@ -1,0 +1,293 @@
+"""Commits a transaction and dies in between, once at each step that it takes on disk; then looks at what is left.
+
+Run as `python -m tests.support.dying_transaction DIRECTORY`. Every death is one of a process of its own, forked from
+here as long as there is only one thread, so that nothing has to be imported again. Prints how many there were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import traceback
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+import streaming_server.engine.roll_forward
+import streaming_server.storage.staging
+import streaming_server.storage.transaction_log
+from streaming_server.config import ServerConfig
+from streaming_server.engine.merging.preparing import MERGE
+from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.tables import Tables
+from streaming_server.engine.transactions import StagedAs
+from streaming_server.storage.changelog import RowKind
+from streaming_server.storage.rocks import RocksStore
+from streaming_server.storage.staging import DELETE, UPSERT, StagedPart, StagingDirectory
+from streaming_server.storage.transaction_log import TransactionLog
+from table_model.merge_functions import ColumnAggregate
+from table_model.merge_spec import MergeSpec
+from tests.support.tables import ipc_stream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+    from pathlib import Path
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
+PLAIN, SUMS = "test.plain", "test.sums"
+BEFORE = {PLAIN: dict.fromkeys(range(20), 0), SUMS: dict.fromkeys(range(4), 100)}
+AFTER = {PLAIN: {**dict.fromkeys(range(30), 1), **dict.fromkeys(range(25, 35), 2)}, SUMS: dict.fromkeys(range(4), 110)}
+for _key in range(5):
+    del AFTER[PLAIN][_key]
+ID = "job:7"
+_STEP_ROWS = 5
+
+
+def rows(keys: range, value: int) -> bytes:
+    columns = [pa.array(keys, pa.int64()), pa.repeat(pa.scalar(value, pa.int64()), len(keys))]
+    return ipc_stream(SCHEMA, pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+
+
+def keys_of(keys: range) -> bytes:
+    schema = pa.schema([SCHEMA.field("k")])
+    return ipc_stream(schema, pa.RecordBatch.from_arrays([pa.array(keys, pa.int64())], schema=schema))
+
+
+class Death:
+    """Ends the process, as `kill -9` does, when a number of steps were taken; or counts them."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+
+    def step(self) -> bool:
+        """Whether this is the step to die at."""
+        if self.left is None:
+            return False
+        self.left -= 1
+        return self.left < 0
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def install(self) -> None:
+        """Makes every write, sync, and removal a step."""
+        for owner, name in (
+            (RocksStore, "write"),
+            (RocksStore, "sync"),
+            (TransactionLog, "append"),
+            (TransactionLog, "rewrite"),
+            (StagedPart, "sync"),
+            (StagingDirectory, "create"),
+            (StagingDirectory, "sync"),
+            (StagingDirectory, "remove"),
+            (pathlib.Path, "unlink"),
+            (pathlib.Path, "rename"),
+            (shutil, "rmtree"),
+            (os, "fsync"),
+        ):
+            self._wrap(owner, name)
+        for module in (streaming_server.storage.staging, streaming_server.storage.transaction_log):
+            self._tear(module)
+
+    def _wrap(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def stepping(*args: Any, **options: Any) -> Any:
+            if self.step():
+                self.die()
+            return original(*args, **options)
+
+        setattr(owner, name, stepping)
+
+    def _tear(self, module: Any) -> None:
+        original = module.write_at
+
+        def stepping(path: Path, data: bytes, offset: int, *, sync: bool) -> None:
+            if data and self.step():
+                original(path, data[: len(data) // 2], offset, sync=False)
+                self.die()
+            original(path, data, offset, sync=sync)
+
+        module.write_at = stepping
+
+
+DEATH = Death()
+
+
+@asynccontextmanager
+async def opened(data: Path) -> AsyncIterator[Tables]:
+    tables = Tables(ServerConfig(data=data, block_cache_bytes=1 << 20, storage_threads=2))
+    try:
+        await tables.recover()
+        yield tables
+    finally:
+        DEATH.left = None
+        await tables.close()
+
+
+async def make(data: Path) -> None:
+    async with opened(data) as tables:
+        sums = MergeSpec(aggregates=(ColumnAggregate("v", "sum"),))
+        for name, options, merging, indexes in (
+            (PLAIN, {"row_deduplicate": "false"}, None, [["v"]]),
+            (SUMS, {"merge_engine": "aggregate"}, sums, []),
+        ):
+            await tables.create(
+                name,
+                SCHEMA,
+                primary_key=["k"],
+                bucket_key=[],
+                buckets=2 if name == PLAIN else 1,
+                options=options,
+                indexes=indexes,
+                merging=merging,
+            )
+            value = BEFORE[name][0]
+            await tables.table(name).upsert(rows(range(len(BEFORE[name])), value), 0)
+
+
+async def begin_and_commit(tables: Tables) -> None:
+    """All of a transaction; nothing where its id was committed."""
+    transactions = tables.transactions
+    begun = await transactions.begin(BeginTerms(id=ID, attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60))
+    if not isinstance(begun, OpenTransaction):
+        return
+    plain, sums = tables.table(PLAIN), tables.table(SUMS)
+    for number, (table, action, data) in enumerate(
+        (
+            (plain, UPSERT, rows(range(30), 1)),
+            (sums, UPSERT, rows(range(4), 3)),
+            (plain, DELETE, keys_of(range(5))),
+            (sums, UPSERT, rows(range(4), 7)),
+            (plain, UPSERT, rows(range(25, 35), 2)),
+        )
+    ):
+        place = StagedAs(token=begun.token, part="main", sequence=number)
+        await transactions.stage(place, table, action, data, kind=MERGE)
+    place = StagedAs(token=begun.token, part="failed attempt", sequence=0)
+    await transactions.stage(place, plain, UPSERT, rows(range(50), 666), kind=MERGE)
+    await transactions.commit(begun.token, ID, [("main", 5)])
+
+
+async def commit_and_die(data: Path, steps: int) -> None:
+    async with opened(data) as tables:
+        DEATH.left = steps
+        await begin_and_commit(tables)
+        data.with_suffix(".acknowledged").touch()
+        # What is left is done in the background.
+        while tables.transactions._tasks:
+            await asyncio.wait(list(tables.transactions._tasks))
+
+
+async def recover_and_die(data: Path, steps: int) -> None:
+    DEATH.left = steps
+    async with opened(data):
+        pass
+
+
+async def check(data: Path) -> None:
+    """All or nothing; all if it was acknowledged; and all of it, once, when it is repeated."""
+    async with opened(data) as tables:
+        found = {name: await contents(tables, name) for name in BEFORE}
+        assert found == AFTER or (found == BEFORE and not data.with_suffix(".acknowledged").exists()), found
+        await begin_and_commit(tables)
+        assert {name: await contents(tables, name) for name in BEFORE} == AFTER
+        assert not tables.transactions.open
+    # Nothing of it is left but the log.
+    left = sorted(path.name for path in (data / "transactions").iterdir())
+    assert len(left) == 2, left
+
+
+async def contents(tables: Tables, name: str) -> dict[int, int]:
+    """The rows, which the changelog has made, each change once, and the index agrees with."""
+    table = tables.table(name)
+    replayed: dict[int, int] = {}
+    changes = 0
+    for live in table.buckets:
+        bucket = await live.opened()
+        for record in bucket.changes(table.definition, 10_000):
+            for kind, row in zip(record.changes.kinds.tolist(), record.changes.rows.to_pylist(), strict=True):
+                if kind in (RowKind.UPDATE_BEFORE, RowKind.DELETE):
+                    assert replayed.pop(row["k"]) == row["v"]
+                else:
+                    assert replayed.setdefault(row["k"], row["v"]) == row["v"]
+            changes += len(record.changes)
+        findings = await (await table.open_check(live.number)).run()
+        assert not findings.problem, findings
+        assert not any(index.problem for index in findings.indexes), findings
+    batch, is_there, _ = await table.lookup(keys_of(range(60)), None)
+    found = {row["k"]: row["v"] for row in batch.to_pylist()}
+    assert sum(is_there) == len(found)
+    assert replayed == found
+    assert changes == CHANGES[name][found == AFTER[name]], changes
+    return found
+
+
+CHANGES = {
+    # 20 inserted; then 20 changed and 10 inserted, 5 deleted, 5 changed and 5 inserted.
+    PLAIN: {False: 20, True: 20 + 2 * 20 + 10 + 5 + 2 * 5 + 5},
+    SUMS: {False: 4, True: 4 + 2 * 4 * 2},
+}
+
+
+def in_child(work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool:
+    """Runs something in a process of its own: whether it came to its end, and was not killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            asyncio.run(work(*args))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return False
+    if os.WEXITSTATUS(status):
+        raise SystemExit(f"{work.__name__}{args} has failed")
+    return True
+
+
+def main(directory: Path) -> None:
+    """Dies everywhere, in the commit and in the recovery."""
+    DEATH.install()
+    setattr(streaming_server.engine.roll_forward, "step_rows", lambda *_: _STEP_ROWS)  # noqa: B010 (it is no export)
+    in_child(make, directory / "made")
+    deaths, ended = 0, False
+    for steps in range(1000):
+        data = directory / f"commit-{steps}"
+        shutil.copytree(directory / "made", data)
+        ended = in_child(commit_and_die, data, steps)
+        if steps % 12 == 0 and not ended:
+            deaths += die_recovering(data, directory / f"again-{steps}", steps)
+        in_child(check, data)
+        shutil.rmtree(data)
+        deaths += not ended
+        if ended:
+            break
+    assert ended
+    print(deaths)  # noqa: T201
+
+
+def die_recovering(killed: Path, data: Path, first: int) -> int:
+    """Has the recovery of a killed server die, too, at some of its steps; how many deaths that were."""
+    for deaths, steps in enumerate(range(first % 4, 1000, 4)):
+        shutil.copytree(killed, data)
+        if killed.with_suffix(".acknowledged").exists():
+            data.with_suffix(".acknowledged").touch()
+        ended = in_child(recover_and_die, data, steps)
+        in_child(check, data)
+        shutil.rmtree(data)
+        if ended:
+            return deaths
+    raise AssertionError("a recovery does not end")
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

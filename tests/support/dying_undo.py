@@ -1,0 +1,85 @@
+"""Undoes a writer and dies in between, once at each step that it takes on disk; then it is repeated.
+
+Run as `python -m tests.support.dying_undo DIRECTORY`, as `dying_transaction`. Prints how many deaths there were.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import streaming_server.engine.undoing
+from streaming_server.engine.writing import WriteTerms
+from streaming_server.storage.writer_states import WriteIdentity
+from tests.support.dying_transaction import DEATH, SCHEMA, in_child, keys_of, opened, rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from streaming_server.engine.tables import Tables
+
+NAME, WRITER = "test.undone", "job-1"
+BEFORE = dict.fromkeys(range(20), 0)
+WRITTEN = dict.fromkeys(range(10, 30), 1)
+OFFSETS = {0: 20}
+
+
+async def make(data: Path) -> None:
+    async with opened(data) as tables:
+        await tables.create(NAME, SCHEMA, primary_key=["k"], bucket_key=[], buckets=1, options={})
+        table = tables.table(NAME)
+        await table.upsert(rows(range(20), 0), 0)
+        epoch, sequence = await table.open_writer(WRITER)
+        first, second = (
+            WriteTerms(identity=WriteIdentity(writer=WRITER, epoch=epoch, sequence=sequence + number))
+            for number in range(2)
+        )
+        await table.upsert(rows(range(30), 1), 0, first)
+        await table.delete(keys_of(range(10)), second)
+
+
+async def undo_and_die(data: Path, steps: int) -> None:
+    async with opened(data) as tables:
+        DEATH.left = steps
+        await tables.table(NAME).undo(WRITER, OFFSETS)
+
+
+async def check(data: Path) -> None:
+    """Each key is as it was, or as it was written; after the repetition, all are as they were; and that is the end."""
+    async with opened(data) as tables:
+        found = await contents(tables)
+        for key in range(30):
+            assert found.get(key) in (BEFORE.get(key), WRITTEN.get(key)), found
+        undone, _ = await tables.table(NAME).undo(WRITER, OFFSETS)
+        assert undone.skipped == 0, undone
+        assert await contents(tables) == BEFORE
+        again, _ = await tables.table(NAME).undo(WRITER, OFFSETS)
+        assert (again.restored, again.deleted, again.skipped) == (0, 0, 0), again
+
+
+async def contents(tables: Tables) -> dict[int, int]:
+    batch, _, _ = await tables.table(NAME).lookup(keys_of(range(40)), None)
+    return {row["k"]: row["v"] for row in batch.to_pylist()}
+
+
+def main(directory: Path) -> None:
+    """Dies everywhere."""
+    DEATH.install()
+    streaming_server.engine.undoing._WRITE_ROWS = 7  # type: ignore[misc]
+    in_child(make, directory / "made")
+    for deaths in range(1000):
+        data = directory / str(deaths)
+        shutil.copytree(directory / "made", data)
+        ended = in_child(undo_and_die, data, deaths)
+        in_child(check, data)
+        shutil.rmtree(data)
+        if ended:
+            print(deaths)  # noqa: T201
+            return
+    raise AssertionError("an undo does not end")
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

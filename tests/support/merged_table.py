@@ -1,0 +1,160 @@
+"""A table in memory, merged as the server merges, without a server: one bucket, rows as they are stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from streaming_server.engine.merging.engine import Engines
+from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
+from streaming_server.engine.merging.preparing import MERGE, WriteKind, prepare_delete, prepare_upsert, request_schema
+from streaming_server.engine.merging.step import merge_rows
+from streaming_server.engine.prepare import KeyEncoder
+from streaming_server.storage.changelog import RowKind
+from streaming_server.storage.index_codec import IndexCodec
+from streaming_server.storage.row_codec import RowCodec
+from table_model.merge_functions import aggregate_of
+from table_model.merge_spec import MergeSpec, SequenceGroup
+from table_model.schema import TableDefinition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from streaming_server.engine.prepare import PreparedRows
+    from streaming_server.storage.bucket import BucketChange
+    from table_model.agg import Aggregator
+
+
+def merging_table(
+    schema: pa.Schema,
+    *,
+    aggregates: Mapping[str, Aggregator] | None = None,
+    version_column: str | None = None,
+    sequence: Sequence[str] = (),
+    groups: Sequence[tuple[Sequence[str], Sequence[str]]] = (),
+    indexes: Sequence[Sequence[str]] = (),
+    **options: str,
+) -> TableDefinition:
+    """A definition whose key is the first column."""
+    spec = MergeSpec(
+        version_column=version_column,
+        sequence_columns=tuple(sequence),
+        sequence_groups=tuple(SequenceGroup(tuple(by), tuple(columns)) for by, columns in groups),
+        aggregates=tuple(
+            aggregate_of(column, each.function, dict(each.parameters)) for column, each in (aggregates or {}).items()
+        ),
+    )
+    return TableDefinition.create(
+        "test.table",
+        schema,
+        schema.names[:1],
+        buckets=1,
+        options=options,
+        indexes=indexes,
+        merging=spec,
+        incarnation="0" * 32,
+        created_millis=0,
+    )
+
+
+class MergedTable:
+    """Rows, entries and log of a bucket.
+
+    Attributes:
+        stored: The rows by encoded key.
+        entries: The index entries.
+        log: Change types and rows.
+        puts: How many rows were put.
+    """
+
+    def __init__(self, definition: TableDefinition) -> None:
+        self.stored: dict[bytes, bytes] = {}
+        self.entries: dict[bytes, bytes] = {}
+        self.log: list[tuple[str, dict[str, Any]]] = []
+        self.puts = 0
+        self.use(definition)
+
+    def use(self, definition: TableDefinition) -> None:
+        """Goes on with a newer definition."""
+        self.definition, self.codec, self.keys = definition, RowCodec(definition), KeyEncoder(definition)
+        self.engines = Engines(definition, {})
+        self.indexes = [IndexCodec(definition, index) for index in definition.indexes]
+
+    def write(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        kinds: Sequence[str] | None = None,
+        columns: Sequence[str] = (),
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """One request; `columns` with the key."""
+        kind = WriteKind(columns=tuple(columns), overwrite=overwrite)
+        schema = request_schema(self.definition, 0, kind)
+        arrays = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        types = None if kinds is None else pa.array(kinds, pa.string())
+        for part in prepare_upsert(batch, self.keys, self.codec, self.engines, kind, self.indexes, types):
+            self._apply(part)
+
+    def delete(self, keys: Sequence[Any], columns: Sequence[str] = (), *, overwrite: bool = False) -> None:
+        """One request that deletes rows, or columns of them."""
+        batch = pa.RecordBatch.from_pylist(
+            [{self.keys.names[0]: key} for key in keys], schema=self.definition.key_schema
+        )
+        kind = MERGE if not columns and not overwrite else WriteKind(columns=tuple(columns), overwrite=overwrite)
+        for part in prepare_delete(batch, self.keys, self.codec, kind):
+            self._apply(part)
+
+    def rows(self) -> dict[Any, dict[str, Any]]:
+        """The rows by key."""
+        values = pa.array([self.stored[key] for key in sorted(self.stored)], pa.binary())
+        batch = self.codec.decoder().decode(values)
+        batch.validate(full=True)
+        return {row[self.keys.names[0]]: row for row in batch.to_pylist()}
+
+    def _apply(self, part: PreparedRows) -> None:
+        change = self._change(part)
+        if change.changes is not None:
+            change.changes.rows.validate(full=True)
+            kinds = [RowKind(int(kind)).symbol for kind in change.changes.kinds]
+            self.log += zip(kinds, change.changes.rows.to_pylist(), strict=True)
+        put = dict(zip(change.put_keys.to_pylist(), change.put_values.to_pylist(), strict=True))
+        before = len(self.stored)
+        self.stored |= put
+        self.puts += len(put)
+        for key in change.delete_keys.to_pylist():
+            del self.stored[key]
+        assert change.rows_added in (None, len(self.stored) - before)
+        for entries in change.entries:
+            for key in entries.delete_keys.to_pylist():
+                del self.entries[key]
+            self.entries |= zip(entries.put_keys.to_pylist(), entries.put_values.to_pylist(), strict=True)
+
+    def _change(self, part: PreparedRows) -> BucketChange:
+        old = [self.stored.get(key) for key in part.keys.to_pylist()]
+        if part.written is not None:
+            return merge_rows(old, part, self.engines.of(part.written), self.indexes)
+        known = old if reads_old_rows(self.definition, self.indexes) else None
+        if part.values is None:
+            return merge_delete(known, part, self.indexes)
+        deduplicate = self.definition.options.row_deduplicate
+        return merge_upsert(known, part, row_deduplicate=deduplicate, indexes=self.indexes)
+
+
+def replayed(log: Sequence[tuple[str, dict[str, Any]]], key: str) -> dict[Any, dict[str, Any]]:
+    """The rows that a full changelog leads to; each change fits what was before it."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for kind, row in log:
+        if kind == "+I":
+            assert row[key] not in rows
+        else:
+            assert row[key] in rows
+        if kind in ("-U", "-D"):
+            assert repr(rows.pop(row[key])) == repr(row)
+            # Its row after follows at once, and is not the same.
+            rows |= {row[key]: row} if kind == "-U" else {}
+        else:
+            rows[row[key]] = row
+    return rows

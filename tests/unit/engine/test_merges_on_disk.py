@@ -1,0 +1,92 @@
+"""Merges in a live table: what is hidden is synced before it is acknowledged, and bases show the merged rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from protos.scankv.v1 import write_pb2
+from streaming_server.config import load_config
+from streaming_server.engine.merging.preparing import WriteKind
+from streaming_server.services.write import kind_of
+from table_model.errors import InvalidRequest, UsageError
+from table_model.merge_functions import aggregate_of
+from table_model.merge_spec import MergeSpec
+from tests.support.snapshots import tables_in
+from tests.support.tables import ipc_stream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from streaming_server.engine.live_table import LiveTable
+    from streaming_server.engine.tables import Tables
+
+MEANS = pa.schema([pa.field("k", pa.int64(), nullable=False), ("mean", pa.float64()), ("total", pa.int64())])
+SPEC = MergeSpec(aggregates=(aggregate_of("mean", "avg"), aggregate_of("total", "sum")))
+
+
+async def means(tables: Tables, **options: str) -> LiveTable:
+    await tables.create(
+        "test.means",
+        MEANS,
+        primary_key=["k"],
+        bucket_key=(),
+        buckets=1,
+        options={"merge_engine": "aggregate", **options},
+        merging=SPEC,
+    )
+    return tables.table("test.means")
+
+
+async def write(table: LiveTable, *rows: dict[str, Any]) -> dict[int, int]:
+    batch = pa.RecordBatch.from_pylist([dict.fromkeys(MEANS.names) | row for row in rows], schema=MEANS)
+    return (await table.upsert(ipc_stream(MEANS, batch), 0))[1]
+
+
+@pytest.mark.asyncio
+async def test_a_write_that_changes_only_what_is_hidden_is_synced_before_it_is_acknowledged(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await means(tables)
+        first = await write(table, {"k": 1, "mean": 2.0})
+        syncs = table.buckets[0].syncs
+        assert await write(table, {"k": 1, "mean": 2.0}) == first
+        assert table.buckets[0].syncs == syncs + 1
+
+
+@pytest.mark.asyncio
+async def test_a_refused_row_leaves_its_bucket_and_its_base_as_they_were(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, base_upkeep_seconds=3600.0) as tables:
+        table = await means(tables, columnar_base="eager", delete_behavior="allow")
+        before = await write(table, {"k": 1, "total": 2**63 - 1}, {"k": 2, "total": 1})
+        await tables._bases.look_after(table, table.buckets[0])
+        assert table.buckets[0].has_base
+        with pytest.raises(InvalidRequest, match=r'column "total", key \(1\)'):
+            await write(table, {"k": 2, "total": 1}, {"k": 1, "total": 1})
+        assert table.buckets[0].has_base
+        assert await write(table, {"k": 3}) == {0: before[0] + 1}
+        keys = ipc_stream(
+            table.definition.key_schema, pa.record_batch({"k": pa.array([1, 3])}).cast(table.definition.key_schema)
+        )
+        await table.delete(keys, kind=WriteKind())
+        view = table.buckets[0].base_view()
+        assert view is not None
+        net = view.overlay.net()
+        assert [value is None for value in net.values.to_pylist()] == [True, True]
+
+
+def test_a_mode_that_is_not_known_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="mode 7"):
+        kind_of(write_pb2.UpsertRequest(mode=7))  # type: ignore[arg-type]
+
+
+def test_aggregate_functions_are_a_list_in_the_file_and_names_with_commas_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('data = "x"\naggregate_functions = ["a.b", "c.d"]\n')
+    assert load_config({}, file).aggregate_functions == ("a.b", "c.d")
+    assert load_config({"data": "x", "aggregate_functions": "a.b, c.d"}).aggregate_functions == ("a.b", "c.d")
+    assert load_config({"data": "x"}).aggregate_functions == ()
+    file.write_text('data = "x"\naggregate_functions = [5]\n')
+    with pytest.raises(UsageError, match="a list of names"):
+        load_config({}, file)

@@ -1,0 +1,134 @@
+"""The transaction log and what is staged: torn by a crash they are shorter, damaged they are found to be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streaming_server.storage import transaction_log
+from streaming_server.storage.decisions import Committed, Decision, Decisions
+from streaming_server.storage.staging import UPSERT, StagedPart, StagedRequest, StagingDirectory, payloads
+from streaming_server.storage.transaction_log import TransactionLog
+from table_model.errors import DataLoss
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DECISION = Decision(number=0, token="t0", id="job:1", micros=5, rows=7, tables={"a.b": "i"}, files=((0, 3), (2, 1)))
+COMMITTED = DECISION.committed({"a.b": {0: 17, 3: 2**50}})
+REQUEST = StagedRequest(
+    part="p",
+    table="a.b",
+    incarnation="i",
+    action=UPSERT,
+    rows=2,
+    buckets={0: 0, 3: 0},
+    columns=("k", "v"),
+    column_locks=("lock",),
+)
+
+
+def test_decisions_are_unfinished_until_they_are_done_over_restarts_and_rewriting(tmp_path: Path) -> None:
+    decisions = Decisions(tmp_path)
+    epoch = decisions.epoch
+    for number in range(3):
+        assert decisions.next_number() == number
+        decisions.decide(replace(DECISION, number=number, token=f"t{number}"))
+    decisions.finish(replace(COMMITTED, token="t1"))
+    for _ in range(2):
+        decisions.close()
+        decisions = Decisions(tmp_path)
+        assert list(decisions.unfinished.values()) == [DECISION, replace(DECISION, number=2, token="t2")]
+        done = decisions.take_done()
+        assert done == [replace(COMMITTED, token="t1")]
+        assert decisions.epoch == epoch
+        decisions.rewrite(done)
+    assert decisions.next_number() == 3
+    decisions.finish(COMMITTED)
+    decisions.finish(replace(COMMITTED, token="t2"))
+    decisions.rewrite([])
+    decisions.close()
+    decisions = Decisions(tmp_path)
+    assert (decisions.unfinished, decisions.take_done(), decisions.epoch) == ({}, [], epoch)
+    assert decisions.next_number() == 4, "numbers are not used again, however the log is shortened"
+    decisions.close()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_torn_record_is_none_and_a_missing_or_damaged_durable_one_is_data_loss(tmp_path: Path) -> None:
+    log = TransactionLog(tmp_path)
+    log.append({"n": 0}, sync=True)
+    whole = log.size
+    log.append({"n": 1}, sync=False)
+    log.close()
+    (file,) = tmp_path.glob("log-*[0-9]")
+    data = file.read_bytes()
+    for end in range(whole, len(data)):
+        file.write_bytes(data[:end])
+        log = TransactionLog(tmp_path)
+        assert (log.records, log.size) == ([{"n": 0}], whole)
+        log.close()
+    for place in range(whole):
+        file.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
+        with pytest.raises(DataLoss, match="transaction log"):
+            TransactionLog(tmp_path)
+    file.write_bytes(data[: whole - 1])
+    with pytest.raises(DataLoss):
+        TransactionLog(tmp_path)
+
+
+def test_after_a_failed_sync_nothing_more_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decisions = Decisions(tmp_path)
+    decisions.decide(DECISION)
+    original = transaction_log.write_at
+
+    def fails(path: Path, data: bytes, offset: int, *, sync: bool) -> None:
+        original(path, data, offset, sync=False)
+        if sync:
+            raise OSError("input/output error")
+
+    monkeypatch.setattr(transaction_log, "write_at", fails)
+    assert not decisions.is_uncertain
+    with pytest.raises(OSError, match="input/output"):
+        decisions.decide(replace(DECISION, number=1, token="t1"))
+    assert decisions.is_uncertain
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="could not be synced earlier"):
+        decisions.decide(replace(DECISION, number=2, token="t2"))
+    decisions.close()
+
+
+def test_a_part_is_loaded_as_it_was_staged_up_to_where_it_is_torn(tmp_path: Path) -> None:
+    directory = StagingDirectory(tmp_path, "token")
+    directory.create({"id": "job:1"})
+    part = StagedPart(directory.part(4), "p")
+    sizes = []
+    for number in range(3):
+        part.append(replace(REQUEST, buckets={number: 0}), bytes([number]) * 100)
+        sizes.append(part.size)
+    part.sync()
+    directory.sync()
+    (loaded,) = directory.parts()
+    assert (loaded.part, loaded.number, loaded.requests, loaded.rows, loaded.size) == ("p", 4, 3, 6, part.size)
+    assert loaded.tables["a.b"].buckets == {0, 1, 2}
+    assert loaded.tables["a.b"].access == {(("k", "v"), ("lock",))}
+    found = list(payloads(part.path, 3))
+    assert found == [(replace(REQUEST, buckets={n: 0}), bytes([n]) * 100) for n in range(3)]
+    data = part.path.read_bytes()
+    part.path.write_bytes(data[: sizes[1] + 7])
+    (loaded,) = directory.parts()
+    assert (loaded.requests, loaded.size) == (2, sizes[1])
+    with pytest.raises(DataLoss, match="of 3, 2 can be read"):
+        list(payloads(part.path, 3))
+    loaded.append(REQUEST, b"again")
+    assert list(payloads(part.path, 3))[-1] == (REQUEST, b"again")
+    directory.remove()
+    assert directory.content() is None
+    assert not directory.path.exists()
+
+
+def test_a_committed_transaction_knows_its_family(tmp_path: Path) -> None:
+    assert [replace(COMMITTED, id=id_).family for id_ in ("a:b:7", "a", ":7", "")] == ["a:b", "", "", ""]
+    assert Committed.from_json(COMMITTED.to_json()) == COMMITTED
