@@ -400,10 +400,10 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             ...
             report = await table.undo("job-1", offsets)
 
-        Of each key the writer's first change since then decides: a row that it has made goes, one that it has changed or
-        deleted gets back what it had, whatever the merge engine; only in the columns that the writer has named in its
-        writes. Keys of which others have written these columns since are left as they are, and counted. Repeating it
-        changes nothing; the call is repeated until it is answered, for the operation timeout.
+        Of each key the writer's first change since then decides: a row that it has made goes, one that it has changed
+        or deleted gets back what it had, whatever the merge engine; only in the columns that the writer has named in
+        its writes. Keys of which others have written these columns since are left as they are, and counted. Repeating
+        it changes nothing; the call is repeated until it is answered, for the operation timeout.
 
         Args:
             writer_id: The id of a writer: `table.writer(id=...)`. What it has written within transactions is not its.

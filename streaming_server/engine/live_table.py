@@ -7,7 +7,7 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from streaming_server.engine.base_choice import bases_of, noting_errors, via_of
 from streaming_server.engine.bucket_check import BucketCheck
-from streaming_server.engine.bucket_steps import get_within, total_bytes
 from streaming_server.engine.catching_up import DEFAULT_CATCH_UP, CatchingUp
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.index_builds import IndexBuilds, IndexContext
 from streaming_server.engine.live_bucket import LiveBucket, durable, figures_of, held
 from streaming_server.engine.log_opening import LogOpening
+from streaming_server.engine.lookups import looked_up
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.merging.preparing import (
     CHANGE_TYPE_FIELD,
@@ -42,7 +42,7 @@ from streaming_server.scan.opening import open_scan
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
 from table_model.errors import InvalidRequest, RequestTooLarge
-from table_model.limits import MAX_LOOKUP_KEYS, MAX_REQUEST_BYTES
+from table_model.limits import MAX_LOOKUP_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -62,15 +62,11 @@ if TYPE_CHECKING:
     from streaming_server.scan.log_token import LogPosition
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.scan.registry import Abortable
-    from streaming_server.storage.bucket import Bucket, BucketSnapshot, BucketState
+    from streaming_server.storage.bucket import Bucket, BucketState
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.writer_states import WriterLimits
     from table_model.errors import ScanKvError
     from table_model.schema import TableDefinition
-
-
-_LOOKUPS_APART: Final = 3
-"""So often a lookup reads its buckets one by one before it waits until it has all of them at once."""
 
 
 class LiveTable:
@@ -224,9 +220,7 @@ class LiveTable:
         self, data: bytes, terms: WriteTerms = NO_TERMS, kind: WriteKind = MERGE
     ) -> tuple[int, dict[int, int]]:
         """Deletes the rows, or columns of the rows, whose keys are in an Arrow IPC stream; otherwise as `upsert`."""
-        return await self._write(
-            *await self._executor.run(self.delete_check(data, kind)), terms, kind.columns or None
-        )
+        return await self._write(*await self._executor.run(self.delete_check(data, kind)), terms, kind.columns or None)
 
     def delete_check(self, data: bytes, kind: WriteKind) -> Callable[[], tuple[int, list[PreparedRows]]]:
         """The same as `upsert_check` for a delete."""
@@ -299,52 +293,11 @@ class LiveTable:
         encoded, numbers = self._keys.encode(self._keys.canonical(batch))
         places = rows_by_bucket(numbers)
         keys = {number: encoded.take(pa.array(rows)).to_pylist() for number, rows in places}
-        found, offsets = await self._looked_up(keys)
+        found, offsets = await looked_up(self.buckets, keys)
         order = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in places)])
         stored = pa.array(found, pa.binary()).take(pa.array(np.argsort(order)))
         is_there = stored.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
         return self.codec.decoder(columns).decode(stored.drop_null()), is_there, offsets
-
-    async def _looked_up(self, keys: Mapping[int, list[bytes]]) -> tuple[list[bytes | None], dict[int, int]]:
-        """The stored rows of some buckets' keys, and the offset that each bucket's are as of; durable."""
-        chosen = [self.buckets[number] for number in keys]
-        for _ in range(_LOOKUPS_APART):
-            commits = [live.commits for live in chosen]
-            rows, offsets = await self._looked_up_apart(keys)
-            # Else a part of a transaction may be in it, and another not.
-            if len(chosen) < 2 or commits == [live.commits for live in chosen]:
-                break
-        else:
-            rows, offsets = await self._looked_up_at_once(keys)
-        await all_ended(self.buckets[number].wait_durable(offset) for number, offset in offsets.items())
-        return rows, offsets
-
-    async def _looked_up_apart(self, keys: Mapping[int, list[bytes]]) -> tuple[list[bytes | None], dict[int, int]]:
-        """Reads one bucket after another: those that a transaction is being written to, as of before it."""
-        rows: list[bytes | None] = []
-        offsets: dict[int, int] = {}
-        room = MAX_REQUEST_BYTES
-        for number, wanted in keys.items():
-            live = self.buckets[number]
-            async with live.mutex.beside_gate():
-                bucket: Bucket | BucketSnapshot = await live.opened()
-                bucket = live.before or bucket
-                found = await live.run(get_within, bucket, wanted, room)
-                offsets[number] = bucket.state.log_offset
-            room -= total_bytes(found)
-            rows += found
-        return rows, offsets
-
-    async def _looked_up_at_once(self, keys: Mapping[int, list[bytes]]) -> tuple[list[bytes | None], dict[int, int]]:
-        """Reads all buckets while nothing is written to any: waits for a transaction that is."""
-        rows: list[bytes | None] = []
-        room = MAX_REQUEST_BYTES
-        async with held([self.buckets[number] for number in keys]) as opened:
-            for live, bucket in opened:
-                found = await live.run(get_within, bucket, keys[live.number], room)
-                room -= total_bytes(found)
-                rows += found
-            return rows, {live.number: bucket.state.log_offset for live, bucket in opened}
 
     async def count(self, numbers: Sequence[int] | None) -> tuple[int | None, dict[int, int]]:
         """The rows of some buckets (None: all) at one instant, and each bucket's next log offset; durable.

@@ -261,9 +261,7 @@ class Transactions:
         await self._append(transaction, place, request, data, table)
         return rows
 
-    async def get_for_update(
-        self, place: StagedAs, table: LiveTable, keys: bytes
-    ) -> tuple[pa.RecordBatch, bytes]:
+    async def get_for_update(self, place: StagedAs, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
         """Looks keys up as `LiveTable.lookup`, and has the commit depend on them.
 
         Raises:

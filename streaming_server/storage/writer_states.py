@@ -37,9 +37,10 @@ No client can have this id. It is never forgotten, and always has a place."""
 
 _PREFIX: Final = b"writer/"
 _BEHIND_PREFIX: Final = b"writer0"
-_CACHED: Final = 1024
-_SWEEP_SECONDS: Final = 60.0
-"""A bucket looks for expired writers that often at most, also when it is full of them and refuses requests."""
+_CACHED: Final = 256
+_SWEEP_SECONDS: Final = 600.0
+_SWEEP_SECONDS_WHEN_FULL: Final = 60.0
+"""A bucket looks for expired writers that often at most, also while it refuses new ones."""
 
 _FORMAT: Final = 1
 # format, number of answers, epoch, next sequence, settled below, last use in microseconds since 1970
@@ -205,7 +206,7 @@ DEFAULT_WRITER_LIMITS: Final = WriterLimits()
 
 
 class WriterStates:
-    """The writers of one bucket. Loaded when they are asked for; the 1,024 used last stay in memory.
+    """The writers of one bucket. Loaded when they are asked for; the 256 used last stay in memory.
 
     Not thread-safe: hold the bucket's mutex.
     """
@@ -277,7 +278,9 @@ class WriterStates:
 
     def is_sweep_due(self) -> bool:
         """Whether it is time to look for expired writers: now and then, as far as there is one that may be."""
-        return time.monotonic() >= self._swept + min(_SWEEP_SECONDS, self._limits.ttl_seconds / 4) and self._count != 0
+        full = self._count is not None and self._count >= self._limits.max_writers
+        pause = _SWEEP_SECONDS_WHEN_FULL if full else _SWEEP_SECONDS
+        return self._count != 0 and time.monotonic() >= self._swept + min(pause, self._limits.ttl_seconds / 4)
 
     def sweep(self) -> int:
         """Forgets the writers that have not been heard of for too long; how many those were."""

@@ -103,11 +103,13 @@ async def test_transactions_are_whole_and_once_over_kills_at_any_moment(server: 
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     writers = [Writer(number, random.Random(f"{seed} {number}")) for number in range(WRITERS)]
-    sums = {"merge_engine": "aggregate", "aggregates": {"v": agg.sum()}}
+    sums = {"v": agg.sum()}
     with noted(f"seed {seed}"):
         async with connect(server.url) as client:
             rows = await client.create_table("test.rows", SCHEMA, primary_key=["k"], buckets=3)
-            counts = await client.create_table("test.counts", SCHEMA, primary_key=["k"], buckets=2, **sums)
+            counts = await client.create_table(
+                "test.counts", SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates=sums
+            )
             until = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 for writer in writers:

@@ -91,8 +91,8 @@ class WriteServiceServicer:
 
     def OpenWriter(self, request, context):
         """Begins a new epoch of a writer in every bucket of a table, durably: requests of the epochs before are refused from
-        now on, with WRITER_FENCED. A writer that is opened is known for 7 days after it was heard of last (a setting); then
-        its requests are refused with WRITER_EXPIRED until it is opened again.
+        now on, with WRITER_FENCED. Each bucket knows a writer that was opened for 7 days (a setting) after it was heard of
+        there last; then its requests are refused with WRITER_EXPIRED until it is opened again.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the id); RESOURCE_EXHAUSTED TOO_MANY_WRITERS;
         DATA_LOSS DATA_LOSS.
         """

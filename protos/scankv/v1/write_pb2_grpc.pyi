@@ -54,8 +54,8 @@ class WriteServiceStub:
     """Deletes the rows with these keys. A key that has no row is passed over. Atomicity, order and errors as for Upsert."""
     OpenWriter: _grpc.UnaryUnaryMultiCallable[_write_pb2.OpenWriterRequest, _write_pb2.OpenWriterResponse]
     """Begins a new epoch of a writer in every bucket of a table, durably: requests of the epochs before are refused from
-    now on, with WRITER_FENCED. A writer that is opened is known for 7 days after it was heard of last (a setting); then
-    its requests are refused with WRITER_EXPIRED until it is opened again.
+    now on, with WRITER_FENCED. Each bucket knows a writer that was opened for 7 days (a setting) after it was heard of
+    there last; then its requests are refused with WRITER_EXPIRED until it is opened again.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the id); RESOURCE_EXHAUSTED TOO_MANY_WRITERS;
     DATA_LOSS DATA_LOSS.
     """
@@ -95,8 +95,8 @@ class WriteServiceAsyncStub(WriteServiceStub):
     """Deletes the rows with these keys. A key that has no row is passed over. Atomicity, order and errors as for Upsert."""
     OpenWriter: _aio.UnaryUnaryMultiCallable[_write_pb2.OpenWriterRequest, _write_pb2.OpenWriterResponse]  # type: ignore[assignment]
     """Begins a new epoch of a writer in every bucket of a table, durably: requests of the epochs before are refused from
-    now on, with WRITER_FENCED. A writer that is opened is known for 7 days after it was heard of last (a setting); then
-    its requests are refused with WRITER_EXPIRED until it is opened again.
+    now on, with WRITER_FENCED. Each bucket knows a writer that was opened for 7 days (a setting) after it was heard of
+    there last; then its requests are refused with WRITER_EXPIRED until it is opened again.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the id); RESOURCE_EXHAUSTED TOO_MANY_WRITERS;
     DATA_LOSS DATA_LOSS.
     """
@@ -151,8 +151,8 @@ class WriteServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_write_pb2.OpenWriterResponse, _abc.Awaitable[_write_pb2.OpenWriterResponse]]:
         """Begins a new epoch of a writer in every bucket of a table, durably: requests of the epochs before are refused from
-        now on, with WRITER_FENCED. A writer that is opened is known for 7 days after it was heard of last (a setting); then
-        its requests are refused with WRITER_EXPIRED until it is opened again.
+        now on, with WRITER_FENCED. Each bucket knows a writer that was opened for 7 days (a setting) after it was heard of
+        there last; then its requests are refused with WRITER_EXPIRED until it is opened again.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the id); RESOURCE_EXHAUSTED TOO_MANY_WRITERS;
         DATA_LOSS DATA_LOSS.
         """

@@ -145,7 +145,8 @@ async def test_what_cannot_be_checked_is_refused_with_the_reason(client: Client,
     for bad in ({}, {0: "1"}, {"0": 1}, {0: None}):
         with pytest.raises(UsageError, match="if_version"):
             await table.upsert(rows([1], 1), if_version=bad)  # type: ignore[arg-type]
-    for data in ([], pa.table({"k": range(200_000), "v": range(200_000)})):
+    others: list[Any] = [[], pa.table({"k": range(200_000), "v": range(200_000)})]
+    for data in others:
         with pytest.raises(UsageError, match="one request"):
             await table.upsert(data, if_version=read)
     assert set((await content(table)).values()) == {0}

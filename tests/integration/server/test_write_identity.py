@@ -9,7 +9,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from protos.scankv.v1 import lookup_pb2, table_pb2, write_pb2
+from protos.scankv.v1 import lock_pb2, lookup_pb2, table_pb2, write_pb2
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal, refusal_of
@@ -163,6 +163,18 @@ def test_opening_a_writer_fences_the_epochs_before(wire: Wire, table: str) -> No
         assert refused.details["epoch"] == "2"
     wire.writes.Upsert(upsert(table, 8, 3, epoch=2))
     assert value_of(wire, table) == 3
+
+
+def test_a_repeated_request_is_answered_whatever_would_refuse_it_now(wire: Wire, table: str) -> None:
+    before = wire.writes.Upsert(upsert(table, 0, 1))
+    request = upsert(table, 1, 2)
+    request.unchanged_since.update(before.log_offsets)
+    first = wire.writes.Upsert(request)
+    # Its own change is no conflict, and a lock that was taken since does not concern it.
+    wire.locks.LockColumns(lock_pb2.LockColumnsRequest(table=table, columns=["v"], owner="other"))
+    assert wire.writes.Upsert(request) == first
+    assert refusal(wire.writes.Upsert, upsert(table, 2, 3)).reason == "COLUMN_LOCKED"
+    assert (changes(wire, table), value_of(wire, table)) == (30, 2)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 import streaming_server.engine.roll_forward as roll_forward_module
 from streaming_server.engine.bucket_steps import apply_rows
+from streaming_server.engine.lookups import looked_up as looked_up_in
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.transactions import StagedAs
@@ -108,7 +109,7 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
             # Those of the bucket whose mutex the held batch has would wait for it.
             held_bucket = next(live for live in table.buckets if live.mutex.locked())
             free = next(live for live in table.buckets if not live.mutex.locked())
-            found, offsets = await table._looked_up({free.number: [b"nobody"]})
+            found, offsets = await looked_up_in(table.buckets, {free.number: [b"nobody"]})
             assert (found, offsets) == ([None], {free.number: before[free.number]})
             assert await looked_up(third) == [1] * 40
             await third.upsert(rows(5, ["somebody"]), 0)

@@ -100,7 +100,7 @@ async def test_there_are_bounds(tmp_path: Path) -> None:
     async with tables_in(tmp_path / "data", **settings) as tables:
         await new_table(tables)
         begun = await begin(tables)
-        names = {f"{'x' * 9_000}{number}": 1 for number in range(100)}
+        names: dict[str, Any] = {f"{'x' * 9_000}{number}": 1 for number in range(100)}
         assert await stage(tables, begun.token, 0, **names) == 100
         with pytest.raises(RequestTooLarge, match="max_transaction_bytes"):
             await stage(tables, begun.token, 1, **names)

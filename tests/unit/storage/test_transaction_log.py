@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streaming_server.storage import transaction_log
 from streaming_server.storage.decisions import Committed, Decision, Decisions
+from streaming_server.storage.frames import write_at
 from streaming_server.storage.staging import UPSERT, StagedPart, StagedRequest, StagingDirectory, payloads
 from streaming_server.storage.transaction_log import TransactionLog
 from table_model.errors import DataLoss
@@ -82,14 +82,14 @@ def test_a_torn_record_is_none_and_a_missing_or_damaged_durable_one_is_data_loss
 def test_after_a_failed_sync_nothing_more_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decisions = Decisions(tmp_path)
     decisions.decide(DECISION)
-    original = transaction_log.write_at
+    original = write_at
 
     def fails(path: Path, data: bytes, offset: int, *, sync: bool) -> None:
         original(path, data, offset, sync=False)
         if sync:
             raise OSError("input/output error")
 
-    monkeypatch.setattr(transaction_log, "write_at", fails)
+    monkeypatch.setattr("streaming_server.storage.transaction_log.write_at", fails)
     assert not decisions.is_uncertain
     with pytest.raises(OSError, match="input/output"):
         decisions.decide(replace(DECISION, number=1, token="t1"))
