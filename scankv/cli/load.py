@@ -93,7 +93,7 @@ def _create(
     schema: pa.Schema,
     key: list[str],
     buckets: int | None,
-    settings: dict[str, str],
+    settings: dict[str, Any],
 ) -> sync.Table:
     """Creates the table of a file, by what it says of the table that it comes from, unless options say otherwise."""
     origin = Origin.of(schema)
