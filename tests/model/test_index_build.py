@@ -194,7 +194,8 @@ async def test_an_index_is_used_when_it_is_whole_and_not_before(
             table = await client.create_table("test.builds", SCHEMA, primary_key=["id"], buckets=2)
             builds = Builds(server, client, table, Random(seed), rows)
             await builds.run(rounds)
-            assert builds.seen["asked before it was ready"] > 0, builds.seen
+            if rounds > 2:  # a short one may be answered after every build
+                assert builds.seen["asked before it was ready"] > 0, builds.seen
             assert builds.seen["restarts"] > 1, builds.seen
             async with connect(server.url) as other:
                 stats = await other.server_stats()
