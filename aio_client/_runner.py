@@ -73,12 +73,18 @@ class Runner:
         Raises:
             UsageError: The client is closed, or was made before a fork.
         """
-        future = self.start(function, *args)
         try:
-            return _awaited(future)
-        except BaseException:
-            future.cancel()
-            raise
+            future = self.start(function, *args)
+            try:
+                return _awaited(future)
+            except BaseException:
+                future.cancel()
+                raise
+        except RuntimeError as error:
+            # An interrupt in the middle of `threading.Condition` leaves it without its lock, of which it complains.
+            if (interrupt := error.__context__) is None or isinstance(interrupt, Exception | asyncio.CancelledError):
+                raise
+            raise interrupt from None
 
     def start(self, function: Callable[..., Awaitable[_Result]], *args: object) -> Future[_Result]:
         """Calls a coroutine function in the event loop without waiting. Raises UsageError as `call` does."""

@@ -88,10 +88,13 @@ class _Zygote:
         with self._mutex:
             if self._process is None:
                 self._start()
-            socket.send_fds(self._socket, [message], streams)
-            child = self._socket.recv(16)
-        assert child, "the zygote has ended"
-        return int(child)
+            try:
+                socket.send_fds(self._socket, [message], streams)
+                return int(self._socket.recv(16))
+            except BaseException:
+                # The next answer might be to this request.
+                self._end()
+                raise
 
     def _start(self) -> None:
         # What the zygote forks becomes an orphan at once, and so a child of this process.
@@ -106,10 +109,13 @@ class _Zygote:
     def end(self) -> None:
         """Ends it, if there is one; the children live on."""
         with self._mutex:
-            if self._process is not None:
-                self._socket.close()
-                self._process.wait()
-                self._process = None
+            self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._socket.close()
+            self._process.wait()
+            self._process = None
 
 
 _zygote: Final = _Zygote()

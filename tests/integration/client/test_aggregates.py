@@ -273,7 +273,7 @@ async def test_it_is_listed_cancelled_and_limited_as_a_scan_is(tmp_path: Path) -
             assert (stats.live_scans, stats.open_cursors, stats.unread_endings) == (0, 0, 0)
 
 
-_SLOW = " AND ".join(f"text <> 'y{number}'" for number in range(250))
+_SLOW = " AND ".join(f"text <> 'y{number}'" for number in range(900))
 
 
 def _questions(table: Table) -> Iterator[Coroutine[Any, Any, Any]]:

@@ -38,7 +38,7 @@ MOST_GROWTH_BYTES = 64 * MEBIBYTE
 """Of all readers together, while they do nothing. A chunk more for each of them would be 100 MiB."""
 LEAST_SHARE_OF_RATE = 0.7
 TRIES = 3
-STALL_WRITES = 60
+STALL_WRITES = 45
 """The readers are left to stall for as long as so many writes of all rows take, for all that is looked at meanwhile."""
 
 
