@@ -139,7 +139,9 @@ class Undoing:
         key = list(table.definition.primary_key)
         written = [*key, *(name for name in names if name not in key)] if names else schema.names
         kind = WriteKind(columns=tuple(written) if names else (), overwrite=True)
-        for rows in _pieces(plan.restore.select(written)):
+        # Columns may have been added since it was planned.
+        restore = widen(plan.restore, table.definition.change_schema_at(schema.id))
+        for rows in _pieces(restore.select(written)):
             await table.upsert(_to_ipc(rows, schema.select(written)), schema.id, terms, kind)
             self.undone.restored += rows.num_rows
         kind = WriteKind(columns=tuple(names), overwrite=True)

@@ -79,7 +79,7 @@ def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> 
 def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
     for arguments, message in (
         ([], "--data DIR"),
-        (["--data", str(tmp_path), "--set", "drain_second=1"], 'did you mean "drain_seconds" or "max_scan_seconds"?'),
+        (["--data", str(tmp_path), "--set", "drain_second=1"], 'did you mean "drain_seconds" or "max_scan_seconds"'),
         (["--data", str(tmp_path), "--port", "70000"], "port"),
         (["--data", str(tmp_path), "--host", "0.0.0.0"], "--insecure"),
         (["--config", str(tmp_path / "missing.toml")], "missing.toml"),
