@@ -16,6 +16,7 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from streaming_server.services.write import WriteService
@@ -33,17 +34,30 @@ class Crash:
     def __init__(self, points: Path) -> None:
         self._points = points
         self._seen: Counter[str] = Counter()
+        self._counting = Lock()
 
-    def at(self, what: str, when: str) -> None:
-        """Notes that a step is about to be done, or was."""
+    def before(self, what: str) -> int:
+        """Notes that a step is about to be done: its number."""
+        with self._counting:  # steps of several buckets run side by side, in threads
+            point = self._point()
+            self._seen = self._seen + Counter([what]) if point else Counter()
+            number = self._seen[what]
+        self._end_at((what, number, "before"), point)
+        return number
+
+    def after(self, what: str, number: int) -> None:
+        """Notes that the step of this number was done."""
+        self._end_at((what, number, "after"), self._point())
+
+    def _point(self) -> tuple[str, int, str] | None:
         try:
             kind, number, moment = self._points.read_text().split()
         except (FileNotFoundError, ValueError):
-            self._seen.clear()
-            return
-        if when == "before":
-            self._seen[what] += 1
-        if (what, self._seen[what], when) == (kind, int(number), moment):
+            return None
+        return kind, int(number), moment
+
+    def _end_at(self, place: tuple[str, int, str], point: tuple[str, int, str] | None) -> None:
+        if place == point:
             self._points.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -52,9 +66,9 @@ class Crash:
         original = getattr(cls, method)
 
         def counted(*args: Any) -> Any:
-            self.at(what, "before")
+            number = self.before(what)
             result = original(*args)
-            self.at(what, "after")
+            self.after(what, number)
             return result
 
         setattr(cls, method, counted)
@@ -65,7 +79,7 @@ class Crash:
 
         async def answered(*args: Any) -> Any:
             response = await original(*args)
-            self.at("answer", "before")
+            self.before("answer")
             return response
 
         setattr(WriteService, method, answered)
