@@ -158,9 +158,7 @@ class Transport:
             await _over(call)
             response = await call
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                self.replace(services)
-            raise _error_from(error, self.address, timeout) from error
+            raise self.error_from(error, services, timeout) from error
         except asyncio.CancelledError:
             self._raise_if_closed_meanwhile()
             raise
@@ -186,16 +184,35 @@ class Transport:
         return StreamCall(self, services, services.admin.CheckTable(request), BucketCheck)
 
     def replace(self, services: _Services) -> None:
-        """Has calls that come take another connection than the one over which a call got no answer in time.
+        """Has calls that come take another connection than the one over which a call failed.
 
         A connection that a firewall or a host has forgotten without a word looks as one over which nothing comes, and
-        every further attempt over it would wait in vain. Calls that are underway keep theirs, which ends with the last.
+        every further attempt over it would wait in vain; one that broke is still given to calls for a moment, by gRPC.
+        Calls that are underway keep theirs, which ends with the last.
         """
         for window, each in self._connections.items():
             if each is services:
                 self._connections[window] = self._connect(window)
                 self._replaced.add(services)
                 return
+
+    def error_from(self, error: grpc.aio.AioRpcError, services: _Services, timeout: float) -> ScanKvError:
+        """The one place where an error of gRPC becomes one of ours: by its typed detail, else by its status code.
+
+        Where the connection failed rather than the server, calls that come take another one.
+
+        Args:
+            error: gRPC's.
+            services: What the call was made with.
+            timeout: Seconds that it had.
+        """
+        typed = _typed_error(error)
+        if typed is not None:
+            return typed
+        cls = _ERROR_OF_STATUS.get(error.code(), InternalError)
+        if cls in (Unavailable, DeadlineExceeded):
+            self.replace(services)
+        return cls(_said(cls, error, self.address, timeout), address=self.address)
 
     async def wait_closed(self) -> None:
         """Waits until the client is closed.
@@ -323,7 +340,7 @@ class StreamCall(Generic[_Response]):
                 f"the ScanKV server at {address} sent nothing for {_seconds(timeout or 0)} s", address=address
             ) from error
         except grpc.aio.AioRpcError as error:
-            raise _error_from(error, self._transport.address, timeout or 0) from error
+            raise self._transport.error_from(error, self._services, timeout or 0) from error
         except asyncio.CancelledError:
             if not _task_is_cancelled():
                 raise UsageError("the scan was closed while it was being read") from None
@@ -340,24 +357,17 @@ ScanCall: TypeAlias = StreamCall[ScanKvResponse]
 """One attempt of a scan: one `ScanKv` call."""
 
 
-def _error_from(error: grpc.aio.AioRpcError, address: str, timeout: float) -> ScanKvError:
-    """The one place where an error of gRPC becomes one of ours: by its typed detail, else by its status code."""
-    typed = _typed_error(error)
-    if typed is not None:
-        return typed
-    cls = _ERROR_OF_STATUS.get(error.code(), InternalError)
+def _said(cls: type[ScanKvError], error: grpc.aio.AioRpcError, address: str, timeout: float) -> str:
     said = error.details() or str(error.code())
     if cls is Unavailable:
-        message = f"no ScanKV server answers at {address}: {said}"
-    elif cls is DeadlineExceeded:
-        message = f"the ScanKV server at {address} did not answer within {_seconds(timeout)} s"
-    elif cls is RequestTooLarge:
-        message = f"a message between here and {address} is over its limit: {said}"
-    elif cls is ProtocolViolation:
-        message = f"{address} does not know this call; is it a ScanKV server of this version? It says: {said}"
-    else:
-        message = f"the ScanKV server at {address} failed: {said}"
-    return cls(message, address=address)
+        return f"no ScanKV server answers at {address}: {said}"
+    if cls is DeadlineExceeded:
+        return f"the ScanKV server at {address} did not answer within {_seconds(timeout)} s"
+    if cls is RequestTooLarge:
+        return f"a message between here and {address} is over its limit: {said}"
+    if cls is ProtocolViolation:
+        return f"{address} does not know this call; is it a ScanKV server of this version? It says: {said}"
+    return f"the ScanKV server at {address} failed: {said}"
 
 
 def _seconds(timeout: float) -> str:
