@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from streaming_server.engine.executor import all_ended
 from streaming_server.engine.leases import check_lease_id
+from streaming_server.engine.reaper import Reaper
 from streaming_server.storage.column_locks import LockFile, LockRecord
 from table_model.errors import (
     ColumnLocked,
@@ -240,8 +242,7 @@ class ColumnLocks:
     def __init__(self, executor: StorageExecutor) -> None:
         self._executor = executor
         self._tables: dict[str, TableLocks] = {}
-        self._changed = asyncio.Event()
-        self._reaper: asyncio.Task[None] | None = None
+        self._reaper = Reaper(self._next_expiry, self._expire)
 
     def add(self, definition: TableDefinition, path: Path) -> None:
         """Takes notice of a table, and of the locks that its directory has: their time to live begins now."""
@@ -273,32 +274,23 @@ class ColumnLocks:
 
     def start(self) -> None:
         """Starts letting locks expire, until `close`."""
-        self._reaper = asyncio.create_task(self._reap())
+        self._reaper.start()
 
-    def tell(self) -> None:
-        """Has the next expiry looked for: a lock was taken, or given another time to live."""
-        self._changed.set()
+    def tell(self, lock: ColumnLock) -> None:
+        """Takes notice of a lock that was taken, or given another time to live."""
+        self._reaper.tell(lock.expires)
 
     async def close(self) -> None:
         """Stops that. Locks stay on disk."""
-        if self._reaper is not None:
-            self._reaper.cancel()
-            await asyncio.wait([self._reaper])
+        await self._reaper.close()
 
-    async def _reap(self) -> None:
-        while True:
-            self._changed.clear()
-            expiries = [expiry for locks in self._tables.values() if (expiry := locks.next_expiry()) is not None]
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(min(expiries) - time.monotonic(), 0.0) if expiries else None):
-                    await self._changed.wait()
-                    continue
-            for locks in list(self._tables.values()):
-                try:
-                    await locks.expire()
-                except Exception:
-                    _log.exception("ending the column locks of %s", locks.table)
-                    await asyncio.sleep(1)
+    def _next_expiry(self) -> float | None:
+        expiries = [locks.next_expiry() for locks in self._tables.values()]
+        return min((expiry for expiry in expiries if expiry is not None), default=None)
+
+    async def _expire(self) -> None:
+        # One table's failing disk does not keep the others' locks.
+        await all_ended(locks.expire() for locks in list(self._tables.values()))
 
 
 def _dropped(table: str) -> TableNotFound:

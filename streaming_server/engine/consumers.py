@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from contextlib import asynccontextmanager, suppress
@@ -25,6 +24,7 @@ from streaming_server.engine.consumer import (
 )
 from streaming_server.engine.live_bucket import durable, held
 from streaming_server.engine.log_starts import LogStarts
+from streaming_server.engine.reaper import Reaper
 from streaming_server.scan.committed import Committed
 from streaming_server.scan.log_token import LogPosition
 from streaming_server.storage.consumers import ConsumerRecord
@@ -67,8 +67,7 @@ class Consumers:
         self._executor = executor
         self._live = live
         self._groups: dict[str, Group] = {}
-        self._reaper: asyncio.Task[None] | None = None
-        self._one_is_idle = asyncio.Event()
+        self._reaper = Reaper(self._next_expiry, self._expire)
 
     def add(self, definition: TableDefinition, path: Path) -> Group:
         """Begins to know a table, which is new."""
@@ -91,14 +90,11 @@ class Consumers:
 
     def start(self) -> None:
         """Starts ending consumers that expire. Call `close` in the end."""
-        self._reaper = asyncio.create_task(self._reap())
+        self._reaper.start()
 
     async def close(self) -> None:
         """Stops that; the consumers stay on disk."""
-        if self._reaper is not None:
-            self._reaper.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reaper
+        await self._reaper.close()
 
     def log_holds(self, table: str, bucket: int) -> dict[str, int]:
         """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
@@ -329,7 +325,7 @@ class Consumers:
 
     def _idle_from_now(self, consumer: Consumer) -> None:
         self._heard_of(consumer)
-        self._one_is_idle.set()
+        self._reaper.tell(consumer.expires)
 
     def _idle(self) -> list[tuple[Group, Consumer]]:
         return [
@@ -339,20 +335,15 @@ class Consumers:
             if consumer.session is None
         ]
 
-    async def _reap(self) -> None:
-        """Ends each consumer when it expires. All live equally long, so none can expire before the next one does."""
-        while True:
-            self._one_is_idle.clear()
-            next_expiry = min((consumer.expires for _, consumer in self._idle()), default=None)
-            if next_expiry is None:
-                await self._one_is_idle.wait()
-            else:
-                await asyncio.sleep(max(next_expiry - time.monotonic(), 0.0))
-            for group, consumer in self._idle():
-                if consumer.expires <= time.monotonic():
-                    await self._expire(group, consumer)
+    def _next_expiry(self) -> float | None:
+        return min((consumer.expires for _, consumer in self._idle()), default=None)
 
-    async def _expire(self, group: Group, consumer: Consumer) -> None:
+    async def _expire(self) -> None:
+        for group, consumer in self._idle():
+            if consumer.expires <= time.monotonic():
+                await self._end_expired(group, consumer)
+
+    async def _end_expired(self, group: Group, consumer: Consumer) -> None:
         try:
             async with consumer.lock:
                 if consumer.session is None and consumer.expires <= time.monotonic():

@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +22,7 @@ from streaming_server.engine.leases import (
 )
 from streaming_server.engine.pinned_view import PinnedView, SnapshotReader
 from streaming_server.engine.pinning import MAX_HOLD_SECONDS
+from streaming_server.engine.reaper import Reaper
 from streaming_server.engine.splits import split_view
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.pinned_base import remove_base, write_net
@@ -85,9 +86,7 @@ class Snapshots:
         self._pending: set[str] = set()
         self._idle: OrderedDict[str, PinnedView] = OrderedDict()
         self._work: set[asyncio.Task[Any]] = set()
-        self._reaper: asyncio.Task[None] | None = None
-        self._sooner = asyncio.Event()
-        self._next_expiry = float("inf")
+        self._reaper = Reaper(self._next_expiry, self._expire)
 
     def load(self, definition: TableDefinition, path: Path) -> None:
         """Finds the snapshots of a table that are on disk, and removes what a crash left of others. Blocks."""
@@ -106,7 +105,7 @@ class Snapshots:
 
     def start(self) -> None:
         """Starts ending leases that expire. Call `close` in the end."""
-        self._reaper = asyncio.create_task(self._reap())
+        self._reaper.start()
 
     @property
     def views(self) -> int:
@@ -263,10 +262,7 @@ class Snapshots:
 
     async def close(self) -> None:
         """Ends what runs and closes all files; leases and views stay on disk."""
-        if self._reaper is not None:
-            self._reaper.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reaper
+        await self._reaper.close()
         for view in list(self._views.values()):
             await view.end(ServerDraining("the server is shutting down"))
         while self._work:
@@ -347,7 +343,7 @@ class Snapshots:
     def _lease_on(self, view: PinnedView, lease_id: str, ttl: float) -> Lease:
         lease = self._leases[lease_id] = Lease(lease_id, view, ttl, time.monotonic() + ttl)
         view.leases.add(lease_id)
-        self._expires(lease)
+        self._reaper.tell(lease.expires)
         return lease
 
     def lease(self, snapshot_id: str, table: str | None = None) -> Lease:
@@ -363,7 +359,7 @@ class Snapshots:
         changed = ttl is not None and ttl != lease.ttl
         lease.ttl = lease.ttl if ttl is None else ttl
         lease.expires = time.monotonic() + lease.ttl
-        self._expires(lease)
+        self._reaper.tell(lease.expires)
         if changed:
             async with lease.view.lease_files:
                 # A lease that was released meanwhile must not come back.
@@ -431,24 +427,16 @@ class Snapshots:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("work on a snapshot failed: %s", error)
 
-    def _expires(self, lease: Lease) -> None:
-        if lease.expires < self._next_expiry:
-            self._sooner.set()
+    def _next_expiry(self) -> float | None:
+        return min((lease.expires for lease in self._leases.values()), default=None)
 
-    async def _reap(self) -> None:
-        """Ends each lease when it expires: sleeps until the next one does, or one comes that does sooner."""
-        while True:
-            self._sooner.clear()
-            self._next_expiry = min((lease.expires for lease in self._leases.values()), default=float("inf"))
-            left = self._next_expiry - time.monotonic()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._sooner.wait(), None if left == float("inf") else left)
-            now = time.monotonic()
-            for lease in [lease for lease in self._leases.values() if lease.expires <= now]:
-                try:
-                    await self._ended(lease)
-                except Exception:
-                    _log.exception("ending the lease %s", lease.lease_id)
+    async def _expire(self) -> None:
+        now = time.monotonic()
+        for lease in [lease for lease in self._leases.values() if lease.expires <= now]:
+            try:
+                await self._ended(lease)
+            except Exception:
+                _log.exception("ending the lease %s", lease.lease_id)
 
 
 def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict[int, PinnedBase]:

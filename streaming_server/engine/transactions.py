@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from streaming_server.engine.committed_transactions import CommittedTransactions
 from streaming_server.engine.committing import Committing
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction, lost
+from streaming_server.engine.reaper import Reaper
 from streaming_server.engine.staged_rows import check_of
 from streaming_server.engine.table_uses import TableUses
 from streaming_server.storage.decisions import Decisions
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RETRY_SECONDS: Final = 1.0
-_LEAST_SECONDS: Final = 0.01
 
 _log: Final = logging.getLogger(__name__)
 
@@ -107,8 +107,7 @@ class Transactions:
             self._committed.add(committed)
         self._open: dict[str, OpenTransaction] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._changed = asyncio.Event()
-        self._reaper: asyncio.Task[None] | None = None
+        self._reaper = Reaper(self._next_expiry, self._expire)
 
     @property
     def open(self) -> list[OpenTransaction]:
@@ -157,13 +156,11 @@ class Transactions:
 
     def start(self) -> None:
         """Starts letting transactions expire, until `close`."""
-        self._reaper = asyncio.create_task(self._reap())
+        self._reaper.start()
 
     async def close(self) -> None:
         """Stops that, once commits that have begun are at their end. What is staged stays."""
-        if self._reaper is not None:
-            self._reaper.cancel()
-            await asyncio.wait([self._reaper])
+        await self._reaper.close()
         while self._tasks:
             await asyncio.wait(list(self._tasks))
         self._decisions.close()
@@ -199,7 +196,7 @@ class Transactions:
         except BaseException:
             del self._open[token]
             raise
-        self._changed.set()
+        self._reaper.tell(transaction.expires)
         return transaction
 
     async def _settle(self, transaction: OpenTransaction) -> None:
@@ -348,6 +345,7 @@ class Transactions:
             if not self._committing.is_decided(transaction.token):
                 transaction.commit = None
                 transaction.renew()
+                self._reaper.tell(transaction.expires)
             raise
         self._committed.add(committed)
         self._forget(transaction)
@@ -409,18 +407,14 @@ class Transactions:
             # Looked at, in case that nobody waits for it any more.
             task.exception()
 
-    async def _reap(self) -> None:
-        while True:
-            self._changed.clear()
-            now = time.monotonic()
-            expiries = [each.expires for each in self._open.values() if each.commit is None]
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(min(expiries, default=now) - now, _LEAST_SECONDS) if expiries else None):
-                    await self._changed.wait()
-                    continue
-            for transaction in [each for each in self._open.values() if each.expires <= time.monotonic()]:
-                _log.info("the transaction %s has expired", transaction.token)
-                await self._end(transaction)
+    def _next_expiry(self) -> float | None:
+        return min((each.expires for each in self._open.values() if each.commit is None), default=None)
+
+    async def _expire(self) -> None:
+        now = time.monotonic()
+        for transaction in [each for each in self._open.values() if each.commit is None and each.expires <= now]:
+            _log.info("the transaction %s has expired", transaction.token)
+            await self._end(transaction)
 
 
 def _check_has_changes(table: LiveTable) -> None:

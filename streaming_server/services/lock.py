@@ -31,7 +31,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
             lock = await table.locks.lock(
                 table.definition, request.columns, request.owner, request.lock_id, _seconds(request.ttl_millis)
             )
-            self._tables.locks.tell()
+            self._tables.locks.tell(lock)
         return lock_pb2.LockColumnsResponse(lock=_message(lock))
 
     async def RenewColumnLock(
@@ -43,7 +43,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         async with mapped_errors(request, context):
             locks = self._tables.locks.with_id(request.lock_id)
             lock = await locks.renew(request.lock_id, _seconds(request.ttl_millis))
-            self._tables.locks.tell()
+            self._tables.locks.tell(lock)
         return lock_pb2.RenewColumnLockResponse(lock=_message(lock))
 
     async def ReleaseColumnLock(
