@@ -263,15 +263,15 @@ class Writer:
 
     async def _send(self, piece: Piece) -> None:
         """Sends one piece. A failure is noted."""
-        request = await asyncio.to_thread(piece.kind.request, piece.batch)
-        request.column_locks.extend(self._lock_ids)
         while self._in_flight and self._next_sequence - min(self._in_flight) >= WRITER_WINDOW:
             await self._next_news()
         sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
         self._in_flight[sequence] = piece.batch.num_rows
-        request.writer.id, request.writer.epoch, request.writer.sequence = self._id, self._epoch, sequence
-        request.writer.settled_below = min(self._in_flight)
         try:
+            request = await asyncio.to_thread(piece.kind.request, piece.batch)
+            request.column_locks.extend(self._lock_ids)
+            request.writer.id, request.writer.epoch, request.writer.sequence = self._id, self._epoch, sequence
+            request.writer.settled_below = min(self._in_flight)
             if self._failure is None:
                 response = await write_until_answered(self._transport, request)
                 self._rows += response.rows
