@@ -203,6 +203,8 @@ def prepare(
         for index in indexes:
             _check_index_sizes(index, batch, encoded)
     last = _last_of_each(encoded)
+    if 0 < len(last) == len(encoded) and (buckets == buckets[0]).all():
+        return [PreparedRows(int(buckets[0]), codec, batch, encoded, values)]
     parts = []
     for number, rows in rows_by_bucket(buckets[last]):
         place = pa.array(last[rows])
@@ -251,6 +253,9 @@ def _check_index_sizes(index: IndexCodec, rows: pa.RecordBatch, keys: pa.Array) 
 
 def _last_of_each(keys: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The indices of the last row of each key, ascending."""
+    if pc.all(pc.less(keys[:-1], keys[1:])).as_py():
+        # As they often come: telling takes a thirtieth of the time.
+        return np.arange(len(keys))
     dictionary = keys.dictionary_encode()
     last = np.zeros(len(dictionary.dictionary), np.int64)
     # Where an index repeats, the last assignment stays: that is the last row of the key.

@@ -22,7 +22,12 @@ def prepared(definition: TableDefinition, batch: pa.RecordBatch) -> list[Prepare
     return prepare(batch, KeyEncoder(definition), RowCodec(definition), keys_only=False)
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers()), max_size=60), st.integers(1, 9))
+PAIRS = st.lists(st.tuples(st.integers(0, 20), st.integers()), max_size=60)
+IN_ORDER = PAIRS.map(sorted)
+ONCE_AND_IN_ORDER = PAIRS.map(lambda pairs: sorted(dict(pairs).items()))
+
+
+@given(PAIRS | IN_ORDER | ONCE_AND_IN_ORDER, st.integers(1, 9))
 def test_each_key_is_once_in_its_bucket_with_its_last_row(pairs: list[tuple[int, int]], buckets: int) -> None:
     definition = define(pa.schema([("k", pa.int64()), ("v", pa.string())]), buckets=buckets)
     rows = [{"k": key, "v": str(value)} for key, value in pairs]
