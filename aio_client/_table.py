@@ -147,7 +147,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
 
         Rows in memory are checked whole before the first is sent, so bad ones write nothing. A reader, or another
         object that streams, is checked batch by batch: rows before a bad one may have been written. The rows go out in
-        order, in requests of up to 8 MiB; one request is atomic by bucket and 10,000 rows. A request that is not
+        order, in requests of up to 8 MiB; one request is atomic by bucket and 8,192 rows. A request that is not
         answered, because the connection broke or the server was restarted, is repeated for the operation timeout, and
         applied once all the same. One whose answer never came may have been applied in part or in whole, and may yet
         be: but not behind what a task writes after it to the same bucket, if no other tasks write through the client

@@ -54,7 +54,8 @@ class TableOptions:
             there. And the number of rows is not known then: counting them reads them.
         row_deduplicate: Whether an upsert that leaves a row as it is takes no place in the changelog. Needs the row
             before it to be read, see `changelog`.
-        compression: How the rows are compressed on disk: `none`, `lz4` or `zstd`.
+        compression: How the rows are compressed on disk: `none`, `lz4` or `zstd`. The changelog, which LZ4 does little
+            for, is only with `zstd`.
         log_retention_seconds: How old the changes get that the changelog keeps, 1 second to 10 years.
         log_retention_bytes: How many bytes of changes, as they were written, each bucket keeps at most. 0: any number.
         columnar_base: Whether the server keeps the rows of each bucket also as Arrow files, which scans read many times

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.merging.step import merge_rows
-from streaming_server.storage.changelog import NO_ORIGIN, Origin
+from streaming_server.storage.changelog import MAX_CHANGES_PER_RECORD, NO_ORIGIN, Origin
 from table_model.errors import InvalidRequest, RequestTooLarge
 from table_model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from streaming_server.storage.row_codec import RowCodec
     from streaming_server.storage.writer_states import WriteStep
 
-_MAX_BATCH_ROWS = 10_000
+# So that the changelog has whole records, and a reader of it whole chunks.
+_MAX_BATCH_ROWS = 2 * MAX_CHANGES_PER_RECORD
 _STEP_BYTES = 32 * 1024 * 1024
 
 _log = logging.getLogger(__name__)

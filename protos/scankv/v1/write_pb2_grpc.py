@@ -64,7 +64,7 @@ class WriteServiceServicer:
         replace those that stand, and of several rows of one key in a request the last one counts.
 
         The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
-        at most 10,000 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
+        at most 8,192 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
         whole batches: repeat the request with the same `writer`, which applies only what is missing. Order: two requests
         that do not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all
         that follow until it is answered: one that the client gave up may arrive late and be applied then, unless a later

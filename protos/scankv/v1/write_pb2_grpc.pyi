@@ -36,7 +36,7 @@ class WriteServiceStub:
     replace those that stand, and of several rows of one key in a request the last one counts.
 
     The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
-    at most 10,000 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
+    at most 8,192 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
     whole batches: repeat the request with the same `writer`, which applies only what is missing. Order: two requests
     that do not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all
     that follow until it is answered: one that the client gave up may arrive late and be applied then, unless a later
@@ -77,7 +77,7 @@ class WriteServiceAsyncStub(WriteServiceStub):
     replace those that stand, and of several rows of one key in a request the last one counts.
 
     The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
-    at most 10,000 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
+    at most 8,192 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
     whole batches: repeat the request with the same `writer`, which applies only what is missing. Order: two requests
     that do not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all
     that follow until it is answered: one that the client gave up may arrive late and be applied then, unless a later
@@ -121,7 +121,7 @@ class WriteServiceServicer(metaclass=_abc_1.ABCMeta):
         replace those that stand, and of several rows of one key in a request the last one counts.
 
         The request is checked whole before anything is written; then it is applied bucket by bucket in atomic batches of
-        at most 10,000 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
+        at most 8,192 rows, and answered when all of them are durable. A failure in between (a crash, a full disk) leaves
         whole batches: repeat the request with the same `writer`, which applies only what is missing. Order: two requests
         that do not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all
         that follow until it is answered: one that the client gave up may arrive late and be applied then, unless a later
