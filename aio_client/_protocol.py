@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import google_crc32c
 import pyarrow as pa
+from google.protobuf.message import DecodeError
 
 from protos.scankv.v1 import scan_pb2
+from table_model.change_columns import ChangeColumns
 from table_model.errors import ProtocolViolation
 from table_model.expressions.wire import to_proto
 from table_model.log_positions import CatchUp, PositionKind, Unmatched
@@ -149,6 +151,7 @@ class ScanLedger:
         self.token = token
         self._limit = spec.limit if limit is None else limit
         self._crc32c = 0
+        self._batch_schema: pa.Schema | None = None
         self.next_offsets: dict[int, int] = {}
         self.watermark_micros = 0
         self.scanning = False
@@ -222,6 +225,7 @@ class ScanLedger:
             self.scanning = header.full
         self.header = header
         self.schema = schema
+        self._batch_schema = pa.schema(list(schema)[len(before) :])
 
     def _book_chunk(self, chunk: ScanChunk) -> pa.RecordBatch:
         assert self.header is not None
@@ -230,10 +234,13 @@ class ScanLedger:
         if not self.spec.ordered and chunk.bucket not in self.header.log_offsets:
             raise violation("chunks of the buckets in the header", f"one of bucket {chunk.bucket}")
         data = chunk.record_batch  # Every access to a bytes field copies it.
-        crc32c = google_crc32c.extend(self._crc32c, data)
+        changes = chunk.changes
+        crc32c = google_crc32c.extend(google_crc32c.extend(self._crc32c, data), changes)
         if chunk.crc32c != crc32c:
             raise violation(f"the CRC32C {chunk.crc32c:08x} of a chunk and those before it", f"{crc32c:08x}")
         rows = self._read_rows(data, chunk.row_count)
+        if self.spec.log is not None:
+            rows = self._as_changes(rows, changes, chunk.bucket)
         if self._limit is not None and self.rows + rows.num_rows > self._limit:
             raise violation(f"at most {self._limit:,} rows", f"{self.rows + rows.num_rows:,}")
         self._book_position(chunk)
@@ -247,13 +254,20 @@ class ScanLedger:
 
     def _read_rows(self, data: bytes, row_count: int) -> pa.RecordBatch:
         try:
-            rows = pa.ipc.read_record_batch(pa.py_buffer(data), self.schema)
+            rows = pa.ipc.read_record_batch(pa.py_buffer(data), self._batch_schema)
             rows.validate()
         except (pa.ArrowException, OSError, EOFError) as error:
             raise violation("an Arrow record batch of the header's schema", f"{len(data)} other bytes") from error
         if rows.num_rows != row_count or not rows.num_rows:
             raise violation(f"a chunk of {row_count:,} rows, at least 1", f"one of {rows.num_rows:,}")
         return rows
+
+    def _as_changes(self, rows: pa.RecordBatch, changes: bytes, bucket: int) -> pa.RecordBatch:
+        try:
+            columns = ChangeColumns.from_bytes(changes, rows.num_rows).arrays(bucket)
+        except (DecodeError, ValueError) as error:
+            raise violation(f"what happened to {rows.num_rows:,} rows", f"{len(changes)} other bytes") from error
+        return pa.RecordBatch.from_arrays([*columns, *rows.columns], schema=self.schema)
 
     def _book_position(self, message: ScanChunk | ScanHeartbeat) -> None:
         token = message.resume_token

@@ -50,6 +50,7 @@ def run(bench: Bench) -> Result:
         tables=[rates_table("Changes", {name: Spread.of(values) for name, values in rates.items()})],
         notes=[
             "Changes: T4 was upserted once, 100,000 rows a call, so there are as many changes as rows, all `+I`, in "
-            "records of 4,096. Changes come with four columns more than rows: kind, offset, bucket and commit time.",
+            "records of 4,096. Changes come with four columns more than rows: kind, offset, bucket and commit time; "
+            "these travel as runs.",
         ],
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from streaming_server.scan.chunk_source import Chunk
 from streaming_server.storage.changelog import RowKind
+from table_model.change_columns import CHANGE_FIELDS, ChangeColumns
 from table_model.expressions import bind, evaluate
-from table_model.schema import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,26 +18,13 @@ if TYPE_CHECKING:
     from streaming_server.scan.net_changes import NetRows
     from streaming_server.scan.seen_before import SeenBefore
     from streaming_server.storage.changelog import LogRecord
+    from table_model.change_columns import Kinds, Numbers
     from table_model.expressions import BoundPredicate, Predicate
     from table_model.schema import TableDefinition
 
-    Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
-    Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
-
-_CHANGE_FIELDS: Final = tuple(
-    map(
-        pa.field,
-        CHANGE_COLUMNS,
-        (pa.string(), pa.int64(), pa.int32(), pa.timestamp("us", "UTC")),
-        # The rows of a start from the whole table have neither offset nor time.
-        (False, True, False, True),
-    )
-)
-_SYMBOLS: Final = pa.array([kind.symbol for kind in RowKind])
-
 
 class ChangeRows:
-    """Makes the batches of a stream of changes. Its schema grows with the table's, unless columns were chosen.
+    """Makes the chunks of a stream of changes. Its schema grows with the table's, unless columns were chosen.
 
     Args:
         definition: The table as of the opening.
@@ -70,7 +57,7 @@ class ChangeRows:
 
     def of(
         self, records: Sequence[LogRecord], bucket: int, definition: TableDefinition, unseen: SeenBefore | None = None
-    ) -> pa.RecordBatch:
+    ) -> Chunk:
         """The changes of some records of a bucket that are seen.
 
         Args:
@@ -93,16 +80,14 @@ class ChangeRows:
             rows, kinds, offsets, times = rows.take(pa.array(kept)), kinds[kept], offsets[kept], times[kept]
         return self._seen_of(rows, kinds, offsets, times, bucket)
 
-    def of_net(self, net: NetRows, bucket: int, definition: TableDefinition) -> pa.RecordBatch:
+    def of_net(self, net: NetRows, bucket: int, definition: TableDefinition) -> Chunk:
         """Net changes of a bucket that are seen; their rows have the columns of `definition`."""
         if definition.schema.id > self.schema_id:
             self._adopt(definition, definition.schema.id)
         rows = net.rows.select(self._table.names)
         return self._seen_of(rows, net.kinds, net.offsets, net.commit_micros, bucket)
 
-    def _seen_of(
-        self, rows: pa.RecordBatch, kinds: Kinds, offsets: Numbers, times: Numbers, bucket: int
-    ) -> pa.RecordBatch:
+    def _seen_of(self, rows: pa.RecordBatch, kinds: Kinds, offsets: Numbers, times: Numbers, bucket: int) -> Chunk:
         if self._bound is not None:
             # Where it is unknown whether a row matches, it does not.
             matches = evaluate(self._bound, rows).fill_null(False).to_numpy(zero_copy_only=False)
@@ -112,7 +97,7 @@ class ChangeRows:
             else:
                 kept, kinds = _seen(kinds, matches) if self._before_images else _chosen(kinds, matches)
                 rows, offsets, times = rows.take(pa.array(kept)), offsets[kept], times[kept]
-        return self._batch(rows, kinds, pa.array(offsets), bucket, pa.array(times).cast(_CHANGE_FIELDS[3].type))
+        return Chunk(bucket, self._chosen_of(rows), changes=ChangeColumns(kinds, offsets, times))
 
     def _keys_where(self, rows: pa.RecordBatch, only_key: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.RecordBatch:
         """The rows, with null beside the key in some of them."""
@@ -123,30 +108,27 @@ class ChangeRows:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
-    def nothing(self) -> pa.RecordBatch:
+    def nothing(self, bucket: int) -> Chunk:
         """No changes."""
-        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)
+        return Chunk(bucket, pa.RecordBatch.from_pylist([], self._of_rows), changes=ChangeColumns.of_table(0))
 
-    def of_table(self, rows: pa.RecordBatch, bucket: int) -> pa.RecordBatch:
+    def of_table(self, chunk: Chunk) -> Chunk:
         """Rows of the table, already those that are seen, as the first that is known of them."""
-        kinds = np.full(rows.num_rows, RowKind.INSERT, np.uint8)
-        offsets, times = _unknown(rows.num_rows)
-        return self._batch(rows, kinds, offsets, bucket, times)
+        rows = self._chosen_of(chunk.batch)
+        message = chunk.message if rows is chunk.batch else None
+        return Chunk(chunk.bucket, rows, message, changes=ChangeColumns.of_table(rows.num_rows))
 
-    def _batch(
-        self, rows: pa.RecordBatch, kinds: Kinds, offsets: pa.Array, bucket: int, times: pa.Array
-    ) -> pa.RecordBatch:
-        chosen = [rows.column(name) for name in self._names]
-        arrays = [_symbols(kinds), offsets, _bucket_numbers(bucket, len(kinds)), times, *chosen]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+    def _chosen_of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows if rows.schema.equals(self._of_rows) else rows.select(self._names)
 
     def _adopt(self, definition: TableDefinition, schema_id: int) -> None:
         version = definition.schema_at(schema_id)
         self._table = definition.change_schema_at(schema_id)
         self._before_images, self._key = definition.options.before_images, frozenset(definition.primary_key)
         self.schema_id = schema_id
-        self._names = tuple(version.select(self._columns).names)
-        self.schema = pa.schema([*_CHANGE_FIELDS, *(self._table.field(name) for name in self._names)])
+        self._names = version.select(self._columns).names
+        self._of_rows = pa.schema([self._table.field(name) for name in self._names])
+        self.schema = pa.schema([*CHANGE_FIELDS, *self._of_rows])
         self._bound = None if self._where is None else bind(self._where, self._table)
         beside_key = self._bound is not None and not self._key.issuperset(self._bound.columns)
         self._deletes_unmatched = beside_key and not self._before_images
@@ -187,30 +169,3 @@ def _seen(
     kinds[after & ~other] = RowKind.INSERT
     kept = np.flatnonzero(matches)
     return kept, kinds[kept]
-
-
-def _symbols(kinds: Kinds) -> pa.Array:
-    """The symbols of some kinds, most often all of one."""
-    if len(kinds) and (kinds == kinds[0]).all():
-        return _symbol(int(kinds[0]), len(kinds))
-    return _SYMBOLS.take(pa.array(kinds))
-
-
-# What is the same for every row is made once for chunks of one size, which most are.
-
-
-@lru_cache(maxsize=8)
-def _symbol(kind: int, rows: int) -> pa.Array:
-    return pa.repeat(_SYMBOLS[kind], rows)
-
-
-@lru_cache(maxsize=8)
-def _bucket_numbers(bucket: int, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(bucket, pa.int32()), rows)
-
-
-@lru_cache(maxsize=2)
-def _unknown(rows: int) -> tuple[pa.Array, pa.Array]:
-    """Offsets and times of rows that have none."""
-    nothing = pa.nulls(rows, pa.int64())
-    return nothing, nothing.cast(_CHANGE_FIELDS[3].type)

@@ -17,8 +17,7 @@ from streaming_server.scan.framing import frame_chunk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
-
+    from streaming_server.scan.chunk_source import Chunk
     from streaming_server.scan.log_plan import OpenedLog
     from streaming_server.scan.producer import ChunkSpec
     from streaming_server.scan.registry import LiveScan
@@ -92,33 +91,38 @@ class ChangeStream:
                 if source.schema_id != schema_id:
                     schema_id = source.schema_id
                     yield self._header()
-                yield self._chunk(chunk.batch, chunk.bucket)
+                message = self._chunk(chunk)
+                del chunk  # Not to be held by a stream whose reader stops.
+                yield message
             spoken = time.monotonic()
         self._scan.rows_scanned = source.rows_scanned
         # What was looked at behind the last chunk, and that the rows are over, is in no token yet.
         yield self._heartbeat()
         yield self._trailer()
 
-    def _chunk(self, batch: pa.RecordBatch, bucket: int) -> bytes:
+    def _chunk(self, chunk: Chunk) -> bytes:
+        bucket, batch, message, columns = chunk.bucket, chunk.batch, chunk.message, chunk.changes
+        assert columns is not None
         if self._remaining is not None:
             if batch.num_rows > self._remaining:
-                batch = batch.slice(0, self._remaining)
-                self._source.give_back(bucket, batch.column("_log_offset")[-1].as_py())
+                batch, message, columns = batch.slice(0, self._remaining), None, columns.first(self._remaining)
+                self._source.give_back(bucket, None if columns.offsets is None else int(columns.offsets[-1]))
             self._remaining -= batch.num_rows
-        data = batch.serialize()
+        data, changes = batch.serialize() if message is None else message, columns.to_bytes()
         self._rows += batch.num_rows
         self._chunks += 1
-        self._checksum = google_crc32c.extend(self._checksum, data)
+        self._checksum = google_crc32c.extend(google_crc32c.extend(self._checksum, data), changes)
         self._scan.bytes_returned += data.size
-        message = scan_pb2.ScanChunk(
+        head = scan_pb2.ScanChunk(
             bucket=bucket,
             row_count=batch.num_rows,
             resume_token=self._token(),
             rows_scanned=self._source.rows_scanned,
             crc32c=self._checksum,
             next_offset=self._source.offsets[bucket],
+            changes=changes,
         )
-        return frame_chunk(message, data)
+        return frame_chunk(head, data)
 
     def _header(self) -> bytes:
         opened, source = self._opened, self._source

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from table_model.change_columns import ChangeColumns
     from table_model.errors import ScanKvError
 
     StoredRows: TypeAlias = Callable[[pa.Array], pa.Array]
@@ -27,12 +28,14 @@ class Chunk:
         message: The same as an Arrow IPC message, where there is one already; None: serialise them.
         stored: Gives some of the rows as they are stored, where these are no column of the batch. None: they are, if
             they were asked for.
+        changes: Of a stream of changes, what is said of each row.
     """
 
     bucket: int
     batch: pa.RecordBatch
     message: pa.Buffer | None = None
     stored: StoredRows | None = None
+    changes: ChangeColumns | None = None
 
 
 class Waiting(enum.Enum):

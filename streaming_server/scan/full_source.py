@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streaming_server.scan.chunk_source import WAITING, Chunk, View
+from streaming_server.scan.chunk_source import WAITING, View
 from streaming_server.scan.log_token import LogPosition
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from streaming_server.scan.change_rows import ChangeRows
-    from streaming_server.scan.chunk_source import ChunkSource, Position, Waiting
+    from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, Waiting
     from streaming_server.scan.log_source import LogSource
     from streaming_server.scan.log_token import LaterView
     from table_model.errors import ScanKvError
@@ -75,7 +75,7 @@ class FullSource:
             chunk = self._table.next_chunk(max_rows, max_bytes)
             if chunk is not None:
                 self._scanned_before, self._scanned = self._scanned, self._table.position()
-                return Chunk(chunk.bucket, self._rows.of_table(chunk.batch, chunk.bucket))
+                return self._rows.of_table(chunk)
             self._rows_scanned += self._table.rows_scanned
             self._table.close()
             self._table = None

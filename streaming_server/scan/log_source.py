@@ -8,7 +8,7 @@ from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Protocol
 
-from streaming_server.scan.chunk_source import WAITING, Chunk, View, Waiting
+from streaming_server.scan.chunk_source import WAITING, View, Waiting
 from streaming_server.scan.log_token import LogPosition, NetPosition
 from streaming_server.storage.offsets import count_of
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from streaming_server.scan.change_rows import ChangeRows
+    from streaming_server.scan.chunk_source import Chunk
     from streaming_server.scan.net_changes import NetChanges, NetReader
     from streaming_server.scan.seen_before import SeenBefore
     from streaming_server.storage.changelog import LogRecord
@@ -184,10 +185,10 @@ class LogSource:
             self._go_to(bucket, stretch.changes.position.end)
             self.rows_scanned += stretch.changes.changes_read
             del self._net[bucket]
-            return Chunk(bucket, self._rows.nothing())
+            return self._rows.nothing(bucket)
         if not stretch.changes.is_ready:
             return None
-        return Chunk(bucket, self._rows.of_net(stretch.changes.take(max_rows), bucket, net.definition))
+        return self._rows.of_net(stretch.changes.take(max_rows), bucket, net.definition)
 
     def _catch_up(self, bucket: int, position: NetPosition) -> None:
         assert self._net_reader is not None
@@ -205,10 +206,10 @@ class LogSource:
         # Two at least: a row before and the row after it come together.
         records = tail.read_log(start, end, definition, max_changes=max(max_rows, 2), max_bytes=max_bytes)
         last = records[-1]
-        batch = self._rows.of(records, bucket, definition, self._seen)
+        chunk = self._rows.of(records, bucket, definition, self._seen)
         self.rows_scanned += count_of(last.offset) + len(last.changes) - count_of(start)
         self._go_to(bucket, last.offset + len(last.changes))
-        return Chunk(bucket, batch)
+        return chunk
 
     async def wait(self, seconds: float) -> None:
         """Returns when there may be more, or after so many seconds."""

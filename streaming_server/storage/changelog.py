@@ -17,6 +17,7 @@ import pyarrow as pa
 from xxhash import xxh3_128_digest
 
 from streaming_server.storage.offsets import count_of, make_offset
+from table_model.change_columns import CHANGE_SYMBOLS
 from table_model.errors import DataLoss, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class RowKind(IntEnum):
     @property
     def symbol(self) -> str:
         """`+I`, `-U`, `+U` or `-D`."""
-        return ("+I", "-U", "+U", "-D")[self]
+        return CHANGE_SYMBOLS[self]
 
 
 @dataclass(frozen=True, slots=True)

@@ -604,7 +604,7 @@ class ScanHeader(_message.Message):
     """Differs after every start of the server."""
     arrow_schema: _builtins.bytes
     """The encapsulated Arrow IPC schema message of the rows. Followed by any chunk's record_batch, and by no dictionary,
-    it is a valid Arrow IPC stream.
+    it is a valid Arrow IPC stream; but for changes, see `ScanChunk.changes`.
     """
     schema_id: _builtins.int
     """The version of the table's schema that the rows have. It does not change within a stream."""
@@ -730,10 +730,13 @@ class ScanChunk(_message.Message):
     ROWS_SCANNED_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     bucket: _builtins.int
     """The bucket that all rows of this chunk come from. Without meaning in an ordered scan."""
     record_batch: _builtins.bytes
-    """One encapsulated Arrow IPC record batch message, uncompressed, without dictionaries."""
+    """One encapsulated Arrow IPC record batch message, uncompressed, without dictionaries. Of changes, it lacks the first four
+    columns of the header's schema.
+    """
     row_count: _builtins.int
     """Rows in record_batch, at least 1."""
     resume_token: _builtins.bytes
@@ -743,11 +746,13 @@ class ScanChunk(_message.Message):
     Rows read from storage so far, by this call.
     """
     crc32c: _builtins.int
-    """CRC32C (Castagnoli) over the record_batch bytes of all chunks of this call up to and with this one, starting from 0:
-    so that also a call that breaks off has been checked as far as it came.
+    """CRC32C (Castagnoli) over the record_batch and changes bytes, in this order, of all chunks of this call up to and with
+    this one, starting from 0: so that also a call that breaks off has been checked as far as it came.
     """
     next_offset: _builtins.int
     """Of changes: the offset behind the last one that was looked at for this chunk."""
+    changes: _builtins.bytes
+    """Of changes: a serialised ChangeColumns."""
     def __init__(
         self,
         *,
@@ -758,14 +763,55 @@ class ScanChunk(_message.Message):
         rows_scanned: _builtins.int = ...,
         crc32c: _builtins.int = ...,
         next_offset: _builtins.int = ...,
+        changes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "crc32c", b"crc32c", "next_offset", b"next_offset", "record_batch", b"record_batch", "resume_token", b"resume_token", "row_count", b"row_count", "rows_scanned", b"rows_scanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "changes", b"changes", "crc32c", b"crc32c", "next_offset", b"next_offset", "record_batch", b"record_batch", "resume_token", b"resume_token", "row_count", b"row_count", "rows_scanned", b"rows_scanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScanChunk: _TypeAlias = ScanChunk  # noqa: Y015
+
+@_typing.final
+class ChangeColumns(_message.Message):
+    """The first four columns of changes that are of one bucket. Most of them are mostly alike, or count on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KINDS_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    OFFSET_RUNS_FIELD_NUMBER: _builtins.int
+    COMMIT_MICROS_FIELD_NUMBER: _builtins.int
+    COMMIT_RUNS_FIELD_NUMBER: _builtins.int
+    kinds: _builtins.bytes
+    """What happened to each row, a byte each: 0 `+I`, 1 `-U`, 2 `+U`, 3 `-D`. A single one is that of all rows."""
+    offsets: _builtins.bytes
+    """The offset of the first row of each run of rows whose offsets count on by one. Little-endian, 8 bytes each. Absent, as
+    commit_micros: the rows are rows of the table, without offset and timestamp.
+    """
+    offset_runs: _builtins.bytes
+    """How many rows each run has. Little-endian, 4 bytes each. Absent: a single run has all rows, and of several each has one."""
+    commit_micros: _builtins.bytes
+    """The timestamp of the rows of each run that has the same, in microseconds since 1970. As offsets."""
+    commit_runs: _builtins.bytes
+    """As offset_runs."""
+    def __init__(
+        self,
+        *,
+        kinds: _builtins.bytes = ...,
+        offsets: _builtins.bytes = ...,
+        offset_runs: _builtins.bytes = ...,
+        commit_micros: _builtins.bytes = ...,
+        commit_runs: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_micros", b"commit_micros", "commit_runs", b"commit_runs", "kinds", b"kinds", "offset_runs", b"offset_runs", "offsets", b"offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeColumns: _TypeAlias = ChangeColumns  # noqa: Y015
 
 @_typing.final
 class ScanHeartbeat(_message.Message):
@@ -844,7 +890,7 @@ class ScanTrailer(_message.Message):
     chunks: _builtins.int
     """Number of chunks."""
     crc32c: _builtins.int
-    """CRC32C (Castagnoli) over the record_batch bytes of all chunks in stream order, starting from 0."""
+    """CRC32C (Castagnoli) over the record_batch and changes bytes of all chunks in stream order, starting from 0."""
     elapsed_micros: _builtins.int
     """Time from the request to this message, in microseconds."""
     @_builtins.property

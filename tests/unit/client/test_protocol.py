@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import google_crc32c
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from aio_client import ProtocolViolation, ScanSpec
 from aio_client._protocol import ScanLedger, scan_request
-from protos.scankv.v1.scan_pb2 import ScanKvResponse
+from protos.scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
+from table_model.change_columns import CHANGE_FIELDS, ChangeColumns
 from table_model.key_range import KeyRange
+from table_model.log_positions import LogSpec, StartFrom
 from tests.unit.client.messages import (
     LOG_OFFSETS,
     SCHEMA,
@@ -30,7 +33,7 @@ from tests.unit.client.messages import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from protos.scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanTrailer
+    from protos.scankv.v1.scan_pb2 import ScanHeader, ScanTrailer
 
 SPEC = ScanSpec("game.scores")
 
@@ -63,6 +66,41 @@ def test_rows_without_columns_keep_their_number() -> None:
     sent = [chunk(batch(0, 4).select([]))]
     _, batches = read([header(pa.schema([])), *sent, trailer(sent)], spec)
     assert [rows.num_rows for rows in batches] == [4]
+
+
+def of_changes(changes: bytes) -> list[ScanHeader | ScanChunk | ScanTrailer]:
+    """A stream of three inserts, of which these bytes tell."""
+    sent = chunk(batch(0, 3))
+    sent.changes = changes
+    sent.crc32c = google_crc32c.extend(sent.crc32c, changes)
+    end = trailer([sent])
+    end.crc32c = sent.crc32c
+    return [header(pa.schema([*CHANGE_FIELDS, *SCHEMA])), sent, end]
+
+
+LOG_SPEC = ScanSpec("game.scores", log=LogSpec(start=StartFrom.EARLIEST))
+
+
+def test_changes_precede_their_rows() -> None:
+    columns = ChangeColumns(np.zeros(3, np.uint8), np.arange(5, 8), np.full(3, 9))
+    ledger, (rows,) = read(of_changes(columns.to_bytes()), LOG_SPEC)
+    assert rows.schema == ledger.schema
+    assert rows.column("_log_offset").to_pylist() == [5, 6, 7]
+    assert rows.select(SCHEMA.names) == batch(0, 3)
+
+
+@pytest.mark.parametrize("changes", [b"", b"\xff", ChangeColumns.of_table(2).to_bytes() + b"\x0a\x02\0\0"])
+def test_changes_that_are_not_of_all_rows_do_not_pass(changes: bytes) -> None:
+    with pytest.raises(ProtocolViolation, match="what happened to 3 rows"):
+        read(of_changes(changes), LOG_SPEC)
+
+
+def test_changes_of_another_checksum_do_not_pass() -> None:
+    messages = of_changes(ChangeColumns.of_table(3).to_bytes())
+    assert isinstance(messages[1], ScanChunk)
+    messages[1].changes = ChangeColumns(np.full(3, 3, np.uint8), None, None).to_bytes()
+    with pytest.raises(ProtocolViolation, match="CRC32C"):
+        read(messages, LOG_SPEC)
 
 
 def test_a_message_of_a_newer_server_is_passed_over() -> None:
