@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -77,12 +78,13 @@ def _mapping(value: object, option: str) -> Mapping[Names, object]:
     return value
 
 
-class MergedTable:
-    """The part of a table that says how its rows become one; `_description` is what the server said."""
+class MergedTable(ABC):
+    """The part of a table that says how its rows become one."""
 
     @property
+    @abstractmethod
     def _description(self) -> table_pb2.Table:
-        raise NotImplementedError
+        """What the server said of the table."""
 
     @property
     def _merging(self) -> MergeSpec:
