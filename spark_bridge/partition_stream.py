@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS: Final = 65_536
 BATCH_BYTES: Final = 4 * 1024 * 1024
-QUEUED_BATCHES: Final = 2
+BATCHES_AHEAD: Final = 3
 
 _frozen = False
 
@@ -49,8 +49,9 @@ def read_part(part: ScanPart, schema: pa.Schema) -> Generator[pa.RecordBatch, No
 class PartStream:
     """An asynchronous client, reading one part in an event loop of its own, and the batches that it has read so far.
 
-    Those are at most `QUEUED_BATCHES`, each of up to `BATCH_ROWS` rows or `BATCH_BYTES` of Arrow data and one chunk
-    more; not counted are the one that is being gathered, the one that the caller has, and the client's read-ahead.
+    Those, with the one that the caller has, are at most `BATCHES_AHEAD`, each of up to `BATCH_ROWS` rows or
+    `BATCH_BYTES` of Arrow data and one chunk more; not counted are the one that is being gathered, and the client's
+    read-ahead.
 
     One reader. Belongs to the process that made it. Leaving `with` ends the scan and the thread.
     """
@@ -66,7 +67,7 @@ class PartStream:
         self._schema = schema
         # What it holds is bounded by the places, which the loop waits for without blocking.
         self._queue: queue.SimpleQueue[pa.RecordBatch | BaseException | None] = queue.SimpleQueue()
-        self._places = asyncio.Semaphore(QUEUED_BATCHES)
+        self._places = asyncio.Semaphore(BATCHES_AHEAD)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="scankv-part", daemon=True)
         self._task: asyncio.Task[None] | None = None
@@ -86,9 +87,10 @@ class PartStream:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         while isinstance(item := self._queue.get(), pa.RecordBatch):
+            yield item
+            # Whoever comes back is done with it. The loop is closed where an error lies behind the batches.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._places.release)
-            yield item
         if item is not None:
             raise item
 
@@ -110,6 +112,9 @@ class PartStream:
                 leases.kept(client, self._part) as snapshot,
             ):
                 await self._read_rows(client)
+                # A task that dies before it is done with the last batch reads all of it again, from the same snapshot.
+                for _ in range(BATCHES_AHEAD):
+                    await self._places.acquire()
                 if snapshot is not None:
                     await leases.finish(snapshot, self._part)
         except SnapshotLost as error:

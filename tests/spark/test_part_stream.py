@@ -136,6 +136,20 @@ def test_the_lease_drops_to_a_minute_with_the_last_part_and_a_later_reader_renew
     assert lease(client, small) == 300, "a part that was not read to its end does not count"
 
 
+def test_a_part_counts_as_read_only_when_its_reader_is_done_with_the_last_batch(
+    shared_server: ServerProcess, client: sync.Client, small: sync.Table
+) -> None:
+    whole = plan(shared_server, small.name)
+    reading = read(whole, whole.parts[0])
+    found = [next(reading)]
+    while len(keys(found)) < 1000:
+        found.append(next(reading))
+    wait_until(lambda: all(each.table != small.name for each in client.live_scans()), "read to its end")
+    assert {lease(client, small) for _ in range(50)} == {600}
+    assert list(reading) == []
+    assert lease(client, small) == 60
+
+
 def lease(client: sync.Client, table: sync.Table) -> float:
     (snapshot,) = client.snapshots(table.name)
     return snapshot.ttl

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 WHOLE = f"({LARGE_ROWS}, {LARGE_ROWS}, {LARGE_ROWS * (LARGE_ROWS - 1) // 2})"
 
 
-@pytest.mark.parametrize(("how", "expected"), [("cluster", [WHOLE]), ("connect", [WHOLE, WHOLE, WHOLE, "True"])])
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [pytest.param("cluster", [WHOLE], marks=pytest.mark.soak), ("connect", [WHOLE, WHOLE, WHOLE, "True"])],
+)
 def test_every_row_is_read_once(shared_server: ServerProcess, large: sync.Table, how: str, expected: list[str]) -> None:
     java.check()
     done = subprocess.run(
