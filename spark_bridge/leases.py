@@ -41,10 +41,13 @@ class Lease:
     Attributes:
         snapshot_id: The lease.
         ttl: Seconds that it lives without being renewed.
+        of_stream: Whether a streaming query begins with the snapshot: it is released once all of it was committed, and
+            not shortened before.
     """
 
     snapshot_id: str
     ttl: float
+    of_stream: bool = False
 
 
 @asynccontextmanager
@@ -69,6 +72,8 @@ async def kept(client: Client, part: ScanPart) -> AsyncIterator[Snapshot | None]
 async def finish(snapshot: Snapshot, part: ScanPart) -> None:
     """Says that a part was read to its end. A failure is no harm: the lease then expires as one that is not renewed."""
     assert part.lease is not None
+    if part.lease.of_stream:
+        return
     with suppress(ScanKvError):
         await snapshot.finish_part(part.number, part.count, min(FINISHED_TTL, part.lease.ttl))
 
@@ -81,11 +86,22 @@ def expired(part: ScanPart) -> SnapshotLost:
             "take another one, and load() again",
             table=part.spec.table,
         )
+    if part.lease.of_stream:
+        return stream_expired(part.spec.table)
     return SnapshotLost(
         f"the snapshot of table {part.spec.table} that this DataFrame reads has expired: nothing has read it for "
         "longer than its lease lives. load() again for the table as it is now; option snapshot_ttl gives the next one "
         f"more than {part.lease.ttl:g} seconds",
         table=part.spec.table,
+    )
+
+
+def stream_expired(table: str) -> SnapshotLost:
+    """The error of a streaming query that finds the snapshot gone which it has not read to its end."""
+    return SnapshotLost(
+        f"the snapshot of table {table} that this query begins with has expired: it did not run for longer than "
+        "option snapshot_ttl says. Start it with a new checkpoint, and what it has written before removed",
+        table=table,
     )
 
 

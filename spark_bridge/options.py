@@ -37,13 +37,15 @@ _NAMES: Final = (
     "snapshot_ttl",
     "pushdown",
 )
+STREAM_NAMES: Final = ("row_kinds", "start", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id")
+"""Those of `readStream` alone, see `StreamOptions`."""
 # CREATE TABLE hands its options to `schema`, with copies under this prefix, and to nothing that reads.
 _CREATE_TABLE_PREFIX: Final = "option."
 _NO_CREATE_TABLE: Final = (
     "CREATE TABLE ... USING scankv makes no table that can be read, because Spark hands its options on to no query: "
     "use CREATE TEMPORARY VIEW ... USING scankv OPTIONS (...)"
 )
-_PLAIN: Final = {name.replace("_", ""): name for name in _NAMES}
+_PLAIN: Final = {name.replace("_", ""): name for name in (*_NAMES, *STREAM_NAMES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +84,18 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the option that is out of its range."""
-        _check_number("limit", self.limit, 0, 2**63 - 1)
-        _check_number("splits", self.splits, 1, MAX_SPLITS)
-        _check_number("rows_per_split", self.rows_per_split, 1, 2**63 - 1)
-        _check_number("max_partitions", self.max_partitions, 1, MAX_SPLITS)
+        check_number("limit", self.limit, 0, 2**63 - 1)
+        check_number("splits", self.splits, 1, MAX_SPLITS)
+        check_number("rows_per_split", self.rows_per_split, 1, 2**63 - 1)
+        check_number("max_partitions", self.max_partitions, 1, MAX_SPLITS)
         if not MIN_LEASE_SECONDS <= self.snapshot_ttl <= MAX_LEASE_SECONDS:
-            raise _wrong("snapshot_ttl", f"is 1 to {MAX_LEASE_SECONDS:,.0f} seconds (7 days), not {self.snapshot_ttl}")
+            raise wrong("snapshot_ttl", f"is 1 to {MAX_LEASE_SECONDS:,.0f} seconds (7 days), not {self.snapshot_ttl}")
         if self.columns == ():
-            raise _wrong("columns", "names no column; leave it out to read all of them")
+            raise wrong("columns", "names no column; leave it out to read all of them")
         if self.limit is not None and self.splits is not None:
-            raise _wrong("splits", "does not go with limit: a limit counts over the whole table, so one task reads it")
+            raise wrong("splits", "does not go with limit: a limit counts over the whole table, so one task reads it")
         if self.key_prefix is not None and (self.key_start is not None or self.key_end is not None):
-            raise _wrong("key_prefix", "does not go with key_start and key_end: it is a range of its own")
+            raise wrong("key_prefix", "does not go with key_start and key_end: it is a range of its own")
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -102,17 +104,25 @@ class ReadOptions:
         Raises:
             UsageError: An option is unknown, given twice, missing, or its value cannot be read.
         """
-        texts = _named(options)
+        texts = named(options)
+        for name in STREAM_NAMES:
+            if name in texts:
+                raise wrong(name, "is for readStream: this is a read of the table as of one instant")
+        return cls.of_texts(texts)
+
+    @classmethod
+    def of_texts(cls, texts: dict[str, str]) -> ReadOptions:
+        """As `parse`, of options by their own names, which it takes out of the dictionary."""
         _check_pushdown(texts.pop("pushdown", "false"))
         table = texts.pop("table", "")
         if not table:
-            raise _wrong("table", f'is missing: load("database.table"), or option("table", ...). {_NO_CREATE_TABLE}')
+            raise wrong("table", f'is missing: load("database.table"), or option("table", ...). {_NO_CREATE_TABLE}')
         values: dict[str, Any] = dict(texts)
         for name in ("limit", "splits", "rows_per_split", "max_partitions"):
             if name in texts:
-                values[name] = _whole_number(name, texts[name])
+                values[name] = whole_number(name, texts[name])
         if "snapshot_ttl" in texts:
-            values["snapshot_ttl"] = _seconds("snapshot_ttl", texts["snapshot_ttl"])
+            values["snapshot_ttl"] = seconds("snapshot_ttl", texts["snapshot_ttl"])
         if "columns" in texts:
             values["columns"] = tuple(_listed("columns", texts["columns"]))
         return cls(table=table, **values)
@@ -135,8 +145,8 @@ class ReadOptions:
         return scan
 
 
-def _named(options: Mapping[str, str]) -> dict[str, str]:
-    """The options by their own names; `path`, which is what `load` is given, is the table."""
+def named(options: Mapping[str, str]) -> dict[str, str]:
+    """The options by their own names; `path`, which is what `load` is given, is the table. Raises UsageError."""
     found: dict[str, str] = {}
     for given, value in options.items():
         if given.lower().startswith(_CREATE_TABLE_PREFIX):
@@ -144,17 +154,19 @@ def _named(options: Mapping[str, str]) -> dict[str, str]:
         plain = given.lower().replace("_", "")
         name = "table" if plain == "path" else _PLAIN.get(plain)
         if name is None:
-            raise UsageError(f'there is no option "{given}"{did_you_mean(given, _NAMES)}', option=given)
+            raise UsageError(
+                f'there is no option "{given}"{did_you_mean(given, (*_NAMES, *STREAM_NAMES))}', option=given
+            )
         if found.setdefault(name, value) != value:
-            raise _wrong(name, "is given twice, with two values")
+            raise wrong(name, "is given twice, with two values")
     return found
 
 
 def _check_pushdown(text: str) -> None:
     if text.lower() not in ("true", "false"):
-        raise _wrong("pushdown", f"is true or false, not {text!r}")
+        raise wrong("pushdown", f"is true or false, not {text!r}")
     if text.lower() == "true":
-        raise _wrong(
+        raise wrong(
             "pushdown",
             "cannot be had with PySpark 4.3: it gives one query the filters of another when both read the same "
             'DataFrame or view, and so wrong rows. Say what to read with option("where", ...), or with key_start, '
@@ -162,23 +174,26 @@ def _check_pushdown(text: str) -> None:
         )
 
 
-def _whole_number(name: str, text: str) -> int:
+def whole_number(name: str, text: str) -> int:
+    """The number that an option's text stands for. Raises UsageError."""
     try:
         return int(text)
     except ValueError:
-        raise _wrong(name, f"is a whole number, not {text!r}") from None
+        raise wrong(name, f"is a whole number, not {text!r}") from None
 
 
-def _seconds(name: str, text: str) -> float:
+def seconds(name: str, text: str) -> float:
+    """The seconds that an option's text stands for. Raises UsageError."""
     try:
         return float(text)
     except ValueError:
-        raise _wrong(name, f"is a number of seconds, not {text!r}") from None
+        raise wrong(name, f"is a number of seconds, not {text!r}") from None
 
 
-def _check_number(name: str, value: int | None, low: int, high: int) -> None:
+def check_number(name: str, value: int | None, low: int, high: int) -> None:
+    """Raises UsageError when an option is given and is none of these numbers."""
     if value is not None and (type(value) is not int or not low <= value <= high):
-        raise _wrong(name, f"is a whole number from {low:,} to {high:,}, not {value!r}")
+        raise wrong(name, f"is a whole number from {low:,} to {high:,}, not {value!r}")
 
 
 def _listed(name: str, text: str) -> list[str]:
@@ -187,7 +202,7 @@ def _listed(name: str, text: str) -> list[str]:
         return [each.strip() for each in text.split(",")] if text.strip() else []
     names = _json_list(name, text)
     if not all(isinstance(each, str) for each in names):
-        raise _wrong(name, "is a list of names")
+        raise wrong(name, "is a list of names")
     return names
 
 
@@ -195,15 +210,13 @@ def _key(option: str, text: str, key: pa.Schema) -> tuple[object, ...]:
     """The values of the leading key columns that a text stands for, each read as its column's type."""
     given = _json_list(option, text) if text.lstrip().startswith("[") else [text]
     if not 1 <= len(given) <= len(key):
-        raise _wrong(
-            option, f"has {len(given)} values; they are those of the leading columns of {', '.join(key.names)}"
-        )
+        raise wrong(option, f"has {len(given)} values; they are those of the leading columns of {', '.join(key.names)}")
     return tuple(_key_value(option, each, column) for each, column in zip(given, key, strict=False))
 
 
 def _key_value(option: str, value: object, column: pa.Field) -> object:
     if value is None or isinstance(value, list | dict):
-        raise _wrong(option, f'has no value for key column "{column.name}"')
+        raise wrong(option, f'has no value for key column "{column.name}"')
     try:
         return pa.scalar(value if isinstance(value, str) else json.dumps(value)).cast(column.type).as_py()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -217,9 +230,10 @@ def _json_list(name: str, text: str) -> list[Any]:
     except ValueError:
         found = None
     if not isinstance(found, list):
-        raise _wrong(name, "begins with [ and is no JSON list")
+        raise wrong(name, "begins with [ and is no JSON list")
     return found
 
 
-def _wrong(option: str, what: str) -> UsageError:
+def wrong(option: str, what: str) -> UsageError:
+    """The error for an option: its name, and what is wrong with it."""
     return UsageError(f"option {option} {what}", option=option)

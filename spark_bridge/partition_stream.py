@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from aio_client import SnapshotLost, connect
 from spark_bridge import leases
+from spark_bridge.change_rows import shaping
 from spark_bridge.conform import conform
 from table_model.errors import SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from types import TracebackType
 
     from aio_client import Client, ScanStream
@@ -122,11 +123,14 @@ class PartStream:
 
     async def _read_rows(self, client: Client) -> None:
         async with client.scan(self._part.spec).stream() as stream:
-            self._check(stream)
+            shape = self._shaping(stream)
             gathered: list[pa.RecordBatch] = []
             rows = size = 0
             is_first = True
-            async for chunk in stream:
+            async for received in stream:
+                chunk = shape(received)
+                if not chunk.num_rows:
+                    continue
                 gathered.append(chunk)
                 rows, size = rows + chunk.num_rows, size + chunk.nbytes
                 # The first goes on at once: it may be all that is wanted.
@@ -136,9 +140,13 @@ class PartStream:
             if gathered:
                 await self._hand_over(gathered)
 
-    def _check(self, stream: ScanStream) -> None:
+    def _shaping(self, stream: ScanStream) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """What makes rows of the stream those that Spark was told of, but for their types."""
+        if self._part.of_stream:
+            return shaping(stream, self._schema.names, is_log=self._part.spec.log is not None)
         if stream.schema.names != self._schema.names:
             raise SchemaMismatch("the table has other columns than those that the job was planned with; load() again")
+        return lambda chunk: chunk
 
     async def _hand_over(self, chunks: list[pa.RecordBatch]) -> None:
         rows = chunks[0] if len(chunks) == 1 else pa.concat_batches(chunks)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanPart:
-    """What one task reads: a range of keys of one snapshot. Picklable; has keys of the table, but no secret.
+    """What one task reads: keys of one snapshot, or changes. Picklable; has keys of the table, but no secret.
 
     Attributes:
         config: How the server is reached.
@@ -32,6 +32,7 @@ class ScanPart:
         number: Which of the parts it is.
         count: How many there are.
         lease: What keeps the snapshot; None where somebody else does.
+        of_stream: Whether a streaming query reads it, so that rows may have to come as changes, and changes as rows.
     """
 
     config: ClientConfig
@@ -40,6 +41,7 @@ class ScanPart:
     number: int
     count: int
     lease: Lease | None
+    of_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,9 @@ def described(options: ReadOptions) -> StructType:
         if options.snapshot is not None:
             snapshot = _named(client, options.table, options.snapshot)
             scan.at(snapshot).explain()
-            return _columns(snapshot.schema, options.columns)
+            return chosen_columns(snapshot.schema, options.columns)
         scan.explain()
-        return _columns(table.schema, options.columns)
+        return chosen_columns(table.schema, options.columns)
 
 
 def planned(options: ReadOptions, schema: StructType | None = None) -> ReadPlan:
@@ -84,9 +86,9 @@ def planned(options: ReadOptions, schema: StructType | None = None) -> ReadPlan:
         own = options.snapshot is None
         snapshot = table.snapshot(options.snapshot_ttl) if own else _named(client, options.table, options.snapshot)
         try:
-            wanted = _columns(snapshot.schema, options.columns)
+            wanted = chosen_columns(snapshot.schema, options.columns)
             if schema is not None:
-                _check_columns(schema, wanted)
+                check_columns(schema, wanted)
                 wanted = schema
             # By name: a column that is added later is not part of it.
             specs = split(client, table, snapshot, replace(options, columns=tuple(wanted.names)))
@@ -117,8 +119,8 @@ def _named(client: sync.Client, table: str, snapshot_id: str | None) -> sync.Sna
     )
 
 
-def _columns(schema: pa.Schema, columns: Sequence[str] | None) -> StructType:
-    """The chosen columns in Spark's types: those that nobody asks for may be of any type."""
+def chosen_columns(schema: pa.Schema, columns: Sequence[str] | None) -> StructType:
+    """The chosen columns in Spark's types: those that nobody asks for may be of any type. Raises SchemaMismatch."""
     if columns is None:
         return spark_schema(schema)
     for name in columns:
@@ -127,8 +129,11 @@ def _columns(schema: pa.Schema, columns: Sequence[str] | None) -> StructType:
     return spark_schema(pa.schema([schema.field(name) for name in columns]))
 
 
-def _check_columns(asked: StructType, there: StructType) -> None:
-    """A schema that Spark was given must be a choice of the columns, with their types, NOT NULL only where they are."""
+def check_columns(asked: StructType, there: StructType) -> None:
+    """Refuses, with SchemaMismatch, a schema that is no choice of the columns there are, with their types.
+
+    NOT NULL is only what is so in the table.
+    """
     by_name = {column.name: column for column in there}
     if not asked.names:
         raise SchemaMismatch("the schema has no column")

@@ -8,14 +8,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from spark_bridge.errors import short_errors
 from spark_bridge.options import ReadOptions
+from spark_bridge.stream_options import StreamOptions
+from spark_bridge.stream_source import ScanKvStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-    from spark_bridge.planning import ScanPart
 
 
 class ScanKvDataSource(DataSource):
@@ -37,14 +37,21 @@ class ScanKvDataSource(DataSource):
             ScanKvError: An option is unknown or wrong, the server cannot be reached, or Spark cannot have a column.
         """
         from spark_bridge.planning import described
+        from spark_bridge.stream_planning import described_changes
 
         with short_errors():
-            return described(ReadOptions.parse(self.options))
+            options = StreamOptions.parse(self.options)
+            return described_changes(options) if options.row_kinds else described(options.read)
 
     def reader(self, schema: StructType) -> ScanKvReader:
         """What reads the table. `schema` is what `schema` said, or what the user gave: then those columns are read."""
         with short_errors():
             return ScanKvReader(ReadOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> ScanKvStreamReader:
+        """What follows the table's changes. `schema` is as for `reader`."""
+        with short_errors():
+            return ScanKvStreamReader(StreamOptions.parse(self.options), schema)
 
 
 class ScanKvReader(DataSourceReader):
@@ -68,19 +75,12 @@ class ScanKvReader(DataSourceReader):
         from spark_bridge.planning import planned
 
         with short_errors():
-            return [ScanKvPartition(part) for part in planned(self._options, self._schema).parts]
+            return [InputPartition(part) for part in planned(self._options, self._schema).parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one part; the same ones however often it is read, for as long as the snapshot is there."""
         from spark_bridge.conform import arrow_schema
         from spark_bridge.partition_stream import read_part
 
-        assert isinstance(partition, ScanKvPartition)
         with short_errors():
             yield from read_part(partition.value, arrow_schema(self._schema))
-
-
-class ScanKvPartition(InputPartition):
-    """One part of a read, as Spark hands it to a task."""
-
-    value: ScanPart
