@@ -13,8 +13,6 @@ from table_model.schema import CHANGE_COLUMNS, CHANGE_TYPE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from aio_client import ScanStream
-
 _CHANGE_FIELDS: Final = [
     pa.field(name, type_)
     for name, type_ in zip(
@@ -24,16 +22,18 @@ _CHANGE_FIELDS: Final = [
 _WRITTEN: Final = pa.array(["+I", "+U"])
 
 
-def shaping(stream: ScanStream, names: Sequence[str], *, is_log: bool) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+def shaping(
+    names: Sequence[str], *, is_log: bool, bucket: Callable[[], int | None]
+) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """What makes the columns `names` of what a stream gives.
 
     Rows of a snapshot are `+I`, without offset and time. Changes of which no change column is asked for are the rows
     after them.
 
     Args:
-        stream: Of changes, or of rows of one snapshot; started.
         names: The columns, which may be those of changes.
-        is_log: Whether it is of changes.
+        is_log: Whether changes are given; else rows of a snapshot.
+        bucket: Tells which bucket the rows are of that were given last.
     """
     with_kinds = any(name in CHANGE_COLUMNS for name in names)
 
@@ -41,7 +41,7 @@ def shaping(stream: ScanStream, names: Sequence[str], *, is_log: bool) -> Callab
         if is_log and not with_kinds:
             rows = _rows_after(rows)
         elif with_kinds and not is_log:
-            rows = _as_inserts(rows, stream.bucket)
+            rows = _as_inserts(rows, bucket())
         return rows.select(names)
 
     return shape

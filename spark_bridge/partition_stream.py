@@ -143,7 +143,8 @@ class PartStream:
     def _shaping(self, stream: ScanStream) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
         """What makes rows of the stream those that Spark was told of, but for their types."""
         if self._part.of_stream:
-            return shaping(stream, self._schema.names, is_log=self._part.spec.log is not None)
+            is_log = self._part.spec.log is not None
+            return shaping(self._schema.names, is_log=is_log, bucket=lambda: stream.bucket)
         if stream.schema.names != self._schema.names:
             raise SchemaMismatch("the table has other columns than those that the job was planned with; load() again")
         return lambda chunk: chunk

@@ -93,6 +93,7 @@ class StreamPlanner:
         self._stop: Mapping[int, int] | None = None
         self._seen: Mapping[int, int] = {}
         self._looked_at = self._renewed_at = float("-inf")
+        self._is_idle = False
         self._pinned: _Pinned | None = None
         self._specs: list[ScanSpec] | None = None
 
@@ -115,13 +116,17 @@ class StreamPlanner:
         """Where the micro-batch ends that begins at `start`, as an offset; `start` when there is nothing to read.
 
         Args:
-            start: All before it is committed.
+            start: All before it is committed: Spark asks when it is done with the micro-batch that ends there.
             unlimited: Whether it must have everything there is, whatever the options say.
         """
         offset = StreamOffset.of(start)
         if offset is None:
             return self._first(unlimited=unlimited).to_json()
+        is_restart = self._incarnation is None
         self._keep(offset)
+        if is_restart:
+            # Spark says nothing of the last micro-batch of a run: a query that runs for one a day would keep all days'.
+            self.commit(start)
         return self._after(offset, unlimited=unlimited).to_json()
 
     def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ScanPart]:
@@ -225,7 +230,8 @@ class StreamPlanner:
         latest = self._latest() if self._stop is None else self._stop
         # The rows may be of a later instant than the stop.
         end: Mapping[int, int] = {bucket: max(offset, latest[bucket]) for bucket, offset in at.log_offsets.items()}
-        if end == at.log_offsets:
+        self._is_idle = end == at.log_offsets
+        if self._is_idle:
             return at
         options = self._options
         if not unlimited and (options.max_rows is not None or options.max_bytes is not None):
@@ -297,10 +303,9 @@ class StreamPlanner:
         return self._table.changes(start, stop, columns=columns, where=where)
 
     def _latest(self) -> Mapping[int, int]:
-        """Where the changelog ends, looked at now and then."""
-        wait = self._looked_at + _SECONDS_BETWEEN_LOOKS - time.monotonic()
-        if wait > 0:
-            time.sleep(wait)
+        """Where the changelog ends, looked at now and then while nothing happens."""
+        if self._is_idle:
+            time.sleep(max(self._looked_at + _SECONDS_BETWEEN_LOOKS - time.monotonic(), 0))
         return self._look()
 
     def _look(self) -> Mapping[int, int]:
