@@ -47,6 +47,14 @@ def shaping(
     return shape
 
 
+def another_table(table: str) -> SchemaMismatch:
+    """The error of a streaming query that finds another table of the same name."""
+    return SchemaMismatch(
+        f"table {table} was dropped and created again since this query has begun: start it with a new checkpoint",
+        table=table,
+    )
+
+
 def _rows_after(changes: pa.RecordBatch) -> pa.RecordBatch:
     """The rows that were written, without those that they replace.
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from aio_client import SnapshotLost, connect
 from spark_bridge import leases
-from spark_bridge.change_rows import shaping
+from spark_bridge.change_rows import another_table, shaping
 from spark_bridge.conform import conform
 from table_model.errors import SchemaMismatch
 
@@ -142,7 +142,9 @@ class PartStream:
 
     def _shaping(self, stream: ScanStream) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
         """What makes rows of the stream those that Spark was told of, but for their types."""
-        if self._part.of_stream:
+        if self._part.followed is not None:
+            if stream.table_incarnation != self._part.followed:
+                raise another_table(self._part.spec.table)
             is_log = self._part.spec.log is not None
             return shaping(self._schema.names, is_log=is_log, bucket=lambda: stream.bucket)
         if stream.schema.names != self._schema.names:

@@ -32,7 +32,8 @@ class ScanPart:
         number: Which of the parts it is.
         count: How many there are.
         lease: What keeps the snapshot; None where somebody else does.
-        of_stream: Whether a streaming query reads it, so that rows may have to come as changes, and changes as rows.
+        followed: The incarnation of the table that a streaming query follows: then rows may have to come as changes,
+            and changes as rows. None: it is of a read as of one instant.
     """
 
     config: ClientConfig
@@ -41,7 +42,7 @@ class ScanPart:
     number: int
     count: int
     lease: Lease | None
-    of_stream: bool = False
+    followed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from aio_client import ScanKvError, SnapshotLost, StartFrom, StopAt, sync
+from spark_bridge.change_rows import another_table
 from spark_bridge.leases import Lease, stream_expired
 from spark_bridge.planning import ScanPart, check_columns, chosen_columns
 from spark_bridge.stream_offset import Rows, StreamOffset
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from aio_client import ScanSpec
+    from spark_bridge.options import ReadOptions
     from spark_bridge.stream_options import StreamOptions
 
 SPLITS_PER_TRIGGER: Final = 8
@@ -48,11 +50,12 @@ def described_changes(options: StreamOptions) -> StructType:
         ScanKvError: Something is wrong with the options; or the server cannot be reached.
     """
     with sync.connect(options.read.url) as client:
-        changes = client.table(options.read.table).changes(
-            StartFrom.LATEST, columns=options.read.columns, where=options.read.where
-        )
-        with changes.stream() as stream:
-            return spark_schema(stream.schema)
+        return _columns_of_changes(client.table(options.read.table), options.read)
+
+
+def _columns_of_changes(table: sync.Table, options: ReadOptions) -> StructType:
+    with table.changes(StartFrom.LATEST, columns=options.columns, where=options.where).stream() as stream:
+        return spark_schema(stream.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,12 @@ class StreamPlanner:
             specs, lease = self._specs_of_changes(since or {}, after.log_offsets), None
         return [
             ScanPart(
-                config=self._client.config, spec=spec, number=number, count=len(specs), lease=lease, of_stream=True
+                config=self._client.config,
+                spec=spec,
+                number=number,
+                count=len(specs),
+                lease=lease,
+                followed=after.table,
             )
             for number, spec in enumerate(specs)
         ]
@@ -166,7 +174,7 @@ class StreamPlanner:
         there = chosen_columns(self._table.schema, self._options.read.columns)
         with_kinds = len(self._columns) < len(schema.names)
         if with_kinds:
-            there = described_changes(self._options)
+            there = _columns_of_changes(self._table, self._options.read)
         elif TableOptions.from_strings(self._table.options).deletes == "allow":
             raise SchemaMismatch(
                 f"rows of table {self._table.name} can be deleted, which rows alone cannot tell: "
@@ -323,7 +331,7 @@ class StreamPlanner:
             return
         self._look()
         if offset.table != self._incarnation:
-            raise self._another_table()
+            raise another_table(self._table.name)
         self._consumer_id = offset.consumer_id
         try:
             self._hold(offset.consumer_id, StartFrom.offsets(begin or offset.log_offsets))
@@ -344,15 +352,8 @@ class StreamPlanner:
 
     def _note_table(self, stream: sync.ScanStream) -> None:
         if self._incarnation not in (None, stream.table_incarnation):
-            raise self._another_table()
+            raise another_table(self._table.name)
         self._incarnation = stream.table_incarnation
-
-    def _another_table(self) -> SchemaMismatch:
-        return SchemaMismatch(
-            f"table {self._table.name} was dropped and created again since this query has begun: start it with a new "
-            "checkpoint",
-            table=self._table.name,
-        )
 
     def _adopted(self, rows: Rows) -> sync.Snapshot:
         """The snapshot, renewed."""

@@ -103,7 +103,7 @@ class Query:
         return self._reader
 
     def _source(self) -> ScanKvDataSource:
-        return ScanKvDataSource(CaseInsensitiveDict(self._options))  # type: ignore[arg-type]
+        return ScanKvDataSource(CaseInsensitiveDict(self._options))
 
     def _limit(self) -> Any:
         return self.reader.getDefaultReadLimit()

@@ -367,8 +367,15 @@ def test_a_table_that_was_created_again_is_not_taken_for_the_one_before(
     follower = query()
     follower.start()
     follower.run()
+    write(table, range(10), 1)
+    assert follower.plan()
+    parts = follower.reader.partitions(*map(json.loads, follower.offsets[-2:]))
     client.drop_table(table.name)
     filled(client, table.name)
+    write(table, range(10), 1)
+    with pytest.raises(SchemaMismatch, match="created again"):
+        [list(follower.reader.read(part)) for part in parts]
+    follower.offsets.pop()
     with pytest.raises(SchemaMismatch, match="created again"):
         follower.plan()
     follower.stop()

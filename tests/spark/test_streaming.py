@@ -112,7 +112,9 @@ def test_a_query_that_runs_goes_on_when_the_server_is_killed_and_started_again(
             table.upsert([{"k": ROWS, "v": "behind"}])
             wait_until(lambda: ROWS in sink.state() or query.exception(), "the change", timeout=300)
             assert query.exception() is None
-            (source,) = query.lastProgress["sources"]
+            progress = query.lastProgress
+            assert progress is not None
+            (source,) = progress["sources"]
             assert json.loads(source["endOffset"])["offsets"].keys() == {"0", "1"}
         finally:
             query.stop()
