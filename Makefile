@@ -23,6 +23,8 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	@command -v strace >/dev/null || echo 'strace is missing: the tests that watch or delay fdatasync from outside will be' \
 	    'skipped. To run it: apt-get install strace' >&2
+	@command -v java >/dev/null || [ -x "$$JAVA_HOME/bin/java" ] || echo 'Java is missing: the tests of Spark will fail.' \
+	    'To run them: apt-get install default-jre-headless' >&2
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(INSTALLED)

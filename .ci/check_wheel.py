@@ -1,7 +1,8 @@
 """Does the wheel hold every room and nothing else, and does it work where no checkout is near?
 
 Builds the wheel and installs it into a fresh environment outside the checkout. After a bare install the client and the
-command line must start; with the extra `server` every module of every room must import.
+command line must start; with the extra `server` every module of every other room must import. Those of the Spark bridge
+are only looked for: PySpark is half a gigabyte, and their tests import them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["packages"]
 BARE_ROOMS = {"protos", "table_model", "aio_client"}
+SPARK_ROOMS = {"spark_bridge", "pyspark_scankv"}
 NEVER_SHIPPED = {"tests", "benchmarks", "examples", "docs"}
 IMPORT_ALL = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 
@@ -40,8 +42,9 @@ def main() -> None:
         print(f"bare install: {len(bare)} modules import, the command line starts")
 
         install(python, f"{wheel}[server]")
-        run(python, "-I", "-c", IMPORT_ALL, *modules, cwd=outside)
-        print(f"with the server: {len(modules)} modules import")
+        rest = [name for name in modules if name.partition(".")[0] not in SPARK_ROOMS]
+        run(python, "-I", "-c", IMPORT_ALL, *rest, cwd=outside)
+        print(f"with the server: {len(rest)} modules import")
 
 
 def build(directory: Path) -> Path:

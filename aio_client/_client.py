@@ -13,7 +13,7 @@ from aio_client._config import ClientConfig, default_url
 from aio_client._indexes import index_messages, wait_until_built
 from aio_client._merging import column_aggregates, merge_spec
 from aio_client._scan import Scan
-from aio_client._snapshot import list_snapshots
+from aio_client._snapshot import adopt_snapshot, list_snapshots
 from aio_client._table import Table
 from aio_client._transaction import Beginning, TransactionPart, abort_transaction, list_transactions
 from aio_client._transport import Transport
@@ -348,6 +348,20 @@ class Client:
             TransactionCommitted: It is committed, or is being committed.
         """
         await abort_transaction(self._transport, token)
+
+    async def adopt_snapshot(self, snapshot_id: str, ttl: float | None = None) -> Snapshot:
+        """The snapshot of that id, which another process may have taken; its time to live begins anew.
+
+        While the server is away it is tried for the operation timeout: leases survive a restart.
+
+        Args:
+            snapshot_id: `Snapshot.id`.
+            ttl: A new time to live in seconds, 1 to 604,800. Default: as before.
+
+        Raises:
+            SnapshotLost: The lease was released or has expired, or its table was dropped.
+        """
+        return await adopt_snapshot(self._transport, snapshot_id, ttl)
 
     async def wait_ready(self, timeout: float = 30.0) -> None:
         """Waits until the server serves, also when it is not there yet.

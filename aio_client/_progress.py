@@ -83,6 +83,11 @@ class ScanProgress:
         return dict(self._ledger.next_offsets)
 
     @property
+    def bucket(self) -> int | None:
+        """That of the last chunk; None before the first of an attempt."""
+        return self._ledger.bucket
+
+    @property
     def scanning(self) -> bool:
         """Of changes, whether rows of the table are still to come."""
         return self._ledger.scanning

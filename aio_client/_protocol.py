@@ -128,6 +128,7 @@ class ScanLedger:
         rows_scanned: Rows that the server has read from storage, as it said last.
         token: Where to go on behind what was received: the token given, until a chunk or heartbeat came.
         next_offsets: Of changes, the offset of the next one of each bucket.
+        bucket: That of the last chunk. None before the first.
         scanning: Of changes, whether rows of the table are still to come.
         watermark_micros: Of changes, what was committed before was received; 0 where that is not known.
     """
@@ -153,6 +154,7 @@ class ScanLedger:
         self._crc32c = 0
         self._batch_schema: pa.Schema | None = None
         self.next_offsets: dict[int, int] = {}
+        self.bucket: int | None = None
         self.watermark_micros = 0
         self.scanning = False
 
@@ -246,6 +248,7 @@ class ScanLedger:
         self._book_position(chunk)
         if self.spec.log is not None:
             self.next_offsets[chunk.bucket] = chunk.next_offset
+        self.bucket = chunk.bucket
         self._crc32c = crc32c
         self.rows += rows.num_rows
         self.bytes += len(data)

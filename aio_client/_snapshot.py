@@ -150,6 +150,29 @@ class Snapshot(Lease):
         response = await self._transport.call(self._transport.services.snapshots.RenewSnapshot, request)
         self._note(response.snapshot, asked_at)
 
+    async def finish_part(self, part: int, parts: int, ttl: float = 60) -> None:
+        """Notes that one of the parts in which several readers share out the snapshot was read to its end.
+
+        With the last of them, whoever reads it, the lease lives `ttl` seconds from now on, unless it lives shorter
+        already. So it goes soon when all are done, and none of the readers has to know of the others; a `renew` makes
+        it live longer again. Noting a part twice does no harm.
+
+        Args:
+            part: Which one, 0 to `parts - 1`.
+            parts: How many there are, 1 to 1024.
+            ttl: Seconds, 1 to 604,800.
+
+        Raises:
+            SnapshotLost: The lease was released or has expired, or its table was dropped.
+            InvalidRequest: There is no such part.
+        """
+        request = snapshot_pb2.FinishPartRequest(
+            snapshot_id=self.id, part=part, parts=parts, ttl_millis=ttl_millis(ttl)
+        )
+        asked_at = time.monotonic()
+        response = await self._transport.call(self._transport.services.snapshots.FinishPart, request)
+        self._note(response.snapshot, asked_at)
+
     async def release(self) -> None:
         """Gives the lease back. Idempotent: nothing happens when it has ended already."""
         request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=self.id)
@@ -219,6 +242,25 @@ class Pinning:
             timeout=self._transport.config.operation_timeout,
             retries=lambda error: isinstance(error, _PIN_RETRIES),
         )
+
+
+async def adopt_snapshot(transport: Transport, snapshot_id: str, ttl: float | None) -> Snapshot:
+    """Renews a lease by its id. The errors are those of `Client.adopt_snapshot`."""
+    request = snapshot_pb2.RenewSnapshotRequest(
+        snapshot_id=snapshot_id, ttl_millis=0 if ttl is None else ttl_millis(ttl)
+    )
+
+    async def attempt(deadline: float) -> Snapshot:
+        asked_at = time.monotonic()
+        timeout = min(transport.config.attempt_timeout, deadline - asked_at)
+        response = await transport.call(transport.services.snapshots.RenewSnapshot, request, timeout=timeout)
+        return Snapshot(transport, response.snapshot, asked_at)
+
+    return await with_retries(
+        attempt,
+        timeout=transport.config.operation_timeout,
+        retries=lambda error: isinstance(error, Unavailable | DeadlineExceeded | ServerDraining),
+    )
 
 
 async def list_snapshots(transport: Transport, table: str | None) -> list[Snapshot]:

@@ -179,6 +179,16 @@ class ScanStream:
         return self._header("incarnation").server_incarnation
 
     @property
+    def table_incarnation(self) -> str:
+        """Of the table that is read; differs for every creation of a table, also of the same name."""
+        return self._header("table_incarnation").table_incarnation
+
+    @property
+    def bucket(self) -> int | None:
+        """The bucket of the rows that were returned last; None before the first, and of an ordered scan."""
+        return None if self._progress.spec.ordered else self._progress.bucket
+
+    @property
     def version(self) -> bytes:
         """Names what the rows are of, for `Scan.if_changed_since` and the like; opaque, equal until something changes.
 

@@ -115,6 +115,16 @@ class ScanStream:
         return self._stream.incarnation
 
     @property
+    def table_incarnation(self) -> str:
+        """Of the table that is read; differs for every creation of a table, also of the same name."""
+        return self._stream.table_incarnation
+
+    @property
+    def bucket(self) -> int | None:
+        """The bucket of the rows that were returned last. See `aio_client.ScanStream.bucket`."""
+        return self._stream.bucket
+
+    @property
     def version(self) -> bytes:
         """Names what the rows are of. See `aio_client.ScanStream.version`."""
         return self._stream.version

@@ -227,6 +227,10 @@ class Client:
         """Aborts a transaction, also of another client. See `aio_client.Client.abort_transaction`."""
         self._runner.call(self._runner.client.abort_transaction, token)
 
+    def adopt_snapshot(self, snapshot_id: str, ttl: float | None = None) -> Snapshot:
+        """The snapshot of that id, renewed. See `aio_client.Client.adopt_snapshot`."""
+        return Snapshot(self._runner, self._runner.call(self._runner.client.adopt_snapshot, snapshot_id, ttl))
+
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Waits until the server serves. See `aio_client.Client.wait_ready`."""
         self._runner.call(self._runner.client.wait_ready, timeout)

@@ -30,7 +30,15 @@ from benchmarks.workloads import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from benchmarks.bench import Benchmark
+    from benchmarks.bench import Bench, Benchmark, Result
+
+
+def _spark(bench: Bench) -> Result:
+    """On use: every worker process of every other benchmark would import PySpark, too."""
+    from benchmarks.workloads import spark
+
+    return spark.run(bench)
+
 
 WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "scan": scan.run,
@@ -53,7 +61,8 @@ WORKLOADS: Final[Mapping[str, Benchmark]] = {
     "consumers": consumers.run,
     "one-row-commits": one_row_commits.run,
     "net": net.run,
+    "spark": _spark,
 }
 
-ON_REQUEST: Final = frozenset({"dashboards", "consumers", "one-row-commits", "net"})
-"""Those that take long, and are run only where they are named."""
+ON_REQUEST: Final = frozenset({"dashboards", "consumers", "one-row-commits", "net", "spark"})
+"""Those that take long, or need Java, and are run only where they are named."""

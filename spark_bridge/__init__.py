@@ -1,0 +1,13 @@
+"""ScanKV tables in Spark: the data source `scankv`, and a faster path for programs.
+
+    spark.read.format("scankv").option("url", "localhost:7070").load("game.scores")
+
+PySpark finds the data source by itself where `pyspark_scankv` is installed beside it, as it is with this package;
+`spark.dataSource.register(spark_bridge.ScanKvDataSource)` does the same where discovery fails.
+"""
+
+from spark_bridge.dataframe import scan_dataframe
+from spark_bridge.server_answers import aggregate, count, tables, top_n
+from spark_bridge.source import ScanKvDataSource
+
+__all__ = ["ScanKvDataSource", "aggregate", "count", "scan_dataframe", "tables", "top_n"]

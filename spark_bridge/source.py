@@ -1,0 +1,86 @@
+"""The data source `scankv` of Spark. Light to import: Spark imports it to look for it, also where no table is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from spark_bridge.errors import short_errors
+from spark_bridge.options import ReadOptions
+from spark_bridge.stream_options import StreamOptions
+from spark_bridge.stream_source import ScanKvStreamReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+class ScanKvDataSource(DataSource):
+    """`spark.read.format("scankv")`: a table of a ScanKV server, as of one instant over all partitions and retries.
+
+    The snapshot is pinned when Spark plans the first action on what `load` returned, and stays that of the DataFrame
+    and of all that is derived from it: `load()` again for what is new. The options are those of `ReadOptions`.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` is given; Spark ignores its case."""
+        return "scankv"
+
+    def schema(self) -> StructType:
+        """The columns of the table, or those of option `columns`. Spark asks for them in `load()`.
+
+        Raises:
+            ScanKvError: An option is unknown or wrong, the server cannot be reached, or Spark cannot have a column.
+        """
+        from spark_bridge.planning import described
+        from spark_bridge.stream_planning import described_changes
+
+        with short_errors():
+            options = StreamOptions.parse(self.options)
+            return described_changes(options) if options.row_kinds else described(options.read)
+
+    def reader(self, schema: StructType) -> ScanKvReader:
+        """What reads the table. `schema` is what `schema` said, or what the user gave: then those columns are read."""
+        with short_errors():
+            return ScanKvReader(ReadOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> ScanKvStreamReader:
+        """What follows the table's changes. `schema` is as for `reader`."""
+        with short_errors():
+            return ScanKvStreamReader(StreamOptions.parse(self.options), schema)
+
+
+class ScanKvReader(DataSourceReader):
+    """Plans a read, and reads its parts. Picklable; each method may run in another process.
+
+    It has no `pushFilters`: PySpark 4.3 keeps what was pushed with the DataFrame, and so gives one query the rows of
+    another.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        """Called by `ScanKvDataSource.reader`; contacts nobody."""
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Pins the table and cuts it into parts, at least one.
+
+        Raises:
+            ScanKvError: As `ScanKvDataSource.schema`; or the user's schema is not the table's.
+        """
+        from spark_bridge.planning import planned
+
+        with short_errors():
+            return [InputPartition(part) for part in planned(self._options, self._schema).parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one part; the same ones however often it is read, for as long as the snapshot is there."""
+        from spark_bridge.conform import arrow_schema
+        from spark_bridge.partition_stream import read_part
+
+        with short_errors():
+            yield from read_part(partition.value, arrow_schema(self._schema))

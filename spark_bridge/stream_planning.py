@@ -1,0 +1,368 @@
+"""Planning a streaming query: how far the next micro-batch goes, what each of its tasks reads, and what is kept for it.
+
+The server keeps two things for a query: the changes that it has not read, in the name of a *consumer*, and, while there
+are rows of the whole table to read, a snapshot. Both end by themselves when the query does not run for long: for the
+time that the server keeps consumers, and for option `snapshot_ttl`. Spark does not say when a query has ended for good.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from aio_client import ScanKvError, SnapshotLost, StartFrom, StopAt, sync
+from spark_bridge.change_rows import another_table
+from spark_bridge.leases import Lease, stream_expired
+from spark_bridge.planning import ScanPart, check_columns, chosen_columns
+from spark_bridge.stream_offset import Rows, StreamOffset
+from spark_bridge.types import spark_schema
+from table_model.errors import ConsumerNotFound, PositionExpired, PositionOutOfRange, SchemaMismatch
+from table_model.limits import MAX_SPLITS
+from table_model.options import TableOptions
+from table_model.schema import CHANGE_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql.types import StructType
+
+    from aio_client import ScanSpec
+    from spark_bridge.options import ReadOptions
+    from spark_bridge.stream_options import StreamOptions
+
+SPLITS_PER_TRIGGER: Final = 8
+"""How many tasks' rows of the whole table one micro-batch reads, where no limit says."""
+
+_SECONDS_BETWEEN_RENEWALS: Final = 60.0
+# Without a trigger, Spark asks for changes a hundred times a second.
+_SECONDS_BETWEEN_LOOKS: Final = 0.1
+_CHUNK_ROWS: Final = 8192
+_SAMPLE_ROWS: Final = 1000
+
+
+def described_changes(options: StreamOptions) -> StructType:
+    """The columns of changes with what happened to them, once the server has checked what is asked for.
+
+    Raises:
+        ScanKvError: Something is wrong with the options; or the server cannot be reached.
+    """
+    with sync.connect(options.read.url) as client:
+        return _columns_of_changes(client.table(options.read.table), options.read)
+
+
+def _columns_of_changes(table: sync.Table, options: ReadOptions) -> StructType:
+    with table.changes(StartFrom.LATEST, columns=options.columns, where=options.where).stream() as stream:
+        return spark_schema(stream.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    """The snapshot of a start from the whole table: its lease, its rows, and about how many bytes one has."""
+
+    snapshot: sync.Snapshot
+    rows: int
+    row_bytes: float
+
+
+class StreamPlanner:
+    """Plans the micro-batches of one query, with a connection of its own. Not thread-safe; call `close` in the end."""
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        """Connects, and compares what is asked for with the table.
+
+        Args:
+            options: What is asked for.
+            schema: The columns that Spark expects, with or without those of changes.
+
+        Raises:
+            SchemaMismatch: The table does not have such columns; or rows alone cannot tell what happens in it.
+            ScanKvError: The server cannot be reached.
+        """
+        self._options = options
+        self._columns = [name for name in schema.names if name not in CHANGE_COLUMNS]
+        self._client = sync.connect(options.read.url)
+        try:
+            self._table = self._client.table(options.read.table)
+            self._check(schema)
+        except BaseException:
+            self._client.close()
+            raise
+        self._consumer_id = options.consumer_id or f"spark-{uuid.uuid4().hex}"
+        self._begun: StreamOffset | None = None
+        self._incarnation: str | None = None
+        self._stop: Mapping[int, int] | None = None
+        self._seen: Mapping[int, int] = {}
+        self._looked_at = self._renewed_at = float("-inf")
+        self._is_idle = False
+        self._pinned: _Pinned | None = None
+        self._specs: list[ScanSpec] | None = None
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._client.close()
+
+    def stop_at_latest(self) -> None:
+        """Lets the query end with the changes there are now."""
+        self._stop = self._latest()
+
+    def seen(self) -> dict[str, Any] | None:
+        """Where the changelog ended when it was looked at last, as an offset; None before the first look."""
+        if not self._seen or self._incarnation is None:
+            return None
+        offset = StreamOffset(table=self._incarnation, consumer_id=self._consumer_id, log_offsets=self._seen)
+        return offset.to_json()
+
+    def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
+        """Where the micro-batch ends that begins at `start`, as an offset; `start` when there is nothing to read.
+
+        Args:
+            start: All before it is committed: Spark asks when it is done with the micro-batch that ends there.
+            unlimited: Whether it must have everything there is, whatever the options say.
+        """
+        offset = StreamOffset.of(start)
+        if offset is None:
+            return self._first(unlimited=unlimited).to_json()
+        is_restart = self._incarnation is None
+        self._keep(offset)
+        if is_restart:
+            # Spark says nothing of the last micro-batch of a run: a query that runs for one a day would keep all days'.
+            self.commit(start)
+        return self._after(offset, unlimited=unlimited).to_json()
+
+    def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ScanPart]:
+        """What the tasks of a micro-batch read, of its two offsets alone; none where they are the same."""
+        before, after = StreamOffset.of(start), StreamOffset.of(end)
+        if after is None or before == after:
+            return []
+        self._keep(after if before is None else before, begin=after.since if before is None else None)
+        if after.rows is not None:
+            read = before.rows.next if before is not None and before.rows is not None else 0
+            specs = self._specs_of_rows(after.rows)[read : after.rows.next]
+            lease = Lease(after.rows.snapshot_id, self._options.snapshot_ttl, of_stream=True)
+        else:
+            since = after.since if before is None else before.log_offsets
+            specs, lease = self._specs_of_changes(since or {}, after.log_offsets), None
+        return [
+            ScanPart(
+                config=self._client.config,
+                spec=spec,
+                number=number,
+                count=len(specs),
+                lease=lease,
+                followed=after.table,
+            )
+            for number, spec in enumerate(specs)
+        ]
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Lets go of what lies before an offset. A failure is no harm: then the next one lets go of it, too."""
+        offset = StreamOffset.of(end)
+        if offset is None:
+            return
+        if offset.rows is not None:
+            if offset.rows.are_read:
+                self._release(offset.rows)
+            return
+        with suppress(ScanKvError):
+            self._table.reset_consumer(offset.consumer_id, StartFrom.offsets(offset.log_offsets))
+            self._renewed_at = time.monotonic()
+
+    def _check(self, schema: StructType) -> None:
+        there = chosen_columns(self._table.schema, self._options.read.columns)
+        with_kinds = len(self._columns) < len(schema.names)
+        if with_kinds:
+            there = _columns_of_changes(self._table, self._options.read)
+        elif TableOptions.from_strings(self._table.options).deletes == "allow":
+            raise SchemaMismatch(
+                f"rows of table {self._table.name} can be deleted, which rows alone cannot tell: "
+                'option("row_kinds", "true") gives changes with what happened to each row',
+                table=self._table.name,
+                option="row_kinds",
+            )
+        check_columns(schema, there)
+
+    def _first(self, *, unlimited: bool) -> StreamOffset:
+        """The end of the first micro-batch; where the query begins stays settled when Spark asks again."""
+        start = self._options.start
+        if self._begun is None:
+            # First of all the changes are kept, so that there is none missing behind a snapshot.
+            offsets = self._consumer_from(StartFrom.LATEST if start == StartFrom.FULL else start)
+            assert self._incarnation is not None
+            begun = StreamOffset(table=self._incarnation, consumer_id=self._consumer_id, log_offsets=offsets)
+            self._begun = self._with_rows(begun) if start == StartFrom.FULL else begun
+        after = self._after(self._begun, unlimited=unlimited)
+        return after if after.rows is not None else replace(after, since=self._begun.log_offsets)
+
+    def _consumer_from(self, start: StartFrom) -> dict[int, int]:
+        """Has the changes from a place on kept for the query; the offsets of that place."""
+        self._look()  # which table it is
+        if self._options.consumer_id is not None:
+            with suppress(ConsumerNotFound):
+                return self._table.reset_consumer(self._consumer_id, start)
+        return self._hold(self._consumer_id, start)
+
+    def _with_rows(self, begun: StreamOffset) -> StreamOffset:
+        snapshot = self._table.snapshot(self._options.snapshot_ttl)
+        pinned = self._pinned = self._measured(snapshot)
+        options = self._options
+        part_rows = min(options.read.rows_per_split, self._rows_per_trigger(pinned))
+        parts = max(-(-pinned.rows // part_rows), options.read.splits or 1)
+        rows = Rows(snapshot_id=snapshot.id, parts=min(parts, MAX_SPLITS), next=0)
+        return replace(begun, log_offsets=snapshot.log_offsets, rows=rows)
+
+    def _rows_per_trigger(self, pinned: _Pinned) -> int:
+        options = self._options
+        most = options.max_rows or SPLITS_PER_TRIGGER * options.read.rows_per_split
+        if options.max_bytes is not None:
+            most = min(most, int(options.max_bytes / pinned.row_bytes))
+        return max(most, 1)
+
+    def _measured(self, snapshot: sync.Snapshot) -> _Pinned:
+        rows = self._table.count(at=snapshot) if snapshot.rows is None else snapshot.rows
+        row_bytes = 1.0
+        if self._options.max_bytes is not None:
+            sample = self._table.scan(self._columns, limit=_SAMPLE_ROWS).at(snapshot).to_arrow()
+            row_bytes = max(sample.nbytes / max(len(sample), 1), 1.0)
+        return _Pinned(snapshot, rows, row_bytes)
+
+    def _after(self, at: StreamOffset, *, unlimited: bool) -> StreamOffset:
+        """How far to go from an offset; the same where there is nothing."""
+        if at.rows is not None and not at.rows.are_read:
+            parts = at.rows.parts if unlimited else self._parts_per_trigger(at.rows)
+            return replace(at, rows=replace(at.rows, next=min(at.rows.next + parts, at.rows.parts)))
+        if at.rows is not None:
+            self._release(at.rows)
+        latest = self._latest() if self._stop is None else self._stop
+        # The rows may be of a later instant than the stop.
+        end: Mapping[int, int] = {bucket: max(offset, latest[bucket]) for bucket, offset in at.log_offsets.items()}
+        self._is_idle = end == at.log_offsets
+        if self._is_idle:
+            return at
+        options = self._options
+        if not unlimited and (options.max_rows is not None or options.max_bytes is not None):
+            end = self._cut(at.log_offsets, end)
+        return StreamOffset(table=at.table, consumer_id=at.consumer_id, log_offsets=end)
+
+    def _parts_per_trigger(self, rows: Rows) -> int:
+        pinned = self._pinned
+        if pinned is None:
+            pinned = self._pinned = self._measured(self._adopted(rows))
+        return max(self._rows_per_trigger(pinned) // max(-(-pinned.rows // rows.parts), 1), 1)
+
+    def _cut(self, start: Mapping[int, int], end: Mapping[int, int]) -> Mapping[int, int]:
+        """How far the limits let one micro-batch go: reads the changes, without the table's columns where it can.
+
+        Not behind `end`; at least one chunk.
+        """
+        options = self._options
+        most_rows, most_bytes = options.max_rows or 2**63, options.max_bytes or 2**63
+        changes = self._changes(
+            StartFrom.offsets(start),
+            StopAt.offsets(end),
+            columns=[] if options.max_bytes is None else self._columns,
+            where=options.read.where,
+        ).with_chunk(rows=max(min(most_rows // 8, _CHUNK_ROWS), 2))
+        reached: Mapping[int, int] = {}
+        rows = size = 0
+        with changes.stream() as stream:
+            for chunk in stream:
+                rows, size = rows + chunk.num_rows, size + chunk.nbytes
+                if reached and (rows > most_rows or size > most_bytes):
+                    return reached
+                reached = stream.next_offsets
+        return end
+
+    def _specs_of_rows(self, rows: Rows) -> Sequence[ScanSpec]:
+        """All parts of the snapshot: the same ones whenever it is cut into so many."""
+        if self._specs is None:
+            options = replace(self._options.read, columns=tuple(self._columns))
+            scan = options.scan_of(self._table).at(self._adopted(rows))
+            self._specs = [part.spec for part in scan.splits(rows.parts)] if rows.parts > 1 else [scan.spec]
+        return self._specs
+
+    def _specs_of_changes(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[ScanSpec]:
+        """Whole buckets for each task: the order of a key's changes is that of its task."""
+        changed = [bucket for bucket, offset in end.items() if offset != start[bucket]]
+        tasks = min(len(changed), self._options.read.splits or self._options.read.max_partitions)
+        groups = [changed[number::tasks] for number in range(tasks)]
+        return [
+            self._changes(
+                StartFrom.offsets({bucket: start[bucket] for bucket in group}),
+                StopAt.offsets({bucket: end[bucket] for bucket in group}),
+                columns=self._columns,
+                where=self._options.read.where,
+            )
+            .with_buckets(group)
+            .spec
+            for group in groups
+        ]
+
+    def _changes(
+        self,
+        start: StartFrom,
+        stop: StopAt | None = None,
+        *,
+        columns: Sequence[str] = (),
+        where: str | None = None,
+    ) -> sync.Scan:
+        return self._table.changes(start, stop, columns=columns, where=where)
+
+    def _latest(self) -> Mapping[int, int]:
+        """Where the changelog ends, looked at now and then while nothing happens."""
+        if self._is_idle:
+            time.sleep(max(self._looked_at + _SECONDS_BETWEEN_LOOKS - time.monotonic(), 0))
+        return self._look()
+
+    def _look(self) -> Mapping[int, int]:
+        with self._changes(StartFrom.LATEST).stream() as stream:
+            self._note_table(stream)
+            self._seen = stream.log_offsets
+        self._looked_at = time.monotonic()
+        return self._seen
+
+    def _keep(self, offset: StreamOffset, begin: Mapping[int, int] | None = None) -> None:
+        """Has the server keep what the query reads from an offset on: at first, and then every minute."""
+        if offset.rows is not None and not offset.rows.are_read:
+            self._adopted(offset.rows)
+        if time.monotonic() < self._renewed_at + _SECONDS_BETWEEN_RENEWALS:
+            return
+        self._look()
+        if offset.table != self._incarnation:
+            raise another_table(self._table.name)
+        self._consumer_id = offset.consumer_id
+        try:
+            self._hold(offset.consumer_id, StartFrom.offsets(begin or offset.log_offsets))
+        except (PositionExpired, PositionOutOfRange) as error:
+            raise PositionExpired(
+                f"the changes of table {self._table.name} that this query goes on with are not there: where it did not "
+                "run for longer than the server keeps them, start it with a new checkpoint, and what it has written "
+                f"before removed ({error.message})",
+                table=self._table.name,
+            ) from error
+
+    def _hold(self, consumer_id: str, start: StartFrom) -> dict[int, int]:
+        """Renews a consumer, or makes it, at `start`; the position that it has."""
+        with self._changes(start).with_consumer_id(consumer_id).stream() as stream:
+            self._note_table(stream)
+            self._renewed_at = time.monotonic()
+            return stream.log_offsets
+
+    def _note_table(self, stream: sync.ScanStream) -> None:
+        if self._incarnation not in (None, stream.table_incarnation):
+            raise another_table(self._table.name)
+        self._incarnation = stream.table_incarnation
+
+    def _adopted(self, rows: Rows) -> sync.Snapshot:
+        """The snapshot, renewed."""
+        try:
+            return self._client.adopt_snapshot(rows.snapshot_id, self._options.snapshot_ttl)
+        except SnapshotLost as error:
+            raise stream_expired(self._table.name) from error
+
+    def _release(self, rows: Rows) -> None:
+        """Ends the lease. A failure is no harm: it expires."""
+        with suppress(ScanKvError):
+            self._client.adopt_snapshot(rows.snapshot_id).release()

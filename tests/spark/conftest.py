@@ -1,0 +1,66 @@
+"""Fixtures of the Spark bridge's tests: one session for all of them in a process, and tables of a server."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from aio_client import sync
+from tests.spark import java
+from tests.spark.large_table import make_large
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame
+
+    from tests.support.server_process import ServerProcess
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session with two tasks at a time, in a time zone that is far from UTC."""
+    java.check()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in java.environment().items():
+            patch.setenv(name, value)
+        builder = java.configured(SparkSession.builder.master("local[2]"))
+        session = (
+            builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+            .config("spark.sql.session.timeZone", "America/St_Johns")
+            .getOrCreate()
+        )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def client(shared_server: ServerProcess) -> Iterator[sync.Client]:
+    with sync.connect(shared_server.url) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def large(client: sync.Client) -> sync.Table:
+    """60 MB, which no test changes."""
+    return make_large(client, "spark.large")
+
+
+@pytest.fixture
+def name() -> str:
+    """The name of a table that no other test has."""
+    return f"test.t{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def load(spark: SparkSession, shared_server: ServerProcess) -> Callable[..., DataFrame]:
+    """Loads a table through the data source, which Spark has found by itself."""
+
+    def load(table: str, **options: Any) -> DataFrame:
+        return spark.read.format("scankv").options(url=shared_server.url, **options).load(table)
+
+    return load

@@ -1,0 +1,55 @@
+"""What every Spark of the tests needs: Java, a small JVM, and Python workers that find the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
+
+
+def check() -> None:
+    """Fails, saying what to install, where there is no Java."""
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java") is None and not (home and (Path(home) / "bin" / "java").exists()):
+        pytest.fail(
+            "Spark needs Java 17 or newer, and there is none: install a JRE (Debian: apt-get install "
+            "default-jre-headless), or set JAVA_HOME"
+        )
+
+
+def environment() -> dict[str, str]:
+    """The variables that the JVM, and so its Python workers, must have: this interpreter, and this checkout."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+def configured(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Small, quick to start, and on loopback only."""
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        "spark.driver.memory": "1g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        # Compiling little suits short runs.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    return builder

@@ -1,0 +1,365 @@
+"""The data source `scankv` in a Spark session: the same rows as the table's, in every query, as of one instant."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import functions as F
+
+import spark_bridge
+from aio_client import sync
+from tests.spark.large_table import LARGE_ROWS, make_large
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.support.server_process import ServerProcess
+
+SCORES = pa.schema([pa.field("player", pa.string(), nullable=False), ("score", pa.int64()), ("team", pa.string())])
+ROWS = 1000
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def scores(client: sync.Client) -> sync.Table:
+    """A thousand rows, which no test changes."""
+    table = client.create_table("spark.scores", SCORES, primary_key=["player"], buckets=3)
+    numbers = range(ROWS)
+    players, teams = [f"p{number:04}" for number in numbers], [f"t{number % 7}" for number in numbers]
+    table.upsert(pa.table({"player": players, "score": [*numbers[:-1], None], "team": teams}, schema=SCORES))
+    return table
+
+
+@pytest.fixture
+def own(client: sync.Client, name: str) -> sync.Table:
+    """A small table of the test's own."""
+    table = client.create_table(name, SCORES, primary_key=["player"], buckets=2)
+    table.upsert([{"player": f"p{number}", "score": number, "team": "t"} for number in range(10)])
+    return table
+
+
+def told(error: Exception) -> str:
+    """The last lines of an error's text: what a user reads first of a long one."""
+    return str(error)[-800:]
+
+
+def test_the_source_is_found_by_itself_and_by_registering_it(
+    spark: SparkSession, load: Callable[..., DataFrame], scores: sync.Table, shared_server: ServerProcess
+) -> None:
+    found = load(scores.name)
+    assert found.columns == SCORES.names
+    assert [column.nullable for column in found.schema] == [False, True, True]
+    assert found.count() == ROWS
+    spark.dataSource.register(spark_bridge.ScanKvDataSource)
+    options = {"URL": shared_server.url, "Table": scores.name, "rowsPerSplit": "100"}
+    again = spark.read.format("ScanKV").options(**options).load()
+    assert again.rdd.getNumPartitions() == ROWS // 100
+    assert again.agg(F.sum("score"), F.countDistinct("player")).first() == (ROWS * (ROWS - 1) // 2 - ROWS + 1, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"splitz": 3}, 'there is no option "splitz"; did you mean "splits"?'),
+        ({"splits": "x"}, "option splits is a whole number, not 'x'"),
+        ({"columns": "player,scor"}, 'there is no column "scor"; did you mean "score"?'),
+        ({"where": "score > 'x'"}, "score"),
+        ({"where": "score >"}, "the predicate"),
+        ({"key_start": '["p1", 2]'}, "option key_start has 2 values"),
+        ({"snapshot": "gone"}, "option snapshot"),
+        ({"pushdown": "true"}, "option pushdown"),
+        ({"table": "spark.score"}, 'table "spark.score" does not exist; did you mean'),
+        ({"url": NOBODY}, f"no ScanKV server answers at {NOBODY}"),
+        ({"url": "nowhere"}, "'nowhere' is not the address of a server"),
+    ],
+)
+def test_what_is_wrong_is_one_short_error_of_load(
+    spark: SparkSession, shared_server: ServerProcess, scores: sync.Table, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AnalysisException) as caught:
+        spark.read.format("scankv").options(**{"url": shared_server.url, "table": scores.name, **options}).load()
+    assert message in told(caught.value)
+    assert "_transport.py" not in str(caught.value)
+    assert "During handling" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("player string, points bigint", 'the schema has a column "points", and the table'),
+        ("player string, score int", 'column "score" is bigint in the table, and int in the schema'),
+        ("player string, score bigint not null", 'column "score" is NOT NULL in the schema'),
+    ],
+)
+def test_a_schema_that_is_not_the_tables_is_refused_before_any_task_starts_and_keeps_no_lease(
+    spark: SparkSession, shared_server: ServerProcess, client: sync.Client, own: sync.Table, schema: str, message: str
+) -> None:
+    rows = spark.read.format("scankv").options(url=shared_server.url).schema(schema).load(own.name)
+    with pytest.raises(AnalysisException) as caught:
+        rows.collect()
+    assert message in told(caught.value)
+    assert client.snapshots(own.name) == []
+
+
+def test_a_schema_chooses_columns(spark: SparkSession, shared_server: ServerProcess, own: sync.Table) -> None:
+    reading = spark.read.format("scankv").options(url=shared_server.url).schema("score bigint, player string")
+    assert sorted(reading.load(own.name).collect()) == [(number, f"p{number}") for number in range(10)]
+
+
+QUERIES: list[Callable[[Any], Any]] = [
+    lambda d: d.filter("score = 1"),
+    lambda d: d,
+    lambda d: d.filter("score = 1").union(d.filter("score = 2")).union(d.filter("score is null")),
+    lambda d: d.filter("score = 1").alias("a").crossJoin(d.filter("score = 3").alias("b")),
+    lambda d: d.join(d.filter("score > 990").select("team").distinct(), "team", "left_anti").groupBy("team").count(),
+]
+
+
+@pytest.mark.parametrize("pushing", ["false", "true"])
+def test_one_dataframe_in_many_queries_is_the_same_as_its_parquet_copy(
+    spark: SparkSession, load: Callable[..., DataFrame], scores: sync.Table, tmp_path: Path, pushing: str
+) -> None:
+    rows = load(scores.name)
+    rows.write.parquet(str(tmp_path / "copy"))
+    copy = spark.read.parquet(str(tmp_path / "copy"))
+    rows.createOrReplaceTempView("live_scores")
+    copy.createOrReplaceTempView("copied_scores")
+    text = "select a.player, (select count(*) from {} where score < 10) from {} a where a.score > 990 and team = 't1'"
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", pushing)
+    try:
+        for query in QUERIES:
+            assert content(query(rows)) == content(query(copy))
+        assert content(spark.sql(text.replace("{}", "live_scores"))) == content(
+            spark.sql(text.replace("{}", "copied_scores"))
+        )
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def content(rows: DataFrame) -> list[str]:
+    return sorted(map(str, rows.collect()))
+
+
+def test_a_dataframe_stays_as_of_its_first_action_and_load_reads_the_table_as_it_is_now(
+    load: Callable[..., DataFrame], own: sync.Table
+) -> None:
+    rows = load(own.name)
+    assert rows.count() == 10
+    own.upsert([{"player": "new", "score": 0, "team": "t"}])
+    own.delete(["p1", "p2"])
+    assert rows.count() == 10
+    assert rows.filter("player = 'p1'").count() == 1
+    assert load(own.name).count() == 9
+
+
+def test_a_view_whose_snapshot_has_expired_says_to_load_again(
+    spark: SparkSession, load: Callable[..., DataFrame], client: sync.Client, own: sync.Table
+) -> None:
+    load(own.name).createOrReplaceTempView("expiring")
+    assert spark.sql("select count(*) from expiring").first() == (10,)
+    for snapshot in client.snapshots(own.name):
+        snapshot.release()
+    with pytest.raises(PythonException) as caught:
+        spark.sql("select count(*) from expiring").collect()
+    assert "load() again" in str(caught.value)
+    assert "p1" not in str(caught.value)
+
+
+def test_a_named_snapshot_is_read_by_all_and_stays_its_holders(
+    load: Callable[..., DataFrame], client: sync.Client, own: sync.Table
+) -> None:
+    with own.snapshot(ttl=300) as snapshot:
+        own.delete(["p1"])
+        assert load(own.name, snapshot=snapshot.id).count() == 10
+        assert [each.ttl for each in client.snapshots(own.name)] == [300]
+
+
+def test_the_options_that_spark_does_not_push_down_reach_the_server(
+    load: Callable[..., DataFrame], scores: sync.Table
+) -> None:
+    def players(**options: object) -> list[str]:
+        return sorted(row.player for row in load(scores.name, **options).collect())
+
+    assert load(scores.name, columns="score").columns == ["score"]
+    assert players(where="score in (3, 5)", columns="player") == ["p0003", "p0005"]
+    assert players(key_prefix="p099") == [f"p099{digit}" for digit in range(10)]
+    assert players(keyStart="p0008", keyEnd='["p0010"]', splits=2) == ["p0008", "p0009", "p0010"]
+    assert players(key_start="p0995", rows_per_split=50) == [f"p099{digit}" for digit in range(5, 10)]
+    assert players(key_start="q") == []
+    assert len(set(players(limit=7))) == 7
+    narrow = load(scores.name, key_prefix="p099", rows_per_split=100)
+    assert narrow.rdd.getNumPartitions() <= 2
+
+
+@pytest.mark.parametrize("options", [{"splits": 1}, {"splits": 7}, {"rows_per_split": 500}, {"rows_per_split": 400}])
+def test_the_parts_of_a_table_with_skewed_buckets_are_the_table(
+    load: Callable[..., DataFrame], client: sync.Client, name: str, options: dict[str, int]
+) -> None:
+    schema = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.int64(), nullable=False)])
+    table = client.create_table(name, schema, primary_key=["a", "b"], bucket_key=["a"], buckets=4)
+    table.upsert(pa.table({"a": [0] * 1800 + list(range(200)), "b": range(2000)}, schema=schema))
+    rows = load(name, **options)
+    found = rows.groupBy(F.spark_partition_id()).count().collect()
+    assert sum(row["count"] for row in found) == 2000
+    assert sorted(row.b for row in rows.collect()) == list(range(2000))
+    if rows.rdd.getNumPartitions() > 1:
+        assert max(row["count"] for row in found) < 1.5 * 2000 / rows.rdd.getNumPartitions()
+
+
+def test_an_empty_table_has_no_rows(load: Callable[..., DataFrame], client: sync.Client, name: str) -> None:
+    client.create_table(name, SCORES, primary_key=["player"])
+    assert load(name).collect() == []
+    assert load(name, splits=3).count() == 0
+
+
+def test_tasks_that_the_server_is_killed_under_give_each_row_once(
+    spark: SparkSession, server: ServerProcess, tmp_path: Path
+) -> None:
+    with sync.connect(server.url) as client:
+        make_large(client, "spark.large")
+    rows = spark.read.format("scankv").options(url=server.url, splits=2).load("spark.large")
+    gated = rows.mapInArrow(gate(str(tmp_path)), rows.schema).select("k")
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(lambda: sorted(row.k for row in gated.collect()))
+        try:
+            begun = [tmp_path / "begun-0", tmp_path / "begun-1"]
+            wait_until(lambda: job.done() or all(each.exists() for each in begun), "two tasks reading", timeout=300)
+            server.kill()
+            server.restart()
+        finally:
+            (tmp_path / "go").touch()
+        assert job.result() == list(range(LARGE_ROWS))
+
+
+def gate(directory: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Lets the first batch of each task through when the file `go` is there, and says in a file that it has come."""
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first, context = next(batches), TaskContext.get()
+        assert context is not None
+        (Path(directory) / f"begun-{context.partitionId()}").touch()
+        wait_until((Path(directory) / "go").exists, "let through", timeout=300)
+        yield first
+        yield from batches
+
+    return wait
+
+
+def test_a_limit_leaves_no_live_scan(load: Callable[..., DataFrame], client: sync.Client, large: sync.Table) -> None:
+    assert len(load(large.name, splits=2).limit(5).collect()) == 5
+    wait_until(lambda: all(each.table != large.name for each in client.live_scans()), "no live scan", timeout=60)
+
+
+def test_two_hundred_tasks_leave_no_scan_and_one_short_lease(
+    load: Callable[..., DataFrame], client: sync.Client, own: sync.Table
+) -> None:
+    assert load(own.name, splits=200).count() == 10
+    assert [each for each in client.live_scans() if each.table == own.name] == []
+    assert [each.ttl for each in client.snapshots(own.name)] == [60]
+
+
+def test_create_table_is_refused_and_a_temporary_view_keeps_its_options(
+    spark: SparkSession, shared_server: ServerProcess, scores: sync.Table
+) -> None:
+    options = f"using scankv options (url '{shared_server.url}', table '{scores.name}', where 'score < 4')"
+    spark.sql(f"create or replace temporary view few_scores {options}")
+    assert spark.sql("select count(*), max(score) from few_scores").first() == (4, 3)
+    with pytest.raises(AnalysisException) as refused:
+        spark.sql(f"create table kept_scores {options}")
+    assert "CREATE TEMPORARY VIEW" in told(refused.value)
+    # With columns, Spark asks nobody; what comes of it is no table that can be read.
+    unread = f"unread_{uuid.uuid4().hex}"
+    spark.sql(f"create table {unread} (player string) {options}")
+    with pytest.raises(AnalysisException) as refused:
+        spark.sql(f"select * from {unread}").collect()
+    assert "CREATE TEMPORARY VIEW" in told(refused.value)
+    spark.sql(f"drop table {unread}")
+
+
+UTC = datetime.UTC
+TYPES = pa.schema(
+    [
+        pa.field("k", pa.int32(), nullable=False),
+        ("flag", pa.bool_()),
+        ("i8", pa.int8()),
+        ("u8", pa.uint8()),
+        ("u32", pa.uint32()),
+        ("u64", pa.uint64()),
+        ("f16", pa.float16()),
+        ("f32", pa.float32()),
+        ("f64", pa.float64()),
+        ("amount", pa.decimal128(12, 2)),
+        ("text", pa.string()),
+        ("data", pa.binary()),
+        ("day", pa.date32()),
+        ("local", pa.timestamp("ms")),
+        ("instant", pa.timestamp("ns", "Asia/Kolkata")),
+        ("many", pa.list_(pa.uint16())),
+        ("by_name", pa.map_(pa.string(), pa.timestamp("s", "UTC"))),
+        ("both", pa.struct([pa.field("a", pa.int8(), nullable=False), ("b", pa.list_(pa.string()))])),
+    ]
+)
+SEEN = datetime.datetime(2024, 3, 10, 2, 30, 0, 123000)
+VALUES: dict[str, Any] = {
+    "k": 1,
+    "flag": True,
+    "i8": -128,
+    "u8": 255,
+    "u32": 2**32 - 1,
+    "u64": 2**64 - 1,
+    "f16": 1.5,
+    "f32": 0.25,
+    "f64": 0.1,
+    "amount": decimal.Decimal("-1234567890.12"),
+    # Longer than a message of gRPC may be unless it is told otherwise.
+    "text": 5_000_000 * "é",
+    "data": b"\0\xff",
+    "day": datetime.date(1969, 7, 20),
+    "local": SEEN,
+    "instant": SEEN.replace(tzinfo=UTC),
+    "many": [1, None, 65_535],
+    "by_name": [("x", SEEN.replace(microsecond=0, tzinfo=UTC)), ("y", None)],
+    "both": {"a": 1, "b": ["x", None]},
+}
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_every_type_has_the_same_values_in_a_session_that_is_not_in_utc(
+    spark: SparkSession,
+    shared_server: ServerProcess,
+    load: Callable[..., DataFrame],
+    client: sync.Client,
+    fast: bool,
+    name: str,
+) -> None:
+    client.create_table(name, TYPES, primary_key=["k"]).upsert(
+        pa.Table.from_pylist([VALUES, {"k": 2, "both": None}], TYPES)
+    )
+    rows = spark_bridge.scan_dataframe(spark, shared_server.url, name) if fast else load(name)
+    # As text made in UTC by Spark itself: what Python makes of an instant depends on its process.
+    shown = rows.withColumn("instant", F.unix_micros("instant")).withColumn(
+        "by_name", F.transform_values("by_name", lambda _, value: F.unix_micros(value))
+    )
+    first, second = shown.orderBy("k").collect()
+    micros = 1_710_037_800_123_000
+    assert first.asDict(recursive=True) == {
+        **VALUES,
+        "u64": decimal.Decimal(2**64 - 1),
+        "instant": micros,
+        "by_name": {"x": micros - 123_000, "y": None},
+    }
+    assert second.k == 2
+    assert set(second[1:]) == {None}
+    assert rows.filter("instant = timestamp'2024-03-10 02:30:00.123Z' and day = date'1969-07-20'").count() == 1

@@ -1,0 +1,401 @@
+"""A streaming query without Spark: exact wherever it is stopped, in bounded batches, and what is kept for it."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from aio_client import PositionExpired, SchemaMismatch, SnapshotLost, sync
+from tests.spark.streaming_query import Query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.support.server_process import ServerProcess
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
+ROWS = 1000
+
+
+@pytest.fixture
+def table(client: sync.Client, name: str) -> sync.Table:
+    """A thousand rows in three buckets."""
+    return filled(client, name)
+
+
+def filled(client: sync.Client, name: str, **options: Any) -> sync.Table:
+    table = client.create_table(name, SCHEMA, primary_key=["k"], buckets=3, **options)
+    write(table, range(ROWS), 0)
+    return table
+
+
+@pytest.fixture
+def query(shared_server: ServerProcess, table: sync.Table) -> Iterator[Callable[..., Query]]:
+    """Makes queries over the table, which end with the test."""
+    made: list[Query] = []
+
+    def make(**options: Any) -> Query:
+        made.append(Query(shared_server.url, table.name, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def write(table: sync.Table, keys: range, value: int) -> None:
+    table.upsert(pa.table({"k": keys, "v": [value] * len(keys)}, schema=SCHEMA))
+
+
+def restart(follower: Query) -> None:
+    """With nothing to read; then all that it has read is known to be committed."""
+    follower.stop()
+    follower.start()
+    assert not follower.plan()
+
+
+def rows_of(table: sync.Table) -> dict[Any, dict[str, Any]]:
+    return {row["k"]: row for row in table.scan().to_arrow().to_pylist()}
+
+
+def test_a_query_gives_the_rows_of_the_table_in_several_batches_and_then_every_change(
+    client: sync.Client, table: sync.Table, query: Callable[..., Query]
+) -> None:
+    follower = query(max_rows_per_trigger=300)
+    follower.start()
+    assert follower.run_batch()
+    write(table, range(500, 1100), 1)
+    table.delete(list(range(10)))
+    follower.run()
+    assert follower.state() == rows_of(table)
+    among_rows = [batch for batch in follower.batches if batch[0]["_log_offset"] is None]
+    assert [row["v"] for batch in among_rows for row in batch] == [0] * ROWS
+    assert 4 <= len(among_rows) <= 8
+    assert all({row["_change_type"] for row in batch} == {"+I"} for batch in among_rows)
+    changes = [row for batch in follower.batches[len(among_rows) :] for row in batch]
+    assert len(changes) == 500 * 2 + 100 + 10
+    assert {row["_bucket"] for row in among_rows[0]} <= {0, 1, 2}
+    # What is read is let go of.
+    assert client.snapshots(table.name) == []
+    restart(follower)
+    assert [each.lag for each in table.consumers()] == [0]
+
+
+def test_no_batch_of_changes_has_more_than_the_limit_and_updates_stay_whole(
+    table: sync.Table, query: Callable[..., Query]
+) -> None:
+    follower = query(start="latest", max_rows_per_trigger=101)
+    follower.start()
+    follower.run()
+    assert follower.batches == [[]]
+    write(table, range(300), 1)
+    follower.run()
+    assert sum(map(len, follower.batches)) == 600
+    assert all(0 < len(batch) <= 101 for batch in follower.batches[1:])
+    assert all(batch[-1]["_change_type"] == "+U" for batch in follower.batches[1:])
+    # Buckets take turns.
+    assert len({row["_bucket"] for row in follower.batches[1]}) == 3
+
+
+def test_batches_of_changes_are_bounded_in_bytes(table: sync.Table, query: Callable[..., Query]) -> None:
+    follower = query(start="latest", max_bytes_per_trigger=1)
+    follower.start()
+    follower.run()
+    for value in range(1, 4):
+        write(table, range(100), value)
+        follower.run()
+    # At least one chunk at a time, which is of one bucket.
+    assert [len({row["_bucket"] for row in batch}) for batch in follower.batches[1:]] == [1] * 9
+    assert sum(map(len, follower.batches)) == 600
+    unlimited = query(start="earliest")
+    unlimited.start()
+    unlimited.run()
+    assert [len(batch) for batch in unlimited.batches] == [ROWS + 600]
+
+
+def test_rows_of_the_table_are_bounded_in_bytes(query: Callable[..., Query]) -> None:
+    follower = query(max_bytes_per_trigger=4000)
+    follower.start()
+    follower.run()
+    assert len(follower.batches) > 2
+    assert len(follower.state()) == ROWS
+
+
+def test_a_limit_that_spark_lifts_is_lifted(table: sync.Table, query: Callable[..., Query]) -> None:
+    follower = query(max_rows_per_trigger=150)
+    follower.start()
+    assert follower.run_batch(once=True)
+    write(table, range(100), 1)
+    assert follower.run_batch(once=True)
+    assert [len(batch) for batch in follower.batches] == [ROWS, 200]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_query_that_is_stopped_anywhere_goes_on_exactly(
+    table: sync.Table, query: Callable[..., Query], seed: int
+) -> None:
+    chance = random.Random(seed)
+    follower = query(max_rows_per_trigger=400, start=["full", "earliest"][seed % 2])
+    for number in range(8):
+        follower.start(available_now=chance.random() < 0.5)
+        for _ in range(chance.randrange(3)):
+            follower.run_batch()
+        write(table, range(chance.randrange(ROWS), ROWS + number), number + 1)
+        table.delete([chance.randrange(ROWS)])
+        # It may be stopped when the offset was written down; before that; and when the batch was read but not noted.
+        what = chance.randrange(3)
+        if not follower.is_pending and follower.plan() and what == 0:
+            follower.offsets.pop()
+        elif follower.is_pending and what == 1:
+            follower.read(len(follower.offsets) - 1)
+        follower.stop()
+    follower.start()
+    follower.run()
+    assert follower.state() == rows_of(table)
+
+
+def test_a_batch_that_is_read_again_in_another_process_is_the_same(
+    table: sync.Table, query: Callable[..., Query]
+) -> None:
+    follower = query(max_rows_per_trigger=400)
+    follower.start()
+    while len(follower.batches) < 4:
+        assert follower.run_batch()
+        write(table, range(100), len(follower.batches))
+    assert follower.plan()
+    last = len(follower.offsets) - 1
+    once = follower.read(last)
+    write(table, range(200), 99)
+    follower.stop()
+    follower.start()
+    assert once
+    assert follower.read(last) == once
+
+
+def test_a_query_with_nothing_to_read_stays_where_it_is(query: Callable[..., Query]) -> None:
+    follower = query()
+    follower.start()
+    follower.run()
+    before = list(follower.offsets)
+    for _ in range(3):
+        assert not follower.plan()
+    follower.stop()
+    follower.start(available_now=True)
+    assert not follower.plan()
+    assert follower.offsets == before
+    assert follower.reader.partitions(json.loads(before[-1]), json.loads(before[-1])) == []
+
+
+@pytest.mark.parametrize("start", ["full", "latest"])
+def test_available_now_ends_with_what_there_was_when_it_began(
+    table: sync.Table, query: Callable[..., Query], start: str
+) -> None:
+    follower = query(start=start)
+    follower.start(available_now=True)
+    follower.run()
+    follower.stop()
+    write(table, range(10), 1)
+    follower.start(available_now=True)
+    write(table, range(20), 2)
+    follower.run()
+    assert sum(row["v"] == 1 for batch in follower.batches for row in batch) == 10
+    assert not any(row["v"] == 2 for batch in follower.batches for row in batch)
+    follower.stop()
+    follower.start(available_now=True)
+    follower.run()
+    assert sum(row["v"] == 2 for batch in follower.batches for row in batch) == 20
+
+
+def test_a_query_begins_where_it_is_told_to(table: sync.Table, query: Callable[..., Query]) -> None:
+    (before,) = (each.log_offset for each in table.statistics() if each.bucket == 0)
+    time = datetime.now(UTC)
+    write(table, range(ROWS, ROWS + 60), 1)
+    offsets = {each.bucket: before if each.bucket == 0 else each.log_offset for each in table.statistics()}
+
+    def found(start: str) -> list[dict[str, Any]]:
+        follower = query(start=start)
+        follower.start()
+        follower.run()
+        return [row for batch in follower.batches for row in batch]
+
+    assert len(found("earliest")) == ROWS + 60
+    assert found("latest") == []
+    assert len(found("last:5")) == 5
+    assert len(found(time.isoformat())) == 60
+    assert {row["_bucket"] for row in found(json.dumps(offsets))} == {0}
+    assert all(row["k"] >= ROWS for row in found(json.dumps(offsets)))
+
+
+def test_columns_and_predicate_hold_for_rows_and_changes(table: sync.Table, query: Callable[..., Query]) -> None:
+    follower = query(columns="v", where="k < 5 AND v < 2", max_rows_per_trigger=100)
+    follower.start()
+    follower.run()
+    write(table, range(4), 1)
+    write(table, range(2), 2)
+    follower.run()
+    found = [(row["_change_type"], row["v"]) for batch in follower.batches for row in batch]
+    assert found.count(("+I", 0)) == 5
+    assert found.count(("+U", 1)) == 4
+    assert found.count(("-D", 1)) == 2
+    assert {len(row) for batch in follower.batches for row in batch} == {5}
+
+
+def test_rows_alone_are_refused_where_they_can_be_deleted_and_given_where_they_cannot(
+    client: sync.Client, shared_server: ServerProcess, table: sync.Table, query: Callable[..., Query], name: str
+) -> None:
+    follower = query(row_kinds="false")
+    follower.start()
+    with pytest.raises(SchemaMismatch, match=r'can be deleted.*option\("row_kinds", "true"\)'):
+        follower.plan()
+    kept = filled(client, f"{name}_kept", merge_engine="versioned", version_column="v")
+    rows = Query(shared_server.url, kept.name, row_kinds="false")
+    rows.start()
+    rows.run()
+    write(kept, range(3), 7)
+    rows.run()
+    rows.stop()
+    assert [sorted(row) for row in rows.batches[-1]] == [["k", "v"]] * 3
+    assert sorted(row["k"] for row in rows.batches[-1]) == [0, 1, 2]
+    assert sum(map(len, rows.batches)) == ROWS + 3
+
+
+def test_changes_without_old_rows_come_with_their_keys(
+    client: sync.Client, shared_server: ServerProcess, name: str
+) -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64(), nullable=False)])
+    table = client.create_table(name, schema, primary_key=["k"], changelog="upsert")
+    follower = Query(shared_server.url, name)
+    table.upsert([{"k": 1, "v": 1}])
+    follower.start()
+    follower.run()
+    table.delete([1])
+    follower.run()
+    follower.stop()
+    assert [(row["_change_type"], row["k"], row["v"]) for batch in follower.batches for row in batch] == [
+        ("+I", 1, 1),
+        ("-D", 1, None),
+    ]
+
+
+def test_the_consumer_is_the_one_that_was_named_and_stands_at_what_is_committed(
+    table: sync.Table, query: Callable[..., Query]
+) -> None:
+    follower = query(consumer_id="job", start="earliest")
+    follower.start()
+    assert follower.run_batch()
+    (consumer,) = table.consumers()
+    assert (consumer.id, consumer.lag) == ("job", ROWS)
+    follower.run()
+    restart(follower)
+    (consumer,) = table.consumers()
+    assert consumer.lag == 0
+    # A new checkpoint begins where it is told to, whatever the consumer has read.
+    again = query(consumer_id="job", start="earliest")
+    again.start()
+    again.run_batch()
+    assert len(again.batches[0]) == ROWS
+    assert [each.lag for each in table.consumers()] == [ROWS]
+
+
+def test_a_query_that_runs_for_one_batch_at_a_time_lets_go_of_what_it_has_read(
+    client: sync.Client, table: sync.Table, query: Callable[..., Query]
+) -> None:
+    follower = query()
+    for number in range(1, 4):
+        follower.start(available_now=True)
+        follower.run()
+        follower.stop()
+        write(table, range(10), number)
+        assert [each.lag for each in table.consumers()] == [20 if number < 2 else 40]
+    assert client.snapshots(table.name) == []
+
+
+def test_a_query_whose_consumer_was_deleted_has_it_again(table: sync.Table, query: Callable[..., Query]) -> None:
+    follower = query(consumer_id="job")
+    follower.start()
+    follower.run()
+    follower.stop()
+    table.delete_consumer("job")
+    write(table, range(10), 1)
+    follower.start()
+    follower.run()
+    assert follower.state() == rows_of(table)
+    restart(follower)
+    assert [each.lag for each in table.consumers()] == [0]
+
+
+def test_a_query_whose_snapshot_has_expired_says_to_start_anew(
+    client: sync.Client, table: sync.Table, query: Callable[..., Query]
+) -> None:
+    follower = query(max_rows_per_trigger=200)
+    follower.start()
+    follower.run_batch()
+    follower.plan()
+    (snapshot,) = client.snapshots(table.name)
+    assert snapshot.ttl == 86_400
+    snapshot.release()
+    with pytest.raises(SnapshotLost, match=r"this query begins with has expired.*snapshot_ttl.*new checkpoint"):
+        follower.read(1)
+    follower.stop()
+    follower.start()
+    with pytest.raises(SnapshotLost, match="new checkpoint"):
+        follower.read(1)
+
+
+def test_a_query_whose_changes_are_not_there_says_to_start_anew(query: Callable[..., Query]) -> None:
+    follower = query()
+    follower.start()
+    follower.run()
+    follower.stop()
+    last = json.loads(follower.offsets[-1])
+    last["consumer"], last["offsets"] = "another", dict.fromkeys(last["offsets"], 10**6)
+    follower.offsets.append(json.dumps(last))
+    follower.batches.append([])
+    follower.start()
+    with pytest.raises(PositionExpired, match=r"that this query goes on with are not there.*new checkpoint"):
+        follower.plan()
+
+
+def test_a_table_that_was_created_again_is_not_taken_for_the_one_before(
+    client: sync.Client, table: sync.Table, query: Callable[..., Query]
+) -> None:
+    follower = query()
+    follower.start()
+    follower.run()
+    write(table, range(10), 1)
+    assert follower.plan()
+    parts = follower.reader.partitions(*map(json.loads, follower.offsets[-2:]))
+    client.drop_table(table.name)
+    filled(client, table.name)
+    write(table, range(10), 1)
+    with pytest.raises(SchemaMismatch, match="created again"):
+        [list(follower.reader.read(part)) for part in parts]
+    follower.offsets.pop()
+    with pytest.raises(SchemaMismatch, match="created again"):
+        follower.plan()
+    follower.stop()
+    follower.start()
+    with pytest.raises(SchemaMismatch, match="created again"):
+        follower.plan()
+    assert client.table(table.name).consumers() == []
+
+
+def test_a_query_goes_on_when_the_server_is_killed_and_started_again(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client:
+        table = filled(client, "test.killed")
+        follower = Query(server.url, table.name, max_rows_per_trigger=300)
+        follower.start()
+        for _ in range(3):
+            assert follower.run_batch()
+            server.kill()
+            server.restart()
+            client.wait_ready()
+            write(table, range(100), len(follower.batches))
+        follower.run()
+        follower.stop()
+        assert follower.state() == rows_of(table)

@@ -1,0 +1,124 @@
+"""Options of a read: every one is found whatever its spelling, and what is wrong is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from spark_bridge.options import ReadOptions, _key
+from table_model.errors import InvalidKey, ScanKvError, UsageError
+
+KEY = pa.schema([("day", pa.date32()), ("number", pa.int32()), ("name", pa.string())])
+
+
+def parse(**options: str) -> ReadOptions:
+    """As Spark hands them over: names in lower case, values as text."""
+    return ReadOptions.parse(CaseInsensitiveDict(options))
+
+
+def test_every_option_is_read_in_every_spelling() -> None:
+    plain = parse(
+        path="game.scores",
+        url="host:1",
+        columns="a, b",
+        where="a > 1",
+        key_start="2",
+        key_end="3",
+        splits="4",
+        rows_per_split="5",
+        max_partitions="6",
+        snapshot="id",
+        snapshot_ttl="7.5",
+        pushdown="false",
+    )
+    camel = parse(
+        table="game.scores",
+        URL="host:1",
+        Columns='["a", "b"]',
+        WHERE="a > 1",
+        keyStart="2",
+        KeyEnd="3",
+        splits="4",
+        rowsPerSplit="5",
+        MAX_PARTITIONS="6",
+        snapshot="id",
+        snapshotTtl="7.5",
+        pushDown="False",
+    )
+    assert plain == camel
+    assert plain == ReadOptions(
+        table="game.scores",
+        url="host:1",
+        columns=("a", "b"),
+        where="a > 1",
+        key_start="2",
+        key_end="3",
+        splits=4,
+        rows_per_split=5,
+        max_partitions=6,
+        snapshot="id",
+        snapshot_ttl=7.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"splitz": "3"}, 'no option "splitz"; did you mean "splits"'),
+        ({"token_file": "x"}, 'no option "token_file"'),
+        ({"splits": "many"}, "option splits is a whole number, not 'many'"),
+        ({"splits": "0"}, "option splits is a whole number from 1 to 1,024, not 0"),
+        ({"splits": "2", "limit": "5"}, "option splits does not go with limit"),
+        ({"limit": "-1"}, "option limit is a whole number from 0"),
+        ({"rows_per_split": "0"}, "option rows_per_split"),
+        ({"max_partitions": "2000"}, "option max_partitions"),
+        ({"maxPartitions": "2", "max_partitions": "3"}, "option max_partitions is given twice"),
+        ({"path": "a.b"}, "option table is given twice"),
+        ({"snapshot_ttl": "soon"}, "option snapshot_ttl is a number of seconds"),
+        ({"snapshot_ttl": "nan"}, "option snapshot_ttl"),
+        ({"snapshot_ttl": "0.5"}, "option snapshot_ttl is 1 to 604,800 seconds"),
+        ({"columns": ""}, "option columns names no column"),
+        ({"columns": '["a", 3]'}, "option columns is a list of names"),
+        ({"columns": '["a"'}, "option columns begins with"),
+        ({"key_prefix": "a", "key_end": "b"}, "option key_prefix does not go with key_start"),
+        ({"pushdown": "yes"}, "option pushdown is true or false"),
+        ({"pushdown": "true"}, 'option pushdown cannot be had with PySpark 4.3.*option."where"'),
+        ({"option.table": "game.scores"}, "CREATE TEMPORARY VIEW"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse(table="game.scores", **options)
+
+
+def test_a_read_without_a_table_says_what_keeps_options() -> None:
+    with pytest.raises(UsageError, match=r"option table is missing.*CREATE TEMPORARY VIEW"):
+        parse(url="host:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("2024-02-29", ["2024-02-29"]),
+        ('["2024-02-29", 7]', ["2024-02-29", 7]),
+        (' ["2024-02-29", "7", "[x"]', ["2024-02-29", 7, "[x"]),
+    ],
+)
+def test_a_key_is_read_as_the_types_of_its_columns(text: str, values: list[Any]) -> None:
+    read = _key("key_start", text, KEY)
+    assert [str(each) if place != 1 else each for place, each in enumerate(read)] == values
+
+
+@pytest.mark.parametrize("text", ["", "today", '["2024-02-29", "x"]', "[]", "[null]", "[1, 2, 3, 4]", "[[1]]", "[1"])
+def test_a_key_that_cannot_be_one_is_refused_by_the_options_name_without_its_value(text: str) -> None:
+    with pytest.raises(ScanKvError, match="option key_start") as caught:
+        _key("key_start", text, KEY)
+    assert isinstance(caught.value, UsageError | InvalidKey)
+    assert "today" not in caught.value.message
+
+
+def test_options_say_nothing_of_keys_and_predicates_in_their_repr() -> None:
+    assert "secret" not in repr(parse(table="a.b", where="name = 'secret'", key_prefix="secret"))

@@ -1,0 +1,48 @@
+"""Offsets of a streaming query: what stands in the checkpoint is what comes back, to the letter."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from spark_bridge.stream_offset import INITIAL, Rows, StreamOffset
+from table_model.errors import UsageError
+
+CHANGES = StreamOffset(table="t", consumer_id="c", log_offsets={0: 1, 10: 2**63 - 1, 9: 5})
+FIRST = StreamOffset(table="t", consumer_id="c", log_offsets={0: 1}, since={0: 0})
+AMONG_ROWS = StreamOffset(table="t", consumer_id="c", log_offsets={0: 1}, rows=Rows(snapshot_id="s", parts=7, next=3))
+
+
+@pytest.mark.parametrize("offset", [CHANGES, FIRST, AMONG_ROWS])
+def test_an_offset_comes_back_from_a_checkpoint_to_the_letter(offset: StreamOffset) -> None:
+    text = json.dumps(offset.to_json())
+    again = StreamOffset.of(json.loads(text))
+    assert again == offset
+    assert json.dumps(again.to_json()) == text
+
+
+def test_the_offset_of_a_query_that_has_not_begun_is_always_the_same() -> None:
+    assert StreamOffset.of(json.loads(json.dumps(INITIAL))) is None
+
+
+def test_buckets_stand_in_order_however_they_came() -> None:
+    other = StreamOffset(table="t", consumer_id="c", log_offsets={9: 5, 10: 2**63 - 1, 0: 1})
+    assert json.dumps(other.to_json()) == json.dumps(CHANGES.to_json())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"version": 2, "table": "t", "consumer": "c", "offsets": {}},
+        {"version": 1, "table": "t", "consumer": "c", "offsets": {"x": 1}},
+        {"version": 1, "table": "t", "consumer": "c", "offsets": [1]},
+        {"version": 1, "table": "t", "consumer": "c", "offsets": {}, "rows": {"snapshot": "s"}},
+        {"partition-0": 3},
+    ],
+)
+def test_an_offset_of_something_else_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="another checkpoint"):
+        StreamOffset.of(values)
