@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from streaming_server.engine.leases import check_lease_id
-from streaming_server.storage.staging import StagedPart, Touched
+from streaming_server.storage.staging import StagedPart, Touched, older_of
 from table_model.errors import InvalidRequest, TransactionCommitted, TransactionLost
 from table_model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 
@@ -143,6 +143,16 @@ class OpenTransaction:
                     "committed"
                 )
         return [self.parts[part] for part, requests in sizes if requests]
+
+    @property
+    def log_holds(self) -> dict[str, dict[int, int]]:
+        """By table and bucket, from where on changes are looked at when it is committed. In any thread."""
+        holds = dict(self.since)
+        for part in list(self.parts.values()):
+            for name, touched in list(part.tables.items()):
+                if touched.read_from:
+                    holds[name] = older_of(holds.get(name, {}), touched.read_from)
+        return holds
 
     def content(self) -> dict[str, Any]:
         """What its directory says of it."""
