@@ -11,6 +11,7 @@ from streaming_server.engine.leases import check_lease_id
 from streaming_server.storage.staging import StagedPart, Touched, older_of
 from table_model.errors import InvalidRequest, TransactionCommitted, TransactionLost
 from table_model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+from table_model.names import check_writer_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,18 +32,22 @@ class BeginTerms:
         attempt: Names the call that begins it.
         finds_conflicts: Whether its commit fails when a key that it writes was changed meanwhile.
         ttl: For how many seconds it is kept when nothing is heard of it.
+        writer: The id of the writer whose changes those of it are. Empty: nobody's.
     """
 
     id: str
     attempt: str
     finds_conflicts: bool
     ttl: float
+    writer: str = ""
 
     def check(self) -> None:
         """Raises InvalidRequest unless a transaction may be begun so."""
         check_lease_id(self.attempt)
         if self.id:
             check_id("id", self.id)
+        if self.writer:
+            check_writer_id(self.writer)
         if not MIN_LEASE_SECONDS <= self.ttl <= MAX_LEASE_SECONDS:
             raise InvalidRequest(
                 f"a transaction's time to live is {self.ttl:g} s: it must be from {MIN_LEASE_SECONDS:g} to "
@@ -161,6 +166,7 @@ class OpenTransaction:
             "attempt": self.terms.attempt,
             "finds_conflicts": self.terms.finds_conflicts,
             "ttl": self.terms.ttl,
+            "writer": self.terms.writer,
             "since": self.since,
         }
 
