@@ -300,6 +300,7 @@ class Client:
         *,
         conflict: ConflictMode = "last_wins",
         ttl: float | None = None,
+        writer: str | None = None,
     ) -> Beginning:
         """Begins a transaction: writes to any tables of the server that are seen all at once, or never.
 
@@ -321,12 +322,14 @@ class Client:
                 TransactionConflict.
             ttl: Seconds after which it is aborted when nothing is heard of it, 1 to 604,800. Default: the server's, an
                 hour.
+            writer: The id of the writer whose changes those of the transaction are, so that `Table.undo` takes them
+                back with what it has written itself. It need not be open, nor does this fence it. Default: nobody's.
 
         Raises:
             TooManyTransactions: The server has as many open ones as it allows.
-            UsageError: An argument is not possible; InvalidRequest for the id.
+            UsageError: An argument is not possible; InvalidRequest for the id, or the writer's.
         """
-        return Beginning(self._transport, id, conflict, ttl)
+        return Beginning(self._transport, id, conflict, ttl, writer)
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
         """Takes part in a transaction that was begun elsewhere; whoever has begun it commits it, and names the part.

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from aio_client._python_values import NotAValueError, column_of
 from table_model.conform import conform
 from table_model.errors import SchemaMismatch, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     import pandas as pd
 
@@ -48,8 +49,10 @@ class Rows(Protocol):
     def check_names(self, schema: pa.Schema) -> None:
         """Raises SchemaMismatch when there is a column that the schema does not have."""
 
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """The rows in the columns of the schema, where nothing is lost by it; other columns are left out.
+
+        Of the columns that are `counted`, of whatever type, there is 1 for each value that is not null.
 
         Raises:
             SchemaMismatch: A column is missing, or a value cannot be in its column. Names column and row.
@@ -105,11 +108,11 @@ class _ArrowRows:
     def check_names(self, schema: pa.Schema) -> None:
         _check_names(self.schema.names, schema)
 
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         wanted = [index for index, name in enumerate(self.schema.names) if name in schema.names]
         first_row = 0
         for batch in self.source:
-            yield conform(batch.select(wanted), schema, first_row=first_row)
+            yield conform(_with_ones(batch.select(wanted), schema, counted), schema, first_row=first_row)
             first_row += batch.num_rows
 
 
@@ -138,9 +141,13 @@ class _DictRows:
                     row=index,
                 )
 
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         if self._rows:
-            columns = [_column([row.get(field.name) for row in self._rows], field) for field in schema]
+            values = {field.name: [row.get(field.name) for row in self._rows] for field in schema}
+            values |= {
+                name: [None if each is None else 1 for each in values[name]] for name in counted if name in values
+            }
+            columns = [_column(values[field.name], field) for field in schema]
             yield conform(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
 
 
@@ -160,9 +167,14 @@ class _PandasRows:
     def check_names(self, schema: pa.Schema) -> None:
         _check_names(self._names, schema)
 
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         wanted = [index for index, name in enumerate(self._names) if name in schema.names]
-        columns = [self._column(index, schema.field(self._names[index])) for index in wanted]
+        columns = [
+            _ones(pa.array(self._frame.iloc[:, index].notna()), schema.field(self._names[index]).type)
+            if self._names[index] in counted
+            else self._column(index, schema.field(self._names[index]))
+            for index in wanted
+        ]
         table = pa.Table.from_arrays(columns, names=[self._names[index] for index in wanted])
         yield from _ArrowRows(table.schema, table.to_batches(), in_memory=True).batches(schema)
 
@@ -172,6 +184,17 @@ class _PandasRows:
             return pa.array(series, from_pandas=True)
         # pyarrow would guess one type for objects of any type.
         return _column(series.where(series.notna(), None).tolist(), field)
+
+
+def _with_ones(batch: pa.RecordBatch, schema: pa.Schema, counted: Collection[str]) -> pa.RecordBatch:
+    for index, name in enumerate(batch.schema.names):
+        if name in counted:
+            batch = batch.set_column(index, name, _ones(batch.column(index).is_valid(), schema.field(name).type))
+    return batch
+
+
+def _ones(there: pa.Array, type_: pa.DataType) -> pa.Array:
+    return pc.if_else(there, pa.scalar(1, type_), pa.scalar(None, type_))
 
 
 def _column(values: Sequence[object], field: pa.Field) -> pa.Array:

@@ -406,7 +406,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
         it changes nothing; the call is repeated until it is answered, for the operation timeout.
 
         Args:
-            writer_id: The id of a writer: `table.writer(id=...)`. What it has written within transactions is not its.
+            writer_id: The id of a writer: `table.writer(id=...)`, `client.transaction(writer=...)`.
             to_offsets: By bucket, the offset behind the last change that stays. Buckets that are not named stay.
 
         Raises:

@@ -320,7 +320,9 @@ class Transaction(TransactionPart):
 class Beginning:
     """What `client.transaction()` returns: `async with` it, or `await` it. Each time, it begins a transaction."""
 
-    def __init__(self, transport: Transport, id_: str | None, conflict: str, ttl: float | None) -> None:
+    def __init__(
+        self, transport: Transport, id_: str | None, conflict: str, ttl: float | None, writer: str | None
+    ) -> None:
         """Called by `Client.transaction`; begins nothing yet. Raises UsageError for what is not possible."""
         if conflict not in _MODES:
             raise UsageError(f'conflict is "last_wins" or "abort", not {conflict!r}', option="conflict")
@@ -329,6 +331,7 @@ class Beginning:
             id=id_ or "",
             conflict_mode=_MODES[conflict],
             ttl_millis=0 if ttl is None else ttl_millis(ttl),
+            writer=writer or "",
         )
         self._transaction: Transaction | None = None
 

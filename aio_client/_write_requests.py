@@ -51,6 +51,13 @@ class TableShape:
         """The option, also when it is the default."""
         return self.description.options.get("merge_engine", "last_row")
 
+    @property
+    def counted(self) -> set[str]:
+        """The columns in which it only matters whether a value is there."""
+        return {
+            each.column for each in merging_from_proto(self.description.merging).aggregates if each.function == "count"
+        }
+
     def partial_schema(self, columns: Sequence[str], *, overwrite: bool) -> pa.Schema:
         """The columns of a write of some. Raises SchemaMismatch, and InvalidRequest where whole rows are written."""
         engine, spec = (
@@ -132,7 +139,8 @@ class WritePieces:
             overwrite=mode == "overwrite",
             changes=changes or retract,
         )
-        batches = rows.batches(schema.append(_CHANGE) if changes else schema)
+        counted = () if mode == "overwrite" else shape.counted
+        batches = rows.batches(schema.append(_CHANGE) if changes else schema, counted)
         pieces = cut(_with_checked_keys(map(_taken_back, batches) if retract else batches, shape))
         return cls(kind, _checked_first(pieces) if rows.in_memory else pieces)
 

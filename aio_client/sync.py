@@ -210,10 +210,15 @@ class Client:
         self._runner.call(self._runner.client.release_column_lock, lock_id)
 
     def transaction(
-        self, id: str | None = None, *, conflict: ConflictMode = "last_wins", ttl: float | None = None
+        self,
+        id: str | None = None,
+        *,
+        conflict: ConflictMode = "last_wins",
+        ttl: float | None = None,
+        writer: str | None = None,
     ) -> Transaction:
         """Begins a transaction: `with` it, or commit or abort it. See `aio_client.Client.transaction`."""
-        return Transaction(self._runner, self._runner.client.transaction(id, conflict=conflict, ttl=ttl))
+        return Transaction(self._runner, self._runner.client.transaction(id, conflict=conflict, ttl=ttl, writer=writer))
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
         """Takes part in a transaction that was begun elsewhere. See `aio_client.Client.transaction_part`."""

@@ -79,7 +79,7 @@ def product(*, ignore_retract: bool = False) -> Aggregator:
 
 
 def count(*, ignore_retract: bool = False) -> Aggregator:
-    """How many inputs are not null; of integer columns, whose inputs may be any number."""
+    """How many inputs are not null; of integer columns, whose inputs may be of any type."""
     return _made("count", ignore_retract=ignore_retract)
 
 

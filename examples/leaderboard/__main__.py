@@ -1,4 +1,4 @@
-"""`python -m examples.leaderboard`: a server, the flights of 2013 departing hour by hour, and a page over them."""
+"""`python -m examples.leaderboard`: a server, the flights of 2013 departing hour by hour, two jobs, and a page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 from aio_client.sync import connect
 from examples.leaderboard.replay import Replay
+from examples.leaderboard.totals import JOBS, create_totals
 from streaming_server.testing import ServerProcess
 from table_model.errors import ScanKvError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PAGE = Path(__file__).with_name("page.py")
 ROOT = Path(__file__).parents[2]
@@ -48,11 +49,13 @@ def main() -> int:
             print(f"server  {url}\nloading the flights before {options.start} ...", flush=True)
             page, address = stack.enter_context(_page(url, options.port))
             replay = Replay(client, options.start)
+            create_totals(client)
+            jobs = [stack.enter_context(_job(name, url)) for name in JOBS]
             _wait_until_served(address, page)
             print(f"page    {address}\nCtrl-C stops all", flush=True)
             if not options.no_browser:
                 webbrowser.open(address)
-            _depart(replay, options.hours_per_second, page)
+            _depart(replay, options.hours_per_second, page, jobs)
     except ScanKvError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -73,18 +76,24 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _depart(replay: Replay, hours_per_second: float, page: subprocess.Popen[bytes]) -> None:
-    """Lets one hour after the other depart at a steady pace, then waits until the page ends."""
+def _depart(
+    replay: Replay,
+    hours_per_second: float,
+    page: subprocess.Popen[bytes],
+    jobs: Sequence[subprocess.Popen[bytes]],
+) -> None:
+    """Lets one hour after the other depart at a steady pace, then waits until the page or a job ends."""
     due = time.monotonic()
-    while hours_per_second > 0 and replay.next_hour():
-        due += 1 / hours_per_second
+    more = hours_per_second > 0
+    while all(job.poll() is None for job in jobs):
+        more = more and replay.next_hour()
+        due = due + 1 / hours_per_second if more else time.monotonic() + 1
         try:
             page.wait(timeout=max(0.0, due - time.monotonic()))
         except subprocess.TimeoutExpired:
             continue
         break
-    page.wait()
-    raise Unavailable("the page has ended; what it said stands above")
+    raise Unavailable("the page or a job has ended; what it said stands above")
 
 
 @contextmanager
@@ -94,6 +103,19 @@ def _own_server() -> Iterator[str]:
         ServerProcess(Path(directory) / "data") as server,
     ):
         yield server.url
+
+
+@contextmanager
+def _job(name: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a job in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "examples.leaderboard.job", name, url], cwd=ROOT, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()  # the next one goes on with what this one has committed
+        process.wait()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The page: Streamlit runs this file for every browser tab, and `board` in it every second.
 
-All tabs share four watches of the server's tables. A watch is told by the server when its first rows may have changed,
+All tabs share five watches of the server's tables. A watch is told by the server when its first rows may have changed,
 and `latest()` gives what it knows without waiting, so that neither many tabs nor a slow server hold up the page.
 """
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from aio_client.sync import connect
-from examples.leaderboard.replay import FLIGHTS, ROUTES
+from examples.leaderboard.replay import FLIGHTS
+from examples.leaderboard.totals import CARRIER_DAY, ROUTE
 from table_model.errors import ScanKvError
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ ENOUGH = 50  # flights, for a mean to say something
 def watches() -> tuple[TopNWatch, ...]:
     """What the page shows, as the server keeps it up to date; opened once, for all tabs."""
     client = connect(sys.argv[1], operation_timeout=10)
-    routes, flights = client.table(ROUTES), client.table(FLIGHTS)
+    routes, days, flights = client.table(ROUTE), client.table(CARRIER_DAY), client.table(FLIGHTS)
     return (
         routes.watch_top_n(TOP, by="flights", every=INTERVAL / 2),
         routes.watch_top_n(TOP, by="mean_delay", where=f"flights >= {ENOUGH}", every=INTERVAL / 2),
         flights.watch_top_n(5, by="dep_delay", every=INTERVAL / 2),
+        days.watch_top_n(5, by="mean_arrival_delay", where=f"arrivals >= {ENOUGH}", every=INTERVAL / 2),
         routes.watch_top_n(1, by="last_departure", every=INTERVAL / 2),
     )
 
@@ -44,12 +46,12 @@ def watches() -> tuple[TopNWatch, ...]:
 def board() -> None:
     """Draws what has changed; the browser keeps the rest."""
     try:
-        busiest, delayed, latest, clock = (watch.latest() for watch in watches())
+        busiest, delayed, latest, days, clock = (watch.latest() for watch in watches())
     except ScanKvError as error:
         watches.clear()  # the next run connects again
         st.error(f"The server does not answer; trying again. {error}")
         return
-    if busiest is None or delayed is None or latest is None or clock is None:
+    if busiest is None or delayed is None or latest is None or days is None or not (clock and len(clock.rows)):
         st.info("Waiting for the first answer ...")
         return
     hour = clock.rows["last_departure"][0].as_py()[:13].replace("T", " ")
@@ -60,6 +62,8 @@ def board() -> None:
         st.table(busiest_routes(busiest), hide_index=True)
         st.subheader("Longest delays of a flight")
         st.table(delayed_flights(latest), hide_index=True)
+        st.subheader("Latest days of a carrier")
+        st.table(delayed_days(days), hide_index=True)
     with right:
         st.subheader("Longest mean delays of a route")
         delays = delayed_routes(delayed)
@@ -96,6 +100,13 @@ def delayed_flights(top: TopN) -> pd.DataFrame:
     flights["delay"] = (flights["dep_delay"] / 60).map("{:.1f} h".format)
     flights["day"] = flights["time_hour"].str.slice(0, 10)
     return flights[["rank", "flight", "route", "day", "delay"]]
+
+
+def delayed_days(top: TopN) -> pd.DataFrame:
+    """The carriers' days with the longest mean delay at arrival; null where no flight has arrived."""
+    days: pd.DataFrame = top.rows.to_pandas()
+    days = days.assign(rank=range(1, len(days) + 1), delay=days["mean_arrival_delay"].map("{:.1f} min".format))
+    return days[["rank", "carrier", "day", "arrivals", "delay"]]
 
 
 def ranked(top: TopN) -> pd.DataFrame:

@@ -129,6 +129,7 @@ class Committing:
                     rows=sum(part.rows for part in parts),
                     tables={name: touched[name].incarnation for name in tables},
                     files=tuple((part.number, part.requests) for part in parts),
+                    writer=transaction.terms.writer,
                 )
                 offsets = await self._decided(decision, files, tables, gate)
             self.figures.commits += 1
@@ -146,7 +147,7 @@ class Committing:
         try:
             async with self._log:
                 await self._executor.run(self._decisions.decide, decision)
-            return await RollForward(self._identity(decision), files, tables, self._executor).run()
+            return await self._rolling(decision, files, tables).run()
         except BaseException as error:
             if not self.is_decided(decision.token):
                 raise
@@ -178,7 +179,7 @@ class Committing:
                 tables[name] = self._same_table(name, incarnation)
         directory = StagingDirectory(self._root, decision.token)
         files = [(directory.part(number), requests) for number, requests in decision.files]
-        rolling = RollForward(self._identity(decision), files, tables, self._executor, beside_damage=True)
+        rolling = self._rolling(decision, files, tables, beside_damage=True)
         offsets = await rolling.run()
         return None if rolling.damaged else decision.committed(offsets)
 
@@ -193,13 +194,22 @@ class Committing:
         async with self._log:
             await self._executor.run(self._decisions.rewrite, list(remembered))
 
-    def _identity(self, decision: Decision) -> WriteIdentity:
-        return WriteIdentity(
+    def _rolling(
+        self,
+        decision: Decision,
+        files: Sequence[tuple[Path, int]],
+        tables: Mapping[str, LiveTable],
+        *,
+        beside_damage: bool = False,
+    ) -> RollForward:
+        identity = WriteIdentity(
             writer=TRANSACTIONS,
             epoch=self._decisions.epoch,
             sequence=decision.number,
             settled_below=decision.number,
         )
+        writer = decision.writer or None
+        return RollForward(identity, files, tables, self._executor, writer=writer, beside_damage=beside_damage)
 
     def _same_table(self, name: str, incarnation: str) -> LiveTable:
         table = self._table(name)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from streaming_server.engine.leases import check_lease_id
-from streaming_server.storage.staging import StagedPart, Touched
+from streaming_server.storage.staging import StagedPart, Touched, older_of
 from table_model.errors import InvalidRequest, TransactionCommitted, TransactionLost
 from table_model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+from table_model.names import check_writer_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,18 +32,22 @@ class BeginTerms:
         attempt: Names the call that begins it.
         finds_conflicts: Whether its commit fails when a key that it writes was changed meanwhile.
         ttl: For how many seconds it is kept when nothing is heard of it.
+        writer: The id of the writer whose changes those of it are. Empty: nobody's.
     """
 
     id: str
     attempt: str
     finds_conflicts: bool
     ttl: float
+    writer: str = ""
 
     def check(self) -> None:
         """Raises InvalidRequest unless a transaction may be begun so."""
         check_lease_id(self.attempt)
         if self.id:
             check_id("id", self.id)
+        if self.writer:
+            check_writer_id(self.writer)
         if not MIN_LEASE_SECONDS <= self.ttl <= MAX_LEASE_SECONDS:
             raise InvalidRequest(
                 f"a transaction's time to live is {self.ttl:g} s: it must be from {MIN_LEASE_SECONDS:g} to "
@@ -144,6 +149,16 @@ class OpenTransaction:
                 )
         return [self.parts[part] for part, requests in sizes if requests]
 
+    @property
+    def log_holds(self) -> dict[str, dict[int, int]]:
+        """By table and bucket, from where on changes are looked at when it is committed. In any thread."""
+        holds = dict(self.since)
+        for part in list(self.parts.values()):
+            for name, touched in list(part.tables.items()):
+                if touched.read_from:
+                    holds[name] = older_of(holds.get(name, {}), touched.read_from)
+        return holds
+
     def content(self) -> dict[str, Any]:
         """What its directory says of it."""
         return {
@@ -151,6 +166,7 @@ class OpenTransaction:
             "attempt": self.terms.attempt,
             "finds_conflicts": self.terms.finds_conflicts,
             "ttl": self.terms.ttl,
+            "writer": self.terms.writer,
             "since": self.since,
         }
 

@@ -36,6 +36,7 @@ class RollForward:
         files: The file of each part, and how many of its requests count.
         tables: Its tables, by name. They are not altered meanwhile.
         executor: Runs what blocks.
+        writer: The id of the writer that the changelog says has made the changes. None: nobody.
         beside_damage: Whether to go on where a bucket is damaged, and leave it out.
 
     Attributes:
@@ -49,6 +50,7 @@ class RollForward:
         tables: Mapping[str, LiveTable],
         executor: StorageExecutor,
         *,
+        writer: str | None = None,
         beside_damage: bool = False,
     ) -> None:
         self.damaged: set[LiveBucket] = set()
@@ -56,6 +58,7 @@ class RollForward:
         self._files = files
         self._tables = tables
         self._executor = executor
+        self._writer = writer
         self._beside_damage = beside_damage
         # By bucket: how many rows came by, how many of the first are in, and the offset behind them.
         self._passed: dict[LiveBucket, int] = {}
@@ -105,7 +108,7 @@ class RollForward:
             behind = min(applied + step_rows(bucket.state, len(indexes)), end)
             rows = part.slice(applied - start, behind - applied)
             step = WriteStep(identity=self._identity, rows=behind, whole=False)
-            await live.run(apply_rows, live, bucket, rows, table.codec, indexes, table.engines, step)
+            await live.run(apply_rows, live, bucket, rows, table.codec, indexes, table.engines, step, self._writer)
             self._applied[live], self._offsets[live] = behind, bucket.state.log_offset
             return behind
 

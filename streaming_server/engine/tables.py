@@ -159,7 +159,7 @@ class Tables:
                 self._catalog.path(name),
                 self._resources,
                 self._executor,
-                partial(self.consumers.log_holds, name),
+                partial(self._log_holds, name),
                 self._catch_up,
                 locks=self.locks.of(name),
                 writer_limits=self._writer_limits,
@@ -167,6 +167,9 @@ class Tables:
             )
             self._live[name] = live
         return live
+
+    def _log_holds(self, table: str, bucket: int) -> dict[str, int]:
+        return self.consumers.log_holds(table, bucket) | self.transactions.log_holds(table, bucket)
 
     async def create(
         self,

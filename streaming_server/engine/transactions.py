@@ -131,15 +131,19 @@ class Transactions:
             DataLoss: What was staged for a decision is damaged.
             ScanKvError: A bucket cannot be written.
         """
+        # First, since they hold changes of the buckets that are opened then.
+        for token in await self._executor.run(tokens_in, self._root):
+            directory = StagingDirectory(self._root, token)
+            if self._committed.find(token, "") is not None:
+                await self._executor.run(directory.remove)
+            elif token not in self._decisions.unfinished:
+                await self._executor.run(self._load, directory)
         for decision in list(self._decisions.unfinished.values()):
             _log.info("applying the transaction %s, which was committed before the last stop", decision.token)
             committed = await self._committing.roll_forward(decision)
             if committed is not None:
                 self._committed.add(committed)
                 await self._committing.finish(committed)
-        for token in await self._executor.run(tokens_in, self._root):
-            if token not in self._decisions.unfinished:
-                await self._executor.run(self._load, StagingDirectory(self._root, token))
         self._committed.forget(time.time_ns() // 1000)
         await self._committing.rewrite_log(self._committed)
 
@@ -295,9 +299,23 @@ class Transactions:
             if transaction.terms.finds_conflicts and request.table not in transaction.since and request.action != READ:
                 _check_has_changes(table)
                 transaction.since[request.table] = dict((await table.view_now(None)).log_offsets)
+                self._hold_log(transaction, table)
                 await self._executor.run(transaction.directory.note, transaction.content())
             await self._executor.run(part.append, request, data)
             transaction.parts[place.part] = part
+            if request.action == READ:
+                self._hold_log(transaction, table)
+
+    def _hold_log(self, transaction: OpenTransaction, table: LiveTable) -> None:
+        """Keeps the changes in which conflicts will be looked for."""
+        if not transaction.has_ended:
+            for bucket, offset in transaction.log_holds.get(table.definition.name, {}).items():
+                table.buckets[bucket].hold_log(_owner(transaction), offset)
+
+    def log_holds(self, table: str, bucket: int) -> dict[str, int]:
+        """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
+        holds = {_owner(each): each.log_holds.get(table, {}) for each in list(self._open.values())}
+        return {owner: offsets[bucket] for owner, offsets in holds.items() if bucket in offsets}
 
     def _staging(self, token: str) -> OpenTransaction:
         """An open transaction, from which was heard now."""
@@ -388,6 +406,11 @@ class Transactions:
     def _forget(self, transaction: OpenTransaction) -> None:
         transaction.has_ended = True
         del self._open[transaction.token]
+        for name in transaction.log_holds:
+            # One that was dropped has no changes any more.
+            with suppress(ScanKvError):
+                for live in self._table(name).buckets:
+                    live.release_log(_owner(transaction))
 
     def _is_there(self, name: str, incarnation: str) -> bool:
         try:
@@ -415,6 +438,11 @@ class Transactions:
         for transaction in [each for each in self._open.values() if each.commit is None and each.expires <= now]:
             _log.info("the transaction %s has expired", transaction.token)
             await self._end(transaction)
+
+
+def _owner(transaction: OpenTransaction) -> str:
+    """As whom a transaction holds changes."""
+    return f"transaction {transaction.token}"
 
 
 def _check_has_changes(table: LiveTable) -> None:

@@ -55,7 +55,7 @@ class Verification:
         """
         moved = {name: self._moved(name) for name in self.since if name in self.tables}
         stale = {name: self._is_stale(name) for name in self.tables}
-        reads = {name for name, touched in self.touched.items() if touched.reads}
+        reads = {name for name, touched in self.touched.items() if touched.read_from}
         if not (reads or any(moved.values()) or any(stale.values())):
             return
         keys: dict[tuple[LiveBucket, int], list[pa.Array]] = {}

@@ -45,6 +45,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
                     attempt=request.attempt,
                     finds_conflicts=request.conflict_mode == transaction_pb2.CONFLICT_MODE_ABORT,
                     ttl=request.ttl_millis / 1000 if request.ttl_millis else self._transactions.default_ttl,
+                    writer=request.writer,
                 )
             )
         response = transaction_pb2.BeginTransactionResponse()

@@ -31,6 +31,7 @@ class Decision:
         rows: How many rows and keys are in it.
         tables: The incarnations of its tables, by name.
         files: Its parts, in their order: the number of each, and how many of its requests count.
+        writer: The id of the writer whose changes those of it are; empty when nobody's.
     """
 
     number: int
@@ -40,6 +41,7 @@ class Decision:
     rows: int
     tables: Mapping[str, str]
     files: tuple[tuple[int, int], ...]
+    writer: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The stored form."""

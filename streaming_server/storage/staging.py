@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.frames import frame_of, read_frames, write_at
+from streaming_server.storage.offsets import count_of
 from table_model.errors import DataLoss
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Touched:
         buckets: Where they write.
         indexes: The indexes that the table had when they were checked: all that it ever had then.
         access: The columns that they write (empty: all), with the ids of the column locks that their writers have.
-        reads: Whether one of them only depends on its keys.
+        read_from: Where keys were read that the commit depends on, by bucket: the oldest offset that one is as of.
         merges: Whether rows are merged with what stands.
     """
 
@@ -88,13 +89,13 @@ class Touched:
     buckets: set[int] = field(default_factory=set)
     indexes: set[tuple[int, ...]] = field(default_factory=set)
     access: set[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=set)
-    reads: bool = False
+    read_from: dict[int, int] = field(default_factory=dict)
     merges: bool = False
 
     def note(self, request: StagedRequest) -> None:
         """Adds one request."""
         if request.action == READ:
-            self.reads = True
+            self.read_from = older_of(self.read_from, request.buckets)
             return
         self.buckets.update(request.buckets)
         self.indexes.add(request.indexes)
@@ -106,8 +107,14 @@ class Touched:
         self.buckets |= other.buckets
         self.indexes |= other.indexes
         self.access |= other.access
-        self.reads |= other.reads
+        self.read_from = older_of(self.read_from, other.read_from)
         self.merges |= other.merges
+
+
+def older_of(offsets: Mapping[int, int], others: Mapping[int, int]) -> dict[int, int]:
+    """Of two offsets of a bucket the older one."""
+    both = {**offsets, **others}
+    return {bucket: min(offsets.get(bucket, at), at, key=count_of) for bucket, at in both.items()}
 
 
 @dataclass(slots=True, eq=False)

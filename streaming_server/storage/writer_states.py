@@ -116,7 +116,7 @@ class WriterState:
 
         Raises:
             WriterFenced: Its epoch is over.
-            WriterExpired: It is too old to tell.
+            WriterExpired: It is too old to tell; or its epoch is none that the bucket was told of.
         """
         if identity.epoch < self.epoch:
             raise WriterFenced(
@@ -126,7 +126,15 @@ class WriterState:
                 epoch=self.epoch,
             )
         if identity.epoch > self.epoch:
-            return None
+            # Transactions have the epoch of their log.
+            if identity.writer == TRANSACTIONS:
+                return None
+            raise WriterExpired(
+                f'{place} does not know epoch {identity.epoch} of the writer "{identity.writer}"; nothing was written: '
+                "open the writer anew",
+                writer=identity.writer,
+                sequence=identity.sequence,
+            )
         for answer in self.answers:
             if answer.sequence == identity.sequence:
                 return answer

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import TransactionCommitted
+from aio_client.sync import connect
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.support.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,3 +36,25 @@ def test_a_transaction_is_whole_or_not_at_all_wherever_the_server_dies(tmp_path:
 
 def test_an_undo_is_finished_by_its_repetition_wherever_the_server_dies(tmp_path: Path) -> None:
     assert deaths_of("dying_undo", tmp_path) > 5
+
+
+def test_a_transaction_whose_staged_rows_a_crash_has_left_behind_its_commit_is_not_open_again(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    staged = server.data_dir / "transactions"
+    with connect(server.url) as client:
+        table = client.create_table("crash.left", pa.schema([("k", pa.int64())]), primary_key=["k"], buckets=1)
+        tx = client.transaction()
+        tx.upsert(table, [{"k": 1}])
+        shutil.copytree(staged / tx.token, tmp_path / tx.token)
+        result = tx.commit()
+        wait_until(lambda: not (staged / tx.token).exists(), "removed")
+        server.kill()
+        shutil.copytree(tmp_path / tx.token, staged / tx.token)
+        server.restart()
+        assert client.transactions() == []
+        assert not (staged / tx.token).exists()
+        with pytest.raises(TransactionCommitted):
+            client.transaction_part(tx.token, "late").upsert(table, [{"k": 2}])
+        assert result.rows == 1
+        assert table.scan().to_pylist() == [{"k": 1}]

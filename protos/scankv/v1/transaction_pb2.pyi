@@ -61,6 +61,7 @@ class BeginTransactionRequest(_message.Message):
     CONFLICT_MODE_FIELD_NUMBER: _builtins.int
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    WRITER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """What the transaction is, over crashes of whoever writes it: 1 to 128 characters. Empty: it has no id, and is remembered
     for an hour once it is committed.
@@ -70,6 +71,8 @@ class BeginTransactionRequest(_message.Message):
     """An open transaction is aborted when nothing is heard of it for so long: 1 second to 7 days. 0: one hour (a setting)."""
     attempt: _builtins.str
     """Names this call, so that repeating it does no harm: 1 to 64 of `A-Z a-z 0-9 _ -`."""
+    writer: _builtins.str
+    """The writer whose changes those of the transaction are, for Undo: 1 to 128 of `A-Z a-z 0-9 . _ : -`. Empty: nobody's."""
     def __init__(
         self,
         *,
@@ -77,10 +80,11 @@ class BeginTransactionRequest(_message.Message):
         conflict_mode: Global___ConflictMode.ValueType = ...,
         ttl_millis: _builtins.int = ...,
         attempt: _builtins.str = ...,
+        writer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "conflict_mode", b"conflict_mode", "id", b"id", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "conflict_mode", b"conflict_mode", "id", b"id", "ttl_millis", b"ttl_millis", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

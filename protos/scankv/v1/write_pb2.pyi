@@ -224,8 +224,8 @@ class DeleteRequest(_message.Message):
     """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only these columns become null; key columns among them are passed over. A row of which nothing beside its key is
-        left goes. None: the rows go.
+        """Only these columns become null; key columns among them are passed over, but one must not be of the key. A row of
+        which nothing beside its key is left goes. None: the rows go.
         """
 
     @_builtins.property

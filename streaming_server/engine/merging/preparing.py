@@ -107,8 +107,8 @@ def prepare_delete(rows: pa.RecordBatch, keys: KeyEncoder, codec: RowCodec, kind
     """The same of keys whose rows, or columns of them, are deleted.
 
     Raises:
-        InvalidRequest: The table refuses deletes.
-        SchemaMismatch: A column does not exist, is in the key, or takes no null.
+        InvalidRequest: The table refuses deletes; or all columns that are named are of the key.
+        SchemaMismatch: A column does not exist, or takes no null.
         InvalidKey: As `prepare`.
     """
     definition = codec.definition
@@ -117,6 +117,8 @@ def prepare_delete(rows: pa.RecordBatch, keys: KeyEncoder, codec: RowCodec, kind
         raise _no_deletes(definition)
     columns = tuple(name for name in kind.columns if name not in keys.names)
     if kind.columns:
+        if not columns:
+            raise InvalidRequest("only columns of the key are named: name others, or none to delete the rows")
         request_schema(definition, 0, WriteKind(columns=(*keys.names, *columns), overwrite=True))
     if deletes == "ignore":
         prepare(rows, keys, codec, keys_only=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasketches
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyroaring
 import pytest
@@ -382,3 +384,27 @@ async def test_a_function_of_an_installed_package_is_used_where_the_server_lists
 def test_a_server_that_lists_a_function_that_is_not_installed_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="aggregate_functions"):
         ServerProcess(tmp_path / "data", "--set", "aggregate_functions=mypkg.longest")
+
+
+@pytest.mark.asyncio
+async def test_count_counts_inputs_of_any_type(client: Client, name: str) -> None:
+    schema = pa.schema([("k", pa.int64()), ("n", pa.int16()), ("a", pa.string())])
+    table = await client.create_table(
+        name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"n": agg.count()}
+    )
+    await table.upsert([{"k": 1, "n": "text"}, {"k": 1, "n": {"any": "thing"}}, {"k": 1, "n": None}, {"k": 1}])
+    assert await table.get(1) == {"k": 1, "n": 2, "a": None}
+    for values in (["a", None, "c"], [[1], None, []], [2**60, None, -(2**60)], [0.5, None, float("nan")]):
+        inputs = pa.table({"k": [1, 1, 1], "n": values, "a": ["x"] * 3})
+        await table.upsert(inputs)
+        await table.upsert(pa.table({"k": [1, 1, 1], "n": values}), columns=["k", "n"])
+        await table.retract(inputs.slice(0, 1).select(["k", "n"]), columns=["k", "n"])
+    assert (await table.get(1)) == {"k": 1, "n": 2 + 4 * 3, "a": "x"}
+    await table.upsert(pd.DataFrame({"k": [1, 1, 2], "n": ["a", np.nan, "b"], "a": "y"}))
+    await table.upsert(pd.DataFrame({"k": [1, 1, 2], "n": [0.5, np.nan, 1.5], "a": "y"}))
+    assert await table.scan(columns=["n"]).ordered().to_pylist() == [{"n": 16}, {"n": 2}]
+    # What replaces the count is one.
+    await table.upsert([{"k": 1, "n": 300, "a": None}], mode="overwrite")
+    assert await table.get(1) == {"k": 1, "n": 300, "a": None}
+    with pytest.raises(SchemaMismatch):
+        await table.upsert([{"k": 1, "n": "text", "a": None}], mode="overwrite")

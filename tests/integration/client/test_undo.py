@@ -162,3 +162,22 @@ async def test_random_histories_go_back_as_a_model_says(client: Client, name: st
                     rows[key] = before
             assert await contents(table) == rows
             assert report.skipped == len(others)
+
+
+async def test_what_a_writer_does_within_transactions_is_undone_too(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=3)
+    await table.upsert([row(k, 1, 1) for k in range(4)])
+    offsets, before = await offsets_of(table), await contents(table)
+    async with client.transaction(writer="job") as tx:
+        await tx.upsert(table, [row(k, 2, 2) for k in (0, 7)])
+        await tx.upsert(table, pa.table({"k": [1, 8], "a": [2, 2]}), columns=["k", "a"])
+        await tx.delete(table, [2])
+    async with table.writer(id="job") as writer:
+        await writer.upsert([row(0, 3), row(9, 3)])
+    async with client.transaction() as tx:
+        await tx.upsert(table, [row(3, 5)])
+    report = await table.undo("job", offsets)
+    assert (report.restored, report.deleted, report.skipped) == (3, 3, 0)
+    assert await contents(table) == before | {3: (5, 0)}
+    with pytest.raises(InvalidRequest, match="not the id of a writer"):
+        await client.transaction(writer="job/1")

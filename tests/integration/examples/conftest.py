@@ -6,17 +6,28 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
+from examples.leaderboard.replay import _departures
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pyarrow as pa
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
 )
 CHROMEDRIVER = shutil.which("chromedriver") or ""
+
+
+@pytest.fixture(scope="package")
+def first_days() -> pa.Table:
+    """The flights of a day and a half that were not cancelled, by hour."""
+    return _departures().filter(pc.field("time_hour") < "2013-01-02T20")
 
 
 @pytest.fixture(scope="session")

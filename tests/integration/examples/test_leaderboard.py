@@ -17,7 +17,11 @@ import pyarrow.compute as pc
 import pytest
 
 from aio_client.sync import connect
-from examples.leaderboard.replay import FLIGHTS, ROUTES
+from examples.leaderboard.replay import FLIGHTS
+from examples.leaderboard.totals import CARRIER_DAY, PROGRESS, ROUTE
+from scankv.demo.flights import KEY, SCHEMA
+from table_model.buckets import bucket_of_one
+from table_model.key_codec import KeyCodec
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
@@ -30,7 +34,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 INTERVAL = 2.0
-WATCHES = 4
+WATCHES = 5
+BUCKETS = 4
 Cells = list[list[str]]
 
 
@@ -102,15 +107,15 @@ return [...document.querySelectorAll("table")].map(
 
 
 def tables_of(browser: Chrome) -> list[Cells]:
-    """The cells of the three tables without their headings; none while the page is being drawn."""
+    """The cells of the four tables without their headings; none while the page is being drawn."""
     tables: list[Cells] = browser.execute_script(TABLES)
-    return [rows[1:] for rows in tables] if len(tables) == 3 else []
+    return [rows[1:] for rows in tables] if len(tables) == 4 else []
 
 
-def shown(browser: Chrome) -> tuple[Cells, Cells, Cells]:
-    """The routes with most flights, the flights with the longest delays, the routes with the longest mean delays."""
-    busiest, flights, delayed = wait_until(lambda: tables_of(browser), "the tables on the page", 30)
-    return busiest, flights, delayed
+def shown(browser: Chrome) -> tuple[Cells, Cells, Cells, Cells]:
+    """Routes with most flights, flights with the longest delays, carriers' latest days, routes with longest delays."""
+    busiest, flights, days, delayed = wait_until(lambda: tables_of(browser), "the tables on the page", 30)
+    return busiest, flights, days, delayed
 
 
 def busiest_routes(routes: Table) -> Cells:
@@ -139,19 +144,40 @@ def delayed_flights(flights: Table) -> Cells:
     ]
 
 
-def busy_route(flights: int) -> list[dict[str, Any]]:
-    route = {"origin": "EWR", "dest": "ZRH", "mean_delay": -3.0, "last_departure": "2013-01-08T05:00:00Z"}
-    return [{**route, "flights": flights}]
+def delayed_days(days: Table) -> Cells:
+    rows = days.top_n(5, "mean_arrival_delay", "arrivals >= 50").to_pylist()
+    return [
+        [str(rank), row["carrier"], row["day"], str(row["arrivals"]), f"{row['mean_arrival_delay']:.1f} min"]
+        for rank, row in enumerate(rows, 1)
+    ]
+
+
+def more_flights(first: int) -> list[dict[str, Any]]:
+    """1,000 flights of a route that there was not; all in one bucket, so that the jobs get them at once."""
+    flight = {"origin": "EWR", "dest": "ZRH", "carrier": "LX", "time_hour": "2013-01-08T05:00:00Z", "dep_delay": -3}
+    flights = [{**flight, "flight": number} for number in range(first, first + 6000)]
+    codec = KeyCodec([SCHEMA.field(name).type for name in KEY], KEY)
+    keys = [codec.encode_one([flight[name] for name in KEY]) for flight in flights]
+    return [flight for flight, key in zip(flights, keys, strict=True) if bucket_of_one(key, BUCKETS) == 0][:1000]
+
+
+def keys_of(first: int) -> list[dict[str, Any]]:
+    return [{name: flight[name] for name in KEY} for flight in more_flights(first)]
+
+
+def counted(routes: Table, flights: Table) -> bool:
+    """Whether the job has counted all the flights."""
+    return bool(pc.sum(routes.scan().to_arrow()["flights"]).as_py() == flights.count("dep_delay IS NOT NULL"))
 
 
 def test_the_page_has_the_numbers_of_the_server(board: Board, browser: Chrome, client: Client) -> None:
-    routes, flights = client.table(ROUTES), client.table(FLIGHTS)
+    routes, days, flights = client.table(ROUTE), client.table(CARRIER_DAY), client.table(FLIGHTS)
     browser.get(board.page)
-    busiest, single, delayed = shown(browser)
-    assert [row[:4] for row in busiest] == busiest_routes(routes)
-    assert delayed == delayed_routes(routes)
-    assert single == delayed_flights(flights)
-    assert pc.sum(routes.scan().to_arrow()["flights"]).as_py() == flights.count("dep_delay IS NOT NULL")
+    wait_until(lambda: counted(routes, flights), "all flights in the totals", 60)
+    wait_until(lambda: [row[:4] for row in shown(browser)[0]] == busiest_routes(routes), "the busiest routes", 30)
+    wait_until(lambda: shown(browser)[3] == delayed_routes(routes), "the routes with the longest delays", 30)
+    wait_until(lambda: shown(browser)[2] == delayed_days(days), "the carriers' latest days", 30)
+    assert shown(browser)[1] == delayed_flights(flights)
     wait_until(lambda: browser.execute_script("return document.querySelector('canvas, svg.marks')"), "the chart", 20)
     assert "Departed until 2013-01-07 23:00 UTC" in browser.execute_script("return document.body.innerText")
     assert hosts_asked(browser) == {urlparse(board.page).netloc}
@@ -174,30 +200,29 @@ def hosts_asked(browser: Chrome) -> set[str]:
 def test_a_write_is_on_the_page_within_one_interval_with_what_moved(
     board: Board, browser: Chrome, client: Client, server: ServerProcess
 ) -> None:
-    routes = client.table(ROUTES)
+    routes, flights = client.table(ROUTE), client.table(FLIGHTS)
     browser.get(board.page)
     shown(browser)
     waits = []
-    assert {row[4] for row in shown(browser)[0]} == {""}
-    for flights in (90_000, 91_000, 92_000):
-        routes.upsert(busy_route(flights))
+    for number in (1000, 2000, 3000):
+        flights.upsert(more_flights(10 * number))
         written = time.monotonic()
-        wait_until(lambda: shown(browser)[0][0][2] == f"{flights:,}", f"{flights:,} flights on the page", 30)  # noqa: B023
+        wait_until(lambda: shown(browser)[0][0][2] == f"{number:,}", f"{number:,} flights on the page", 30)  # noqa: B023
         waits.append(time.monotonic() - written)
-        if flights == 90_000:
+        if number == 1000:
             busiest = shown(browser)[0]
             assert busiest[0][1] == "EWR → ZRH"
             assert [row[4] for row in busiest] == ["new", *["▼ down 1"] * 9]
     # Of the best, since other tests share this machine.
     assert min(waits) <= INTERVAL, waits
-    routes.delete([("EWR", "ZRH")])
+    flights.delete([flight for number in (1000, 2000, 3000) for flight in keys_of(10 * number)])
     wait_until(lambda: [row[:4] for row in shown(browser)[0]] == busiest_routes(routes), "the route gone", 30)
 
     server.kill()
     server.restart()
-    routes.upsert(busy_route(93_000))
-    wait_until(lambda: shown(browser)[0][0][2] == "93,000", "the page of the restarted server", 30)
-    routes.delete([("EWR", "ZRH")])
+    flights.upsert(more_flights(1000))
+    wait_until(lambda: shown(browser)[0][0][2] == "1,000", "the page of the restarted server", 60)
+    flights.delete(keys_of(1000))
 
 
 def test_while_nothing_is_written_all_tabs_together_have_one_call_a_watch_that_waits(
@@ -229,7 +254,7 @@ def test_one_command_starts_all_and_an_interrupt_stops_all(browser: Chrome) -> N
         first = shown(browser)[0]
         wait_until(lambda: shown(browser)[0] != first, "flights departing", 30)
         with connect(board.server) as client:
-            assert {table.name for table in client.tables()} == {FLIGHTS, ROUTES}
+            assert {table.name for table in client.tables()} == {FLIGHTS, ROUTE, CARRIER_DAY, PROGRESS}
         browser.get("about:blank")
         assert board.interrupt() == 0
         for address in (board.server, urlparse(board.page).netloc):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import PositionExpired, ScanSource, StartFrom, StopAt, sync
+from aio_client import PositionExpired, ScanSource, StartFrom, StopAt, TransactionConflict, sync
 from tests.support.offline import offline_table
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
@@ -134,9 +134,46 @@ def test_a_table_without_changelog_needs_no_upkeep_and_goes_on_counting(busy: Se
         assert (state.count, state.log_first, state.log_bytes) == (15_001, 15_001, 0)
 
 
-def _is_trimmed(table: sync.Table) -> bool:
+def test_a_transaction_keeps_the_changes_in_which_conflicts_are_looked_for(busy: ServerProcess) -> None:
+    with sync.connect(busy.url) as client:
+        written, read, beside = (
+            client.create_table(f"upkeep.{name}", SCHEMA, primary_key=["k"], buckets=1, log_retention_seconds=1)
+            for name in ("written", "read", "beside_them")
+        )
+        for table in (written, read):
+            table.upsert(rows(0, 10, "first"))
+        started = StartFrom.offsets(read.lookup([1], with_version=True).log_offsets)
+        writing = [client.transaction(conflict="abort") for _ in range(2)]
+        reading = [client.transaction() for _ in range(2)]
+        for number, tx in enumerate(writing):
+            tx.upsert(written, rows(number, 1, "in the transaction"))
+        for number, tx in enumerate(reading):
+            assert tx.get_for_update(read, [number]).num_rows == 1
+            tx.upsert(read, rows(number, 1, "in the transaction"))
+        for table in (written, read, beside):
+            table.upsert(rows(50, 10, "meanwhile"))
+        # Once the last one is trimmed, the others were looked at as well.
+        wait_until(lambda: _is_trimmed(beside), "old changes are gone")
+        assert (writing[0].commit().rows, reading[0].commit().rows) == (1, 1)
+
+        busy.kill()
+        busy.restart()
+        for table in (written, read, beside):
+            table.upsert(rows(1, 1, "after the restart"))
+        edge = StartFrom.offsets(beside.lookup([1], with_version=True).log_offsets)
+        beside.upsert(rows(60, 10, "behind that"))
+        wait_until(lambda: _is_trimmed(beside, edge), "old changes are gone after the restart")
+        for tx in (writing[1], reading[1]):
+            with pytest.raises(TransactionConflict):
+                tx.commit()
+            tx.abort()
+        for table in (written, read):
+            wait_until(lambda: _is_trimmed(table, started), "changes that nobody needs any more are gone")  # noqa: B023
+
+
+def _is_trimmed(table: sync.Table, start: StartFrom | None = None) -> bool:
     try:
-        changes_of(table, StartFrom.offsets({0: 0})).to_arrow()
+        changes_of(table, start or StartFrom.offsets({0: 0})).to_arrow()
     except PositionExpired:
         return True
     return False

@@ -165,6 +165,30 @@ def test_opening_a_writer_fences_the_epochs_before(wire: Wire, table: str) -> No
     assert value_of(wire, table) == 3
 
 
+def test_an_epoch_that_nobody_was_given_is_refused_and_takes_none_from_who_opens_the_writer(
+    wire: Wire, table: str
+) -> None:
+    wire.writes.OpenWriter(write_pb2.OpenWriterRequest(table=table, id="w"))
+    for epoch in (2, 2**32 - 1):
+        refused = refusal(wire.writes.Upsert, upsert(table, 0, 1, epoch=epoch))
+        assert (refused.code, refused.reason) == ("FAILED_PRECONDITION", "WRITER_EXPIRED")
+    assert changes(wire, table) == 0
+    opened = wire.writes.OpenWriter(write_pb2.OpenWriterRequest(table=table, id="w"))
+    assert (opened.epoch, opened.next_sequence) == (2, 0)
+    wire.writes.Upsert(upsert(table, 0, 1, epoch=2))
+
+
+def test_a_delete_of_key_columns_alone_deletes_no_rows_and_passes_no_lock(wire: Wire, table: str) -> None:
+    wire.writes.Upsert(upsert(table, 0, 1))
+    before = changes(wire, table)
+    wire.locks.LockColumns(lock_pb2.LockColumnsRequest(table=table, columns=["v"], owner="other"))
+    keys = ipc(pa.RecordBatch.from_pydict({"k": [1]}, schema=pa.schema([SCHEMA.field("k")])))
+    for columns in (["k"], ["k", "k"]):
+        refused = refusal(wire.writes.Delete, write_pb2.DeleteRequest(table=table, keys=keys, columns=columns))
+        assert (refused.code, refused.reason) == ("INVALID_ARGUMENT", "INVALID_REQUEST")
+    assert changes(wire, table) == before
+
+
 def test_a_repeated_request_is_answered_whatever_would_refuse_it_now(wire: Wire, table: str) -> None:
     before = wire.writes.Upsert(upsert(table, 0, 1))
     request = upsert(table, 1, 2)

@@ -129,6 +129,12 @@ async def test_changes_that_are_no_longer_there_cannot_be_checked(tmp_path: Path
             await put(table, {"ben": value})
         bucket = await table.buckets[0].opened()
         bucket.trim_log(bucket.state.log_offset)
+        assert bucket.state.log_first == 1
+        held = bucket.log.holds.oldest()
+        assert held is not None
+        # As when it holds too much.
+        bucket.log.release(held[0])
+        bucket.trim_log(bucket.state.log_offset)
         with pytest.raises(PositionExpired):
             await tables.transactions.commit(begun.token, "", ())
         assert (await all_scores(tables))["ann"] == 0

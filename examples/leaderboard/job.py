@@ -1,0 +1,80 @@
+"""`python -m examples.leaderboard.job NAME URL`: follows the flights, and adds each to the totals exactly once.
+
+With the totals, in one transaction, the job commits how far it has come among the changes of the flights. So whatever
+ends it, or the server, both are there or neither, and the next process goes on behind what was committed last. Locks
+see to it that there is one of it: they are given when the commits of the one before are over, and what that one still
+sends then is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from aio_client import ConnectionFailed, StartFrom, TransactionLost, connect
+from examples.leaderboard.replay import FLIGHTS
+from examples.leaderboard.totals import JOBS, KEYS, PROGRESS, added_up
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from aio_client import Client, ColumnLock, Table
+    from examples.leaderboard.totals import Job
+
+
+async def main(job: Job, url: str) -> None:
+    """Runs until it is ended, or replaced by another process of the same job (ColumnLocked, LockLost)."""
+    async with connect(url) as client:
+        while True:
+            try:
+                await follow(client, job)
+            except (ConnectionFailed, TransactionLost) as error:
+                sys.stderr.write(f"{job.name} goes on with what is committed: {error}\n")
+
+
+async def follow(client: Client, job: Job) -> None:
+    """Takes the job over, and does it until something fails."""
+    totals = {await client.table(name) for name in KEYS}
+    progress = await client.table(PROGRESS)
+    async with AsyncExitStack() as stack:
+        locks = {table: await _locked(stack, client, table, job) for table in totals}
+        # Only now: what the process before had under way is committed, or never will be.
+        done = await progress.get(job.name)
+        changes = (await client.table(FLIGHTS)).changes(StartFrom.FULL)
+        if done is not None:
+            changes = changes.resume_from(done["behind"])
+        stream = await stack.enter_async_context(changes.stream())
+        async for rows in stream:
+            assert stream.resume_token is not None
+            await _commit(client, job, rows, locks, progress, stream.resume_token)
+
+
+async def _locked(stack: AsyncExitStack, client: Client, table: Table, job: Job) -> ColumnLock:
+    """Locks the job's columns, in place of the process before."""
+    for lock in await client.column_locks(table.name):
+        if lock.owner == job.name:
+            await lock.release()
+    return await stack.enter_async_context(table.lock_columns(list(job.columns), owner=job.name))
+
+
+async def _commit(
+    client: Client,
+    job: Job,
+    changes: pa.RecordBatch,
+    locks: dict[Table, ColumnLock],
+    progress: Table,
+    behind: bytes,
+) -> None:
+    async with client.transaction() as tx:
+        for table, lock in locks.items():
+            columns = [*table.primary_key, *job.columns]
+            await tx.upsert(table, added_up(job, table.name, changes), columns, locks=[lock])
+        await tx.upsert(progress, [{"job": job.name, "behind": behind}])
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    asyncio.run(main(JOBS[sys.argv[1]], sys.argv[2]))
