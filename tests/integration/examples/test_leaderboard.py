@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import socket
@@ -19,7 +20,7 @@ import pytest
 from aio_client.sync import connect
 from examples.leaderboard.replay import FLIGHTS, ROUTES
 from tests.support.server_process import ServerProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +62,7 @@ class Board:
     def interrupt(self) -> int:
         """Ctrl-C; its exit code."""
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(30)
+        return self.process.wait(60)
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def tables_of(browser: Chrome) -> list[Cells]:
 
 def shown(browser: Chrome) -> tuple[Cells, Cells, Cells]:
     """The routes with most flights, the flights with the longest delays, the routes with the longest mean delays."""
-    busiest, flights, delayed = wait_until(lambda: tables_of(browser), "the tables on the page", 30)
+    busiest, flights, delayed = wait_until(lambda: tables_of(browser), "the tables on the page")
     return busiest, flights, delayed
 
 
@@ -152,7 +153,7 @@ def test_the_page_has_the_numbers_of_the_server(board: Board, browser: Chrome, c
     assert delayed == delayed_routes(routes)
     assert single == delayed_flights(flights)
     assert pc.sum(routes.scan().to_arrow()["flights"]).as_py() == flights.count("dep_delay IS NOT NULL")
-    wait_until(lambda: browser.execute_script("return document.querySelector('canvas, svg.marks')"), "the chart", 20)
+    wait_until(lambda: browser.execute_script("return document.querySelector('canvas, svg.marks')"), "the chart")
     assert "Departed until 2013-01-07 23:00 UTC" in browser.execute_script("return document.body.innerText")
     assert hosts_asked(browser) == {urlparse(board.page).netloc}
     assert [entry for entry in log_of(browser, "browser") if entry["level"] == "SEVERE"] == []
@@ -177,26 +178,29 @@ def test_a_write_is_on_the_page_within_one_interval_with_what_moved(
     routes = client.table(ROUTES)
     browser.get(board.page)
     shown(browser)
-    waits = []
     assert {row[4] for row in shown(browser)[0]} == {""}
-    for flights in (90_000, 91_000, 92_000):
+    numbers = itertools.count(90_000)
+
+    def seconds_until_shown() -> float:
+        flights = next(numbers)
         routes.upsert(busy_route(flights))
         written = time.monotonic()
-        wait_until(lambda: shown(browser)[0][0][2] == f"{flights:,}", f"{flights:,} flights on the page", 30)  # noqa: B023
-        waits.append(time.monotonic() - written)
-        if flights == 90_000:
-            busiest = shown(browser)[0]
-            assert busiest[0][1] == "EWR → ZRH"
-            assert [row[4] for row in busiest] == ["new", *["▼ down 1"] * 9]
-    # Of the best, since other tests share this machine.
-    assert min(waits) <= INTERVAL, waits
+        wait_until(lambda: shown(browser)[0][0][2] == f"{flights:,}", f"{flights:,} flights on the page")
+        return time.monotonic() - written
+
+    first = seconds_until_shown()
+    busiest = shown(browser)[0]
+    assert busiest[0][1] == "EWR → ZRH"
+    assert [row[4] for row in busiest] == ["new", *["▼ down 1"] * 9]
+    if first > INTERVAL:
+        in_time(seconds_until_shown, INTERVAL)
     routes.delete([("EWR", "ZRH")])
-    wait_until(lambda: [row[:4] for row in shown(browser)[0]] == busiest_routes(routes), "the route gone", 30)
+    wait_until(lambda: [row[:4] for row in shown(browser)[0]] == busiest_routes(routes), "the route gone")
 
     server.kill()
     server.restart()
     routes.upsert(busy_route(93_000))
-    wait_until(lambda: shown(browser)[0][0][2] == "93,000", "the page of the restarted server", 30)
+    wait_until(lambda: shown(browser)[0][0][2] == "93,000", "the page of the restarted server")
     routes.delete([("EWR", "ZRH")])
 
 
@@ -207,12 +211,16 @@ def test_while_nothing_is_written_all_tabs_together_have_one_call_a_watch_that_w
     browser.switch_to.new_window("tab")
     browser.get(board.page)
     shown(browser)
-    wait_until(lambda: client.server_stats().waiting_calls == WATCHES, "all watches waiting", 30)
+
+    def all_wait() -> bool:
+        return client.server_stats().waiting_calls == WATCHES
+
+    wait_until(all_wait, "all watches waiting")
     before, started = client.server_stats(), time.monotonic()
-    wait_until(lambda: time.monotonic() > started + 2 * INTERVAL, "two intervals", 30)
+    wait_until(lambda: time.monotonic() > started + 2 * INTERVAL, "two intervals")
     after = client.server_stats()
-    assert after.waiting_calls == WATCHES
     # One a watch, when the half minute that it waits is over just now.
+    wait_until(all_wait, "all watches waiting still")
     assert after.unchanged_answers - before.unchanged_answers <= WATCHES
     assert after.rows_scanned == before.rows_scanned
     assert after.computed_answers == before.computed_answers
@@ -227,7 +235,7 @@ def test_one_command_starts_all_and_an_interrupt_stops_all(browser: Chrome) -> N
     with running("--start", "2013-01-02", "--hours-per-second", "4") as board:
         browser.get(board.page)
         first = shown(browser)[0]
-        wait_until(lambda: shown(browser)[0] != first, "flights departing", 30)
+        wait_until(lambda: shown(browser)[0] != first, "flights departing")
         with connect(board.server) as client:
             assert {table.name for table in client.tables()} == {FLIGHTS, ROUTES}
         browser.get("about:blank")
