@@ -20,10 +20,12 @@ help:
 demo: $(INSTALLED)
 	@$(BIN)/scankv demo
 
+# Tests wait as much as they compute, so there are more workers than most machines' free cores, and long files, which
+# stand first, are begun first. Bytecode is kept, also where the environment says otherwise: tests start many processes.
 test: $(INSTALLED)
 	@command -v strace >/dev/null || echo 'strace is missing: the tests that watch or delay fdatasync from outside will be' \
 	    'skipped. To run it: apt-get install strace' >&2
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
