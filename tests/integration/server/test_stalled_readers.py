@@ -38,7 +38,7 @@ MOST_BYTES_A_READER = 16 * MEBIBYTE
 MOST_GROWTH_BYTES = 64 * MEBIBYTE
 """Of all readers together, while they do nothing. A chunk more for each of them would be 100 MiB."""
 LEAST_SHARE_OF_RATE = 0.7
-TRIES = 3
+TRIES = 4
 ENOUGH_WRITES = 16
 STALL_WRITES = 45
 """The readers are left to stall for as long as so many writes of all rows take, for all that is looked at meanwhile."""
@@ -227,7 +227,8 @@ async def check_stalled_readers(
 ) -> None:
     async with connect(server.url) as client:
         table = await filled(client, rows)
-        rate_before = await relative_rate(table, alone, phases.pairs)
+        # The servers are alike: what one of them is faster by is chance.
+        rate_before = min(await relative_rate(table, alone, phases.pairs), 1.0)
         idle = await resident(client)
         async with stalled_readers(server.url) as streams:
             started = time.monotonic()
