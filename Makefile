@@ -20,12 +20,14 @@ help:
 demo: $(INSTALLED)
 	@$(BIN)/scankv demo
 
+# Tests wait as much as they compute, so it takes four workers to keep two cores busy. Files in their order: the long ones
+# stand before tests/unit, and none of them is begun at the end. Bytecode is kept, for the many processes that they start.
 test: $(INSTALLED)
 	@command -v strace >/dev/null || echo 'strace is missing: the tests that watch or delay fdatasync from outside will be' \
 	    'skipped. To run it: apt-get install strace' >&2
 	@command -v java >/dev/null || [ -x "$$JAVA_HOME/bin/java" ] || echo 'Java is missing: the tests of Spark will fail.' \
 	    'To run them: apt-get install default-jre-headless' >&2
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

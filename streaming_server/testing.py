@@ -15,10 +15,10 @@ Needs `scankv[server]`. For a server in the event loop of the test there is `str
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
 from table_model.errors import Unavailable, UsageError
@@ -128,14 +128,12 @@ class ServerProcess:
 
     def _first_line(self) -> str:
         assert self.process.stdout is not None
-        process = self.process
-        overdue = threading.Timer(_START_SECONDS, lambda: os.killpg(process.pid, signal.SIGKILL))
-        overdue.start()
-        try:
-            return self.process.stdout.readline()
-        finally:
-            overdue.cancel()
-            overdue.join()
+        # Without a timer: an interrupt as it starts would leave it to end another process of this number, much later.
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            if not selector.select(_START_SECONDS):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.stdout.readline()
 
     def _end_of_log(self) -> str:
         return self.log[-_LOG_CHARACTERS:].strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from typing import BinaryIO
 
 from streaming_server import testing
@@ -12,9 +13,9 @@ __all__ = ["ServerProcess"]
 
 
 class ServerProcess(testing.ServerProcess):
-    """The server of `streaming_server.testing`, forked from the zygote unless it runs under a wrapper."""
+    """The server of `streaming_server.testing`, forked from the zygote unless its wrapper is a program of its own."""
 
     def _popen(self, command: list[str], log: BinaryIO) -> subprocess.Popen[str]:
-        if self._wrapper:
+        if command[0] != sys.executable:
             return super()._popen(command, log)
         return ForkedProcess(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)

@@ -188,12 +188,12 @@ def test_a_column_of_no_storable_type_is_refused(scankv: CommandLine, table: str
 @pytest.mark.parametrize("format_", ["csv", "jsonl"])
 def test_ctrl_c_ends_the_wait_for_more_input(scankv: CommandLine, scores: str, format_: str) -> None:
     reader, writer = os.pipe()
-    row = "p%d,1\n" if format_ == "csv" else '{"player":"p%d"}\n'
+    row, rows = ("p%d,1\n", 900_000) if format_ == "csv" else ('{"player":"p%d"}\n', 450_000)
     with scankv.start("load", scores, "-", "--format", format_, stdin=reader) as process, open(writer, "wb") as pipe:
         os.close(reader)
-        # More than a block, so that the command is in the middle of its work.
+        # More than two blocks of 4 MiB, so that the command is in the middle of its work.
         pipe.write(b"player,score\n" if format_ == "csv" else b"")
-        pipe.write("".join(row % number for number in range(1_200_000)).encode())
+        pipe.write("".join(row % number for number in range(rows)).encode())
         pipe.flush()
         wait_until(lambda: unread(writer) == 0, "the input taken")
         with sync.connect(scankv.url) as client:

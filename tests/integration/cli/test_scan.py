@@ -18,18 +18,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.command_line import CommandLine
+    from tests.support.server_process import ServerProcess
 
 ROWS = [{"player": "ann", "score": 31}, {"player": "bob", "score": 27}, {"player": "cem", "score": None}]
 
 
-@pytest.fixture
-def large(scankv: CommandLine, table: str, tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def large(shared_server: ServerProcess) -> str:
     """A table of 60 MiB, which is more than the pipes and windows between a server and a reader hold."""
-    path = tmp_path / "large.parquet"
     ids = pa.array(range(120_000))
-    pa.parquet.write_table(pa.table({"id": ids, "text": pa.array(["x" * 500] * len(ids))}), path)
-    scankv("load", table, str(path), "--create", "--key", "id")
-    return table
+    rows = pa.table({"id": ids, "text": pa.array(["x" * 500] * len(ids))})
+    with sync.connect(shared_server.url) as client:
+        table = client.create_table("cli.large", rows.schema, primary_key=["id"])
+        table.upsert(rows)
+    return table.name
 
 
 def test_rows_come_as_csv_into_a_pipe(scankv: CommandLine, scores: str) -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import tomllib
 from typing import TYPE_CHECKING
@@ -11,21 +9,17 @@ from tests.support.command_line import CommandLine
 from tests.support.forked import run_forked
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
+
+    import pytest
 
     from tests.support.server_process import ServerProcess
 
 
-def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def serve(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     """Runs a server that does not come up."""
-    return subprocess.run(
-        [sys.executable, "-m", "scankv", "serve", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_forked(sys.executable, "-m", "scankv", "serve", *arguments)
 
 
 def test_a_drained_server_ends_with_0_and_has_printed_one_line(server: ServerProcess) -> None:
@@ -44,30 +38,28 @@ def test_ctrl_c_drains_as_well(server: ServerProcess) -> None:
 def test_a_locked_directory_is_exit_code_3_and_names_the_process(server: ServerProcess) -> None:
     second = serve("--data", str(server.data_dir), "--port", "0")
     assert second.returncode == 3
-    assert second.stdout == ""
-    assert str(server.process.pid) in second.stderr
-    assert "Traceback" not in second.stderr
+    assert second.stdout == b""
+    assert str(server.process.pid) in second.stderr.decode()
+    assert b"Traceback" not in second.stderr
 
 
 def test_a_taken_port_is_exit_code_4(server: ServerProcess, tmp_path: Path) -> None:
     port = server.url.rsplit(":", 1)[1]
     second = serve("--data", str(tmp_path), "--port", port)
     assert second.returncode == 4
-    assert second.stdout == ""
-    assert f"127.0.0.1:{port}" in second.stderr
-    assert "Traceback" not in second.stderr
+    assert second.stdout == b""
+    assert f"127.0.0.1:{port}" in second.stderr.decode()
+    assert b"Traceback" not in second.stderr
 
 
-def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> None:
+def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "scankv.toml"
     file.write_text('data = "/from/file"\nport = 1\nmax_live_scans = 2\nchunk_bytes = 4096\n')
-    printed = serve(
-        *("--config", str(file), "--port", "3", "--set", "drain_seconds=1.5", "--print-config"),
-        SCANKV_PORT="4",
-        SCANKV_MAX_LIVE_SCANS="5",
-    )
+    monkeypatch.setenv("SCANKV_PORT", "4")
+    monkeypatch.setenv("SCANKV_MAX_LIVE_SCANS", "5")
+    printed = serve("--config", str(file), "--port", "3", "--set", "drain_seconds=1.5", "--print-config")
     assert printed.returncode == 0, printed.stderr
-    settings = tomllib.loads(printed.stdout)
+    settings = tomllib.loads(printed.stdout.decode())
     assert settings["data"] == "/from/file"
     assert settings["port"] == 3
     assert settings["max_live_scans"] == 5
@@ -84,7 +76,7 @@ def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
         (["--data", str(tmp_path), "--host", "0.0.0.0"], "--insecure"),
         (["--config", str(tmp_path / "missing.toml")], "missing.toml"),
     ):
-        refused = run_forked(sys.executable, "-m", "scankv", "serve", *arguments)
+        refused = serve(*arguments)
         assert refused.returncode == 1, arguments
         (said,) = refused.stderr.decode().splitlines()
         assert said.startswith("scankv: error: ")

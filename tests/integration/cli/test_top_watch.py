@@ -111,7 +111,7 @@ def test_a_terminal_shows_the_rows_and_how_they_move(scankv: CommandLine, scores
         terminal.shows("1 ▲1 bob 40", "2 ▼1 ann 31", "3 cem null")
         scankv("put", scores, "player=dan", "score=50")
         terminal.shows("1 new dan 50", "2 ▼1 bob 40", "3 ▼1 ann 31")
-        assert "left: cem (was 3)" in terminal.screen
+        wait_until(lambda: "left: cem (was 3)" in terminal.screen, "who left")
         # The same rank with another score is shown, and is no movement; who left was shown once.
         scankv("put", scores, "player=dan", "score=51")
         terminal.shows("1 dan 51", "2 bob 40", "3 ann 31")
@@ -130,7 +130,7 @@ def test_what_top_can_be_asked_for_can_be_watched(scankv: CommandLine, scores: s
         scankv("put", scores, "player=ann", "score=1")
         scankv("put", scores, "player=dan", "score=2")
         terminal.shows("1 new 2")
-        assert "left: bob (was 1)" in terminal.screen
+        wait_until(lambda: "left: bob (was 1)" in terminal.screen, "who left")
 
 
 def test_a_restart_of_the_server_is_ridden_through_and_said(server: ServerProcess) -> None:

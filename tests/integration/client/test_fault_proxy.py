@@ -122,7 +122,7 @@ async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
 ) -> None:
     async with (
         (await client.table(filled)).snapshot() as snapshot,
-        connect(proxy.address, attempt_timeout=1, next_chunk_timeout=1) as through,
+        connect(proxy.address, next_chunk_timeout=1) as through,
     ):
         stream = through.scan(ScanSpec(filled, chunk_rows=500)).at(snapshot).stream()
         rows = (await anext(stream)).num_rows
@@ -130,13 +130,14 @@ async def test_a_pinned_scan_whose_connection_is_forgotten_goes_on_over_another(
         async for batch in stream:
             rows += batch.num_rows
         assert rows == ROWS
-        assert (stream.statistics().attempts, proxy.connections) == (2, 2), proxy
+        # On a busy machine, a chunk of the second attempt may come too late as well.
+        assert stream.statistics().attempts == proxy.connections >= 2, proxy
         proxy.resume()
         await await_until(_async(lambda: proxy.open_connections == 1), "the forgotten connection closed")
 
 
 async def test_a_call_after_one_that_was_not_answered_takes_another_connection(proxy: FaultProxy, filled: str) -> None:
-    async with connect(proxy.address, attempt_timeout=1.5) as through:
+    async with connect(proxy.address, attempt_timeout=3) as through:
         table = await through.table(filled)
         proxy.apply(Fault("stall"))
         with pytest.raises(DeadlineExceeded):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from functools import partial
+from traceback import walk_stack
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from types import FrameType
 
 
 @pytest.fixture
@@ -70,12 +73,15 @@ def test_leaving_the_block_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_a_start_that_is_interrupted_leaves_no_process_behind(tmp_path: Path) -> None:
-    noted = tmp_path / "pid"
+    noted, threads = tmp_path / "pid", threading.active_count()
     wrapper = ("sh", "-c", f"echo $$ > {noted}.new; mv {noted}.new {noted}; exec sleep 600")
 
-    def interrupt(*_: object) -> None:
-        if noted.exists():
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        # Not before it waits: until then nobody has the process.
+        if noted.exists() and "_first_line" in [each.f_code.co_name for each, _ in walk_stack(frame)]:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            # A thread that is started as the interrupt comes would never be ended.
+            assert threading.active_count() <= threads
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
