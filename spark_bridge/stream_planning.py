@@ -125,11 +125,7 @@ class StreamPlanner:
         offset = StreamOffset.of(start)
         if offset is None:
             return self._first(unlimited=unlimited).to_json()
-        is_restart = self._incarnation is None
         self._keep(offset)
-        if is_restart:
-            # Spark says nothing of the last micro-batch of a run: a query that runs for one a day would keep all days'.
-            self.commit(start)
         return self._after(offset, unlimited=unlimited).to_json()
 
     def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ScanPart]:
@@ -206,7 +202,12 @@ class StreamPlanner:
 
     def _with_rows(self, begun: StreamOffset) -> StreamOffset:
         snapshot = self._table.snapshot(self._options.snapshot_ttl)
-        pinned = self._pinned = self._measured(snapshot)
+        try:
+            pinned = self._pinned = self._measured(snapshot)
+        except BaseException:
+            with suppress(ScanKvError):
+                snapshot.release()
+            raise
         options = self._options
         part_rows = min(options.read.rows_per_split, self._rows_per_trigger(pinned))
         parts = max(-(-pinned.rows // part_rows), options.read.splits or 1)
