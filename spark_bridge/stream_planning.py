@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from aio_client import ScanKvError, SnapshotLost, StartFrom, StopAt, sync
 from spark_bridge.change_rows import another_table
 from spark_bridge.leases import Lease, stream_expired
+from spark_bridge.options import wrong
 from spark_bridge.planning import ScanPart, check_columns, chosen_columns
 from spark_bridge.stream_offset import Rows, StreamOffset
 from spark_bridge.types import spark_schema
 from table_model.errors import ConsumerNotFound, PositionExpired, PositionOutOfRange, SchemaMismatch
 from table_model.limits import MAX_SPLITS
+from table_model.log_positions import PositionKind
 from table_model.options import TableOptions
 from table_model.schema import CHANGE_COLUMNS
 
@@ -318,9 +320,15 @@ class StreamPlanner:
         return self._look()
 
     def _look(self) -> Mapping[int, int]:
-        with self._changes(StartFrom.LATEST).stream() as stream:
+        stop = self._options.stop
+        # The first change of that time or later; the end of the log while there is none.
+        is_time = stop is not None and stop.kind is PositionKind.TIMESTAMP
+        end = StartFrom(PositionKind.TIMESTAMP, micros=stop.micros) if stop and is_time else StartFrom.LATEST
+        with self._changes(end).stream() as stream:
             self._note_table(stream)
             self._seen = stream.log_offsets
+        if stop is not None and not is_time:
+            self._seen = _earlier(self._seen, dict(stop.by_bucket))
         self._looked_at = time.monotonic()
         return self._seen
 
@@ -367,3 +375,10 @@ class StreamPlanner:
         """Ends the lease. A failure is no harm: it expires."""
         with suppress(ScanKvError):
             self._client.adopt_snapshot(rows.snapshot_id).release()
+
+
+def _earlier(latest: Mapping[int, int], stop: Mapping[int, int]) -> dict[int, int]:
+    """Where option stop lets a query go. Raises UsageError when that is not of the table's buckets."""
+    if latest.keys() != stop.keys():
+        raise wrong("stop", f"must name exactly the buckets of the table, {sorted(latest)}, not {sorted(stop)}")
+    return {bucket: min(offset, stop[bucket]) for bucket, offset in latest.items()}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from aio_client import InvalidRequest, PositionExpired, SchemaMismatch, SnapshotLost, sync
+from aio_client import InvalidRequest, PositionExpired, SchemaMismatch, SnapshotLost, UsageError, sync
 from tests.spark.streaming_query import Query
 
 if TYPE_CHECKING:
@@ -222,6 +222,25 @@ def test_a_query_begins_where_it_is_told_to(table: sync.Table, query: Callable[.
     assert len(found(time.isoformat())) == 60
     assert {row["_bucket"] for row in found(json.dumps(offsets))} == {0}
     assert all(row["k"] >= ROWS for row in found(json.dumps(offsets)))
+
+
+def test_a_query_ends_where_it_is_told_to(table: sync.Table, query: Callable[..., Query]) -> None:
+    def found(stop: str, start: str = "earliest") -> int:
+        follower = query(start=start, stop=stop)
+        follower.start()
+        follower.run()
+        return sum(map(len, follower.batches))
+
+    offsets = json.dumps({each.bucket: each.log_offset for each in table.statistics()})
+    later = datetime.now(UTC) + timedelta(days=1)
+    time = datetime.now(UTC)
+    write(table, range(ROWS, ROWS + 60), 1)
+    assert found(time.isoformat()) == found(offsets) == ROWS
+    assert found(later.isoformat()) == ROWS + 60
+    # Rows of the beginning are of its instant, wherever the changes end.
+    assert found(offsets, start="full") == ROWS + 60
+    with pytest.raises(UsageError, match=r"option stop must name exactly the buckets of the table, \[0, 1, 2\]"):
+        found('{"0": 1}')
 
 
 def test_columns_and_predicate_hold_for_rows_and_changes(table: sync.Table, query: Callable[..., Query]) -> None:
