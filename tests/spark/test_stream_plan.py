@@ -184,6 +184,29 @@ def test_a_query_with_nothing_to_read_stays_where_it_is(query: Callable[..., Que
     assert follower.reader.partitions(json.loads(before[-1]), json.loads(before[-1])) == []
 
 
+def test_what_is_written_while_a_query_begins_comes_once(
+    table: sync.Table, query: Callable[..., Query], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin = sync.Table.snapshot
+
+    def write_and_pin(pinned: sync.Table, ttl: float) -> sync.Snapshot:
+        write(table, range(500, 1100), 1)
+        snapshot = pin(pinned, ttl)
+        write(table, range(600, 1200), 2)
+        return snapshot
+
+    monkeypatch.setattr(sync.Table, "snapshot", write_and_pin)
+    follower = query()
+    # What there is when it is started lies before the rows that it begins with.
+    follower.start(available_now=True)
+    follower.run()
+    assert sum(map(len, follower.batches)) == 1100
+    follower.stop()
+    follower.start()
+    follower.run()
+    assert follower.state() == rows_of(table)
+
+
 @pytest.mark.parametrize("start", ["full", "latest"])
 def test_available_now_ends_with_what_there_was_when_it_began(
     table: sync.Table, query: Callable[..., Query], start: str
