@@ -177,6 +177,9 @@ def test_a_query_with_nothing_to_read_stays_where_it_is(query: Callable[..., Que
     before = list(follower.offsets)
     for _ in range(3):
         assert not follower.plan()
+    seen = follower.reader.reportLatestOffset()
+    assert seen is not None
+    assert seen["offsets"] == json.loads(before[-1])["offsets"]
     follower.stop()
     follower.start(available_now=True)
     assert not follower.plan()
