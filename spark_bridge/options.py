@@ -37,7 +37,7 @@ _NAMES: Final = (
     "snapshot_ttl",
     "pushdown",
 )
-STREAM_NAMES: Final = ("row_kinds", "start", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id")
+STREAM_NAMES: Final = ("row_kinds", "start", "stop", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id")
 """Those of `readStream` alone, see `StreamOptions`."""
 # CREATE TABLE hands its options to `schema`, with copies under this prefix, and to nothing that reads.
 _CREATE_TABLE_PREFIX: Final = "option."

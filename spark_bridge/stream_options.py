@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_bridge.options import STREAM_NAMES, ReadOptions, check_number, named, whole_number, wrong
 from table_model.errors import InvalidRequest, UsageError
-from table_model.log_positions import StartFrom
+from table_model.log_positions import StartFrom, StopAt
 from table_model.names import check_consumer_id
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ _STARTS: Final = {"full": StartFrom.FULL, "earliest": StartFrom.EARLIEST, "lates
 _START_FORMS: Final = (
     "is full, earliest, latest, last:<number>, a time with its zone such as 2026-01-31T12:00:00Z, or the offset of "
     'each bucket as JSON, such as {"0": 17}'
+)
+_STOP_FORMS: Final = (
+    "is a time with its zone such as 2026-01-31T12:00:00Z, or the offset of each bucket as JSON; Trigger.AvailableNow "
+    "ends a query with what there is when it is started"
 )
 # Options that ask for one instant, or for a range that a changelog does not have.
 _NOT_OF_CHANGES: Final = {
@@ -42,6 +46,7 @@ class StreamOptions:
         read: The table, the server, columns, predicate, and how many tasks read at once.
         row_kinds: Whether changes come with what happened, in four columns before those of the table.
         start: Where a query without a checkpoint begins.
+        stop: Behind which changes it reads none. None: it goes on.
         max_rows: The most changes of one micro-batch. None: as many as there are, and of the rows that a start from the
             whole table begins with a few tasks at a time.
         max_bytes: The most bytes of Arrow data of one micro-batch; a chunk of changes or a part of the table may go
@@ -53,6 +58,7 @@ class StreamOptions:
     read: ReadOptions
     row_kinds: bool = False
     start: StartFrom = field(default_factory=lambda: StartFrom.FULL)
+    stop: StopAt | None = None
     max_rows: int | None = None
     max_bytes: int | None = None
     consumer_id: str | None = None
@@ -83,6 +89,8 @@ class StreamOptions:
             values["row_kinds"] = _is_true("row_kinds", own["row_kinds"])
         if "start" in own:
             values["start"] = _start(own["start"])
+        if "stop" in own:
+            values["stop"] = _stop(own["stop"])
         for name in ("max_rows", "max_bytes"):
             if f"{name}_per_trigger" in own:
                 values[name] = whole_number(f"{name}_per_trigger", own[f"{name}_per_trigger"])
@@ -114,7 +122,20 @@ def _start(text: str) -> StartFrom:
         if last := re.fullmatch(r"last:(\d+)", text.strip()):
             return StartFrom.last(int(last[1]))
         if text.lstrip().startswith("{"):
-            return StartFrom.offsets({int(bucket): offset for bucket, offset in json.loads(text).items()})
+            return StartFrom.offsets(_offsets(text))
         return StartFrom.timestamp(dt.datetime.fromisoformat(text))
     except (ValueError, UsageError):
         raise wrong("start", f"{_START_FORMS}, not {text!r:.80}") from None
+
+
+def _stop(text: str) -> StopAt:
+    try:
+        if text.lstrip().startswith("{"):
+            return StopAt.offsets(_offsets(text))
+        return StopAt.timestamp(dt.datetime.fromisoformat(text))
+    except (ValueError, UsageError):
+        raise wrong("stop", f"{_STOP_FORMS}, not {text!r:.80}") from None
+
+
+def _offsets(text: str) -> dict[int, int]:
+    return {int(bucket): offset for bucket, offset in json.loads(text).items()}

@@ -7,19 +7,18 @@ time that the server keeps consumers, and for option `snapshot_ttl`. Spark does 
 
 from __future__ import annotations
 
-import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from aio_client import ScanKvError, SnapshotLost, StartFrom, StopAt, sync
-from spark_bridge.change_rows import another_table
+from aio_client import ScanKvError, SnapshotLost, StartFrom, sync
+from spark_bridge.followed_log import FollowedLog
 from spark_bridge.leases import Lease, stream_expired
 from spark_bridge.planning import ScanPart, check_columns, chosen_columns
 from spark_bridge.stream_offset import Rows, StreamOffset
 from spark_bridge.types import spark_schema
-from table_model.errors import ConsumerNotFound, PositionExpired, PositionOutOfRange, SchemaMismatch
+from table_model.errors import SchemaMismatch
 from table_model.limits import MAX_SPLITS
 from table_model.options import TableOptions
 from table_model.schema import CHANGE_COLUMNS
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
 SPLITS_PER_TRIGGER: Final = 8
 """How many tasks' rows of the whole table one micro-batch reads, where no limit says."""
 
-_SECONDS_BETWEEN_RENEWALS: Final = 60.0
-# Without a trigger, Spark asks for changes a hundred times a second.
-_SECONDS_BETWEEN_LOOKS: Final = 0.1
-_CHUNK_ROWS: Final = 8192
 _SAMPLE_ROWS: Final = 1000
 
 
@@ -92,10 +87,8 @@ class StreamPlanner:
             raise
         self._consumer_id = options.consumer_id or f"spark-{uuid.uuid4().hex}"
         self._begun: StreamOffset | None = None
-        self._incarnation: str | None = None
+        self._log = FollowedLog(self._table, options, self._columns)
         self._stop: Mapping[int, int] | None = None
-        self._seen: Mapping[int, int] = {}
-        self._looked_at = self._renewed_at = float("-inf")
         self._is_idle = False
         self._pinned: _Pinned | None = None
         self._specs: list[ScanSpec] | None = None
@@ -106,14 +99,14 @@ class StreamPlanner:
 
     def stop_at_latest(self) -> None:
         """Lets the query end with the changes there are now."""
-        self._stop = self._latest()
+        self._stop = self._log.look()
 
     def seen(self) -> dict[str, Any] | None:
         """Where the changelog ended when it was looked at last, as an offset; None before the first look."""
-        if not self._seen or self._incarnation is None:
+        log = self._log
+        if not log.end:
             return None
-        offset = StreamOffset(table=self._incarnation, consumer_id=self._consumer_id, log_offsets=self._seen)
-        return offset.to_json()
+        return StreamOffset(table=log.incarnation, consumer_id=self._consumer_id, log_offsets=log.end).to_json()
 
     def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
         """Where the micro-batch ends that begins at `start`, as an offset; `start` when there is nothing to read.
@@ -125,11 +118,7 @@ class StreamPlanner:
         offset = StreamOffset.of(start)
         if offset is None:
             return self._first(unlimited=unlimited).to_json()
-        is_restart = self._incarnation is None
         self._keep(offset)
-        if is_restart:
-            # Spark says nothing of the last micro-batch of a run: a query that runs for one a day would keep all days'.
-            self.commit(start)
         return self._after(offset, unlimited=unlimited).to_json()
 
     def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ScanPart]:
@@ -144,7 +133,7 @@ class StreamPlanner:
             lease = Lease(after.rows.snapshot_id, self._options.snapshot_ttl, of_stream=True)
         else:
             since = after.since if before is None else before.log_offsets
-            specs, lease = self._specs_of_changes(since or {}, after.log_offsets), None
+            specs, lease = self._log.specs(since or {}, after.log_offsets), None
         return [
             ScanPart(
                 config=self._client.config,
@@ -166,9 +155,7 @@ class StreamPlanner:
             if offset.rows.are_read:
                 self._release(offset.rows)
             return
-        with suppress(ScanKvError):
-            self._table.reset_consumer(offset.consumer_id, StartFrom.offsets(offset.log_offsets))
-            self._renewed_at = time.monotonic()
+        self._log.let_go(offset.consumer_id, offset.log_offsets)
 
     def _check(self, schema: StructType) -> None:
         there = chosen_columns(self._table.schema, self._options.read.columns)
@@ -189,24 +176,21 @@ class StreamPlanner:
         start = self._options.start
         if self._begun is None:
             # First of all the changes are kept, so that there is none missing behind a snapshot.
-            offsets = self._consumer_from(StartFrom.LATEST if start == StartFrom.FULL else start)
-            assert self._incarnation is not None
-            begun = StreamOffset(table=self._incarnation, consumer_id=self._consumer_id, log_offsets=offsets)
+            log, place = self._log, StartFrom.LATEST if start == StartFrom.FULL else start
+            offsets = log.begin(self._consumer_id, place)
+            begun = StreamOffset(table=log.incarnation, consumer_id=self._consumer_id, log_offsets=offsets)
             self._begun = self._with_rows(begun) if start == StartFrom.FULL else begun
         after = self._after(self._begun, unlimited=unlimited)
         return after if after.rows is not None else replace(after, since=self._begun.log_offsets)
 
-    def _consumer_from(self, start: StartFrom) -> dict[int, int]:
-        """Has the changes from a place on kept for the query; the offsets of that place."""
-        self._look()  # which table it is
-        if self._options.consumer_id is not None:
-            with suppress(ConsumerNotFound):
-                return self._table.reset_consumer(self._consumer_id, start)
-        return self._hold(self._consumer_id, start)
-
     def _with_rows(self, begun: StreamOffset) -> StreamOffset:
         snapshot = self._table.snapshot(self._options.snapshot_ttl)
-        pinned = self._pinned = self._measured(snapshot)
+        try:
+            pinned = self._pinned = self._measured(snapshot)
+        except BaseException:
+            with suppress(ScanKvError):
+                snapshot.release()
+            raise
         options = self._options
         part_rows = min(options.read.rows_per_split, self._rows_per_trigger(pinned))
         parts = max(-(-pinned.rows // part_rows), options.read.splits or 1)
@@ -235,15 +219,14 @@ class StreamPlanner:
             return replace(at, rows=replace(at.rows, next=min(at.rows.next + parts, at.rows.parts)))
         if at.rows is not None:
             self._release(at.rows)
-        latest = self._latest() if self._stop is None else self._stop
+        latest = self._log.look(in_vain=self._is_idle) if self._stop is None else self._stop
         # The rows may be of a later instant than the stop.
         end: Mapping[int, int] = {bucket: max(offset, latest[bucket]) for bucket, offset in at.log_offsets.items()}
         self._is_idle = end == at.log_offsets
         if self._is_idle:
             return at
-        options = self._options
-        if not unlimited and (options.max_rows is not None or options.max_bytes is not None):
-            end = self._cut(at.log_offsets, end)
+        if not unlimited:
+            end = self._log.cut(at.log_offsets, end)
         return StreamOffset(table=at.table, consumer_id=at.consumer_id, log_offsets=end)
 
     def _parts_per_trigger(self, rows: Rows) -> int:
@@ -251,29 +234,6 @@ class StreamPlanner:
         if pinned is None:
             pinned = self._pinned = self._measured(self._adopted(rows))
         return max(self._rows_per_trigger(pinned) // max(-(-pinned.rows // rows.parts), 1), 1)
-
-    def _cut(self, start: Mapping[int, int], end: Mapping[int, int]) -> Mapping[int, int]:
-        """How far the limits let one micro-batch go: reads the changes, without the table's columns where it can.
-
-        Not behind `end`; at least one chunk.
-        """
-        options = self._options
-        most_rows, most_bytes = options.max_rows or 2**63, options.max_bytes or 2**63
-        changes = self._changes(
-            StartFrom.offsets(start),
-            StopAt.offsets(end),
-            columns=[] if options.max_bytes is None else self._columns,
-            where=options.read.where,
-        ).with_chunk(rows=max(min(most_rows // 8, _CHUNK_ROWS), 2))
-        reached: Mapping[int, int] = {}
-        rows = size = 0
-        with changes.stream() as stream:
-            for chunk in stream:
-                rows, size = rows + chunk.num_rows, size + chunk.nbytes
-                if reached and (rows > most_rows or size > most_bytes):
-                    return reached
-                reached = stream.next_offsets
-        return end
 
     def _specs_of_rows(self, rows: Rows) -> Sequence[ScanSpec]:
         """All parts of the snapshot: the same ones whenever it is cut into so many."""
@@ -283,77 +243,12 @@ class StreamPlanner:
             self._specs = [part.spec for part in scan.splits(rows.parts)] if rows.parts > 1 else [scan.spec]
         return self._specs
 
-    def _specs_of_changes(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[ScanSpec]:
-        """Whole buckets for each task: the order of a key's changes is that of its task."""
-        changed = [bucket for bucket, offset in end.items() if offset != start[bucket]]
-        tasks = min(len(changed), self._options.read.splits or self._options.read.max_partitions)
-        groups = [changed[number::tasks] for number in range(tasks)]
-        return [
-            self._changes(
-                StartFrom.offsets({bucket: start[bucket] for bucket in group}),
-                StopAt.offsets({bucket: end[bucket] for bucket in group}),
-                columns=self._columns,
-                where=self._options.read.where,
-            )
-            .with_buckets(group)
-            .spec
-            for group in groups
-        ]
-
-    def _changes(
-        self,
-        start: StartFrom,
-        stop: StopAt | None = None,
-        *,
-        columns: Sequence[str] = (),
-        where: str | None = None,
-    ) -> sync.Scan:
-        return self._table.changes(start, stop, columns=columns, where=where)
-
-    def _latest(self) -> Mapping[int, int]:
-        """Where the changelog ends, looked at now and then while nothing happens."""
-        if self._is_idle:
-            time.sleep(max(self._looked_at + _SECONDS_BETWEEN_LOOKS - time.monotonic(), 0))
-        return self._look()
-
-    def _look(self) -> Mapping[int, int]:
-        with self._changes(StartFrom.LATEST).stream() as stream:
-            self._note_table(stream)
-            self._seen = stream.log_offsets
-        self._looked_at = time.monotonic()
-        return self._seen
-
     def _keep(self, offset: StreamOffset, begin: Mapping[int, int] | None = None) -> None:
-        """Has the server keep what the query reads from an offset on: at first, and then every minute."""
+        """Has the server keep what the query reads from an offset on; of its first one, from `begin` on."""
         if offset.rows is not None and not offset.rows.are_read:
             self._adopted(offset.rows)
-        if time.monotonic() < self._renewed_at + _SECONDS_BETWEEN_RENEWALS:
-            return
-        self._look()
-        if offset.table != self._incarnation:
-            raise another_table(self._table.name)
         self._consumer_id = offset.consumer_id
-        try:
-            self._hold(offset.consumer_id, StartFrom.offsets(begin or offset.log_offsets))
-        except (PositionExpired, PositionOutOfRange) as error:
-            raise PositionExpired(
-                f"the changes of table {self._table.name} that this query goes on with are not there: where it did not "
-                "run for longer than the server keeps them, start it with a new checkpoint, and what it has written "
-                f"before removed ({error.message})",
-                table=self._table.name,
-            ) from error
-
-    def _hold(self, consumer_id: str, start: StartFrom) -> dict[int, int]:
-        """Renews a consumer, or makes it, at `start`; the position that it has."""
-        with self._changes(start).with_consumer_id(consumer_id).stream() as stream:
-            self._note_table(stream)
-            self._renewed_at = time.monotonic()
-            return stream.log_offsets
-
-    def _note_table(self, stream: sync.ScanStream) -> None:
-        if self._incarnation not in (None, stream.table_incarnation):
-            raise another_table(self._table.name)
-        self._incarnation = stream.table_incarnation
+        self._log.keep(offset.consumer_id, begin or offset.log_offsets, offset.table)
 
     def _adopted(self, rows: Rows) -> sync.Snapshot:
         """The snapshot, renewed."""

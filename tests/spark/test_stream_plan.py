@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from aio_client import PositionExpired, SchemaMismatch, SnapshotLost, sync
+from aio_client import InvalidRequest, PositionExpired, SchemaMismatch, SnapshotLost, UsageError, sync
 from tests.spark.streaming_query import Query
 
 if TYPE_CHECKING:
@@ -52,13 +52,6 @@ def write(table: sync.Table, keys: range, value: int) -> None:
     table.upsert(pa.table({"k": keys, "v": [value] * len(keys)}, schema=SCHEMA))
 
 
-def restart(follower: Query) -> None:
-    """With nothing to read; then all that it has read is known to be committed."""
-    follower.stop()
-    follower.start()
-    assert not follower.plan()
-
-
 def rows_of(table: sync.Table) -> dict[Any, dict[str, Any]]:
     return {row["k"]: row for row in table.scan().to_arrow().to_pylist()}
 
@@ -82,8 +75,8 @@ def test_a_query_gives_the_rows_of_the_table_in_several_batches_and_then_every_c
     assert {row["_bucket"] for row in among_rows[0]} <= {0, 1, 2}
     # What is read is let go of.
     assert client.snapshots(table.name) == []
-    restart(follower)
-    assert [each.lag for each in table.consumers()] == [0]
+    # What was read last is committed with the next batch.
+    assert [each.lag for each in table.consumers()] == [len(follower.batches[-1])]
 
 
 def test_no_batch_of_changes_has_more_than_the_limit_and_updates_stay_whole(
@@ -184,11 +177,37 @@ def test_a_query_with_nothing_to_read_stays_where_it_is(query: Callable[..., Que
     before = list(follower.offsets)
     for _ in range(3):
         assert not follower.plan()
+    seen = follower.reader.reportLatestOffset()
+    assert seen is not None
+    assert seen["offsets"] == json.loads(before[-1])["offsets"]
     follower.stop()
     follower.start(available_now=True)
     assert not follower.plan()
     assert follower.offsets == before
     assert follower.reader.partitions(json.loads(before[-1]), json.loads(before[-1])) == []
+
+
+def test_what_is_written_while_a_query_begins_comes_once(
+    table: sync.Table, query: Callable[..., Query], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin = sync.Table.snapshot
+
+    def write_and_pin(pinned: sync.Table, ttl: float) -> sync.Snapshot:
+        write(table, range(500, 1100), 1)
+        snapshot = pin(pinned, ttl)
+        write(table, range(600, 1200), 2)
+        return snapshot
+
+    monkeypatch.setattr(sync.Table, "snapshot", write_and_pin)
+    follower = query()
+    # What there is when it is started lies before the rows that it begins with.
+    follower.start(available_now=True)
+    follower.run()
+    assert sum(map(len, follower.batches)) == 1100
+    follower.stop()
+    follower.start()
+    follower.run()
+    assert follower.state() == rows_of(table)
 
 
 @pytest.mark.parametrize("start", ["full", "latest"])
@@ -231,6 +250,25 @@ def test_a_query_begins_where_it_is_told_to(table: sync.Table, query: Callable[.
     assert all(row["k"] >= ROWS for row in found(json.dumps(offsets)))
 
 
+def test_a_query_ends_where_it_is_told_to(table: sync.Table, query: Callable[..., Query]) -> None:
+    def found(stop: str, start: str = "earliest") -> int:
+        follower = query(start=start, stop=stop)
+        follower.start()
+        follower.run()
+        return sum(map(len, follower.batches))
+
+    offsets = json.dumps({each.bucket: each.log_offset for each in table.statistics()})
+    later = datetime.now(UTC) + timedelta(days=1)
+    time = datetime.now(UTC)
+    write(table, range(ROWS, ROWS + 60), 1)
+    assert found(time.isoformat()) == found(offsets) == ROWS
+    assert found(later.isoformat()) == ROWS + 60
+    # Rows of the beginning are of its instant, wherever the changes end.
+    assert found(offsets, start="full") == ROWS + 60
+    with pytest.raises(UsageError, match=r"option stop must name exactly the buckets of the table, \[0, 1, 2\]"):
+        found('{"0": 1}')
+
+
 def test_columns_and_predicate_hold_for_rows_and_changes(table: sync.Table, query: Callable[..., Query]) -> None:
     follower = query(columns="v", where="k < 5 AND v < 2", max_rows_per_trigger=100)
     follower.start()
@@ -264,6 +302,12 @@ def test_rows_alone_are_refused_where_they_can_be_deleted_and_given_where_they_c
     assert sum(map(len, rows.batches)) == ROWS + 3
 
 
+def test_a_table_that_keeps_no_changes_is_refused(client: sync.Client, shared_server: ServerProcess, name: str) -> None:
+    filled(client, name, changelog="none")
+    with pytest.raises(InvalidRequest, match="changelog"):
+        Query(shared_server.url, name).start()
+
+
 def test_changes_without_old_rows_come_with_their_keys(
     client: sync.Client, shared_server: ServerProcess, name: str
 ) -> None:
@@ -290,16 +334,16 @@ def test_the_consumer_is_the_one_that_was_named_and_stands_at_what_is_committed(
     assert follower.run_batch()
     (consumer,) = table.consumers()
     assert (consumer.id, consumer.lag) == ("job", ROWS)
+    write(table, range(ROWS, ROWS + 10), 1)
     follower.run()
-    restart(follower)
     (consumer,) = table.consumers()
-    assert consumer.lag == 0
+    assert consumer.lag == 10
     # A new checkpoint begins where it is told to, whatever the consumer has read.
     again = query(consumer_id="job", start="earliest")
     again.start()
     again.run_batch()
-    assert len(again.batches[0]) == ROWS
-    assert [each.lag for each in table.consumers()] == [ROWS]
+    assert len(again.batches[0]) == ROWS + 10
+    assert [each.lag for each in table.consumers()] == [ROWS + 10]
 
 
 def test_a_query_that_runs_for_one_batch_at_a_time_lets_go_of_what_it_has_read(
@@ -325,8 +369,8 @@ def test_a_query_whose_consumer_was_deleted_has_it_again(table: sync.Table, quer
     follower.start()
     follower.run()
     assert follower.state() == rows_of(table)
-    restart(follower)
-    assert [each.lag for each in table.consumers()] == [0]
+    # What was read last is committed with the next batch.
+    assert [each.lag for each in table.consumers()] == [len(follower.batches[-1])]
 
 
 def test_a_query_whose_snapshot_has_expired_says_to_start_anew(

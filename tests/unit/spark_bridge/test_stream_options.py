@@ -10,7 +10,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from spark_bridge.options import ReadOptions
 from spark_bridge.stream_options import StreamOptions
 from table_model.errors import UsageError
-from table_model.log_positions import StartFrom
+from table_model.log_positions import StartFrom, StopAt
 
 
 def parse(**options: str) -> StreamOptions:
@@ -59,9 +59,17 @@ def test_every_form_of_a_start_is_read(text: str, start: StartFrom) -> None:
     assert parse(start=text).start == start
 
 
+def test_every_form_of_a_stop_is_read() -> None:
+    noon = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
+    assert parse(stop="2026-01-31T12:00:00+00:00").stop == StopAt.timestamp(noon)
+    assert parse(stop='{"0": 17}').stop == StopAt.offsets({0: 17})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"stop": "latest"}, "option stop is a time.*Trigger.AvailableNow"),
+        ({"stop": '{"0": -1}'}, "option stop is a time"),
         ({"start": "yesterday"}, "option start is full, earliest, latest, last:<number>, a time"),
         ({"start": "2026-01-31T12:00:00"}, "option start is full"),
         ({"start": "last:0"}, "option start is full"),
@@ -85,7 +93,9 @@ def test_what_is_of_one_instant_is_not_for_a_stream(name: str) -> None:
         parse(**{name: "1"}).check_stream()
 
 
-@pytest.mark.parametrize("name", ["row_kinds", "start", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id"])
+@pytest.mark.parametrize(
+    "name", ["row_kinds", "start", "stop", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id"]
+)
 def test_what_is_of_a_stream_is_not_for_a_read_as_of_one_instant(name: str) -> None:
     with pytest.raises(UsageError, match=f"option {name} is for readStream"):
         ReadOptions.parse(CaseInsensitiveDict({"path": "game.scores", name: "1"}))
