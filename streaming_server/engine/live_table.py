@@ -7,7 +7,7 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakSet
 
 import numpy as np
@@ -45,7 +45,7 @@ from table_model.errors import InvalidRequest, RequestTooLarge
 from table_model.limits import MAX_LOOKUP_KEYS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from protos.scankv.v1.scan_pb2 import ExplainScanResponse
@@ -67,6 +67,9 @@ if TYPE_CHECKING:
     from streaming_server.storage.writer_states import WriterLimits
     from table_model.errors import ScanKvError
     from table_model.schema import TableDefinition
+
+
+Then: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"
 
 
 class LiveTable:
@@ -276,11 +279,18 @@ class LiveTable:
         log_offsets = await undoing.run(offsets)
         return undoing.undone, log_offsets
 
-    async def lookup(self, data: bytes, columns: Sequence[str] | None) -> tuple[pa.RecordBatch, bytes, dict[int, int]]:
+    async def lookup(
+        self, data: bytes, columns: Sequence[str] | None, then: Then | None = None
+    ) -> tuple[pa.RecordBatch, bytes, dict[int, int]]:
         """The rows whose keys are in an Arrow IPC stream.
 
         Returns the rows found, in the order of their keys, and a byte for each key: 1 when found, else 0; and by bucket
         the log offset that it is as of. What is shown is durable.
+
+        Args:
+            data: The Arrow IPC stream.
+            columns: The columns to return. None: all.
+            then: Makes other rows of those found, given encoded keys and stored rows (None: no row).
 
         Raises:
             RequestTooLarge: Too many keys, or too much to return.
@@ -294,6 +304,8 @@ class LiveTable:
         places = rows_by_bucket(numbers)
         keys = {number: encoded.take(pa.array(rows)).to_pylist() for number, rows in places}
         found, offsets = await looked_up(self.buckets, keys)
+        if then is not None:
+            found = await then([key for number, _ in places for key in keys[number]], found)
         order = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in places)])
         stored = pa.array(found, pa.binary()).take(pa.array(np.argsort(order)))
         is_there = stored.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
