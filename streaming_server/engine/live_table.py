@@ -41,7 +41,7 @@ from streaming_server.scan.index_lookup import chosen_index, read_through_index
 from streaming_server.scan.opening import open_scan
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import InvalidRequest, RequestTooLarge
+from table_model.errors import InvalidRequest, RequestTooLarge, WriteConflict
 from table_model.limits import MAX_LOOKUP_KEYS
 
 if TYPE_CHECKING:
@@ -246,6 +246,12 @@ class LiveTable:
         self, rows: int, parts: list[PreparedRows], terms: WriteTerms, columns: Collection[str] | None = None
     ) -> tuple[int, dict[int, int]]:
         """Writes what was checked; `columns` are those that it may change, None all."""
+        if terms.unchanged_incarnation not in ("", self.definition.incarnation):
+            raise WriteConflict(
+                f"table {self.definition.name} was dropped, and made anew, since it was read; nothing was written: "
+                "read it again",
+                table=self.definition.name,
+            )
         scope = WriteScope(
             buckets=self.buckets,
             current=lambda: (self.codec, list(self.index_codecs.values()), self.engines),
