@@ -335,9 +335,11 @@ class Transactions:
 
     def _hold_log(self, transaction: OpenTransaction, table: LiveTable) -> None:
         """Keeps the changes in which conflicts will be looked for."""
-        if not transaction.has_ended:
-            for bucket, offset in transaction.log_holds.get(table.definition.name, {}).items():
-                table.buckets[bucket].hold_log(_owner(transaction), offset)
+        offsets = transaction.log_holds.get(table.definition.name, {})
+        # One that was made anew may have fewer buckets.
+        for live in table.buckets:
+            if live.number in offsets and not transaction.has_ended:
+                live.hold_log(_owner(transaction), offsets[live.number])
 
     def log_holds(self, table: str, bucket: int) -> dict[str, int]:
         """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""

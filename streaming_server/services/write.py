@@ -72,7 +72,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         schema_id: int = 0,
     ) -> write_pb2.WriteResponse:
         """Stages a write as a part of its transaction."""
-        if request.HasField("writer") or request.unchanged_since:
+        if request.HasField("writer") or request.unchanged_since or request.unchanged_incarnation:
             raise InvalidRequest(
                 "a write of a transaction has neither writer nor unchanged_since: use GetForUpdate, or its "
                 "conflict mode"

@@ -456,3 +456,16 @@ async def test_what_is_staged_is_read_after_columns_were_added_and_not_of_anothe
     await tx.abort()
     with pytest.raises(TransactionLost):
         await tx.get(again, 1)
+
+
+async def test_a_table_made_anew_with_fewer_buckets_is_none_that_the_transaction_knows(
+    client: Client, table: Table
+) -> None:
+    tx = await client.transaction(conflict="abort")
+    await tx.upsert(table, rows(range(20), 1))
+    await client.drop_table(table.name)
+    again = await client.create_table(table.name, SCHEMA, primary_key=["k"], buckets=1)
+    assert (await tx.get_for_update(again, [1])).num_rows == 0
+    with pytest.raises(TableNotFound, match="made anew"):
+        await tx.commit()
+    await tx.abort()
