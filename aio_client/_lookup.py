@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from aio_client._log_offsets import LogOffsets
 from table_model.errors import ProtocolViolation
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class LookupAnswer:
     keys: pa.RecordBatch
     rows: pa.Table
     found: npt.NDArray[np.bool_]
-    log_offsets: dict[int, int]
+    log_offsets: LogOffsets
 
     @classmethod
     def read(cls, keys: pa.RecordBatch, response: LookupResponse) -> LookupAnswer:
@@ -66,7 +67,9 @@ class LookupAnswer:
                 f"the server answered a lookup of {keys.num_rows:,} keys for {len(found):,} keys, with "
                 f"{rows.num_rows:,} rows where it says {found.sum():,}"
             )
-        return cls(keys, rows, found, dict(response.log_offsets))
+        offsets = LogOffsets()
+        offsets.note(response.log_offsets, response.table_incarnation)
+        return cls(keys, rows, found, offsets)
 
 
 def assemble(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_missing: bool) -> pa.Table:
@@ -83,9 +86,10 @@ def assemble(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_missing
     return pa.concat_tables(tables, promote_options="default")
 
 
-def oldest_offsets(answers: Sequence[LookupAnswer]) -> dict[int, int]:
-    """By bucket, the offset that all answers show at least."""
-    offsets: dict[int, int] = {}
+def oldest_offsets(answers: Sequence[LookupAnswer]) -> LogOffsets:
+    """By bucket, the offset that all answers show at least; of the table of the first one."""
+    offsets = LogOffsets()
+    offsets.table_incarnation = answers[0].log_offsets.table_incarnation if answers else ""
     for answer in answers:
         for bucket, offset in answer.log_offsets.items():
             offsets[bucket] = min(offset, offsets.get(bucket, offset))

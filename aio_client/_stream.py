@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from aio_client._commit import commit_position
+from aio_client._log_offsets import LogOffsets
 from aio_client._progress import ScanProgress
 from aio_client._protocol import scan_request
 from aio_client._resume import Verdict, verdict
@@ -166,7 +167,10 @@ class ScanStream:
         Of a scan that went on over a fresh view, those of the last view; `resumptions` has the earlier ones.
         """
         header = self._header("log_offsets")
-        return {} if self._progress.spec.buckets == () else dict(header.log_offsets)
+        offsets = LogOffsets()
+        if self._progress.spec.buckets != ():
+            offsets.note(header.log_offsets, header.table_incarnation)
+        return offsets
 
     @property
     def scan_id(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from aio_client._sync_writer import ids_of
 from table_model.errors import UsageError
@@ -87,6 +87,16 @@ class TransactionPart:
         """The rows with these keys, which may not change until the commit. See `aio_client.TransactionPart`."""
         part = self._part
         return self._runner.call(lambda: part.get_for_update(table._table, keys, missing=missing))
+
+    def get(self, table: Table, key: object) -> dict[str, Any] | None:
+        """The row with this key as it would be if this was committed now. See `aio_client.TransactionPart.get`."""
+        part = self._part
+        return self._runner.call(lambda: part.get(table._table, key))
+
+    def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
+        """The rows with these keys as they would be if this was committed now. See `aio_client.TransactionPart`."""
+        part = self._part
+        return self._runner.call(lambda: part.lookup(table._table, keys, missing=missing))
 
 
 class Transaction(TransactionPart):

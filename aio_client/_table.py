@@ -14,6 +14,7 @@ from aio_client._consumers import ChangesOfTable
 from aio_client._data import rows_of
 from aio_client._indexes import index_statuses
 from aio_client._keys import is_one_key, keys_of
+from aio_client._log_offsets import LogOffsets
 from aio_client._lookup import LookupAnswer, VersionedRows, assemble, oldest_offsets
 from aio_client._merging import MergedTable, names_of
 from aio_client._optional import to_pylist
@@ -27,7 +28,6 @@ from aio_client._write_requests import (
     WritePieces,
     WriteResult,
     check_version,
-    merge_offsets,
     only_piece,
 )
 from aio_client._writer import Writer, WriterSettings
@@ -165,7 +165,9 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             if_version: Writes only if none of these keys has changed since they were read: the `log_offsets` of a
                 scan's stream, of `lookup(with_version=True)`, or of a write, by bucket. Checked in all buckets before
                 the first is written, with nothing else written in between. The rows must fit into one request, and
-                their buckets be in it. Default: in any case.
+                their buckets be in it. Such offsets know of which table they are, also when they are pickled: if that
+                was dropped and made anew, the write is refused. Those in a plain dictionary do not. Default: in any
+                case.
             locks: The column locks, or their ids, that the caller has: what they lock may be written.
 
         Raises:
@@ -495,15 +497,16 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             check_version(if_version)
             pieces = await asyncio.to_thread(only_piece, pieces)
         rows = 0
-        log_offsets: dict[int, int] = {}
+        log_offsets = LogOffsets()
         with self._transport.writers.one() as writer:
             while (request := await asyncio.to_thread(pieces.next_request)) is not None:
                 request.writer.CopyFrom(writer.next_identity())
                 request.unchanged_since.update(if_version or {})
+                request.unchanged_incarnation = LogOffsets.incarnation_of(if_version)
                 request.column_locks.extend(map(lock_id_of, locks))
                 response = await write_until_answered(self._transport, request)
                 rows += response.rows
-                merge_offsets(log_offsets, response.log_offsets)
+                log_offsets.note(response.log_offsets, response.table_incarnation)
         return WriteResult(rows=rows, log_offsets=log_offsets)
 
     async def _lookup(self, keys: pa.RecordBatch) -> list[LookupAnswer]:

@@ -6,20 +6,21 @@ import asyncio
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import anyio
 
 from aio_client._column_locks import lock_id_of
 from aio_client._commit import call_again
 from aio_client._data import rows_of
-from aio_client._keys import keys_of
+from aio_client._keys import is_one_key, keys_of
 from aio_client._lease import ttl_millis
 from aio_client._lookup import LookupAnswer, assemble
+from aio_client._optional import to_pylist
 from aio_client._requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._write_requests import WritePieces
 from protos.scankv.v1 import lookup_pb2, transaction_pb2, write_pb2
-from table_model.errors import ConnectionFailed, ScanKvError, UsageError
+from table_model.errors import ConnectionFailed, InvalidKey, ScanKvError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -194,6 +195,40 @@ class TransactionPart:
         answers = [await self._read(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
         return assemble(answers, table.schema, fill_missing=missing == "null")
 
+    async def get(self, table: Table, key: object) -> dict[str, Any] | None:
+        """The row with this key as it would be if this was committed now, None when there is none. See `lookup`."""
+        if not is_one_key(key):
+            raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
+        rows = to_pylist(await self.lookup(table, key))
+        return rows[0] if rows else None
+
+    async def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
+        """The rows with these keys as they would be if this was committed now: with what it has staged so far.
+
+        Whatever the merge engine; of others' parts nothing. The commit does not depend on what is read, see
+        `get_for_update`. The server reads all that is staged here for each 10,000 keys. Arguments and result are as for
+        `Table.lookup`; the rows of one call must fit into 32 MiB for each 10,000 keys.
+
+        Raises:
+            TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
+            InvalidRequest: What is staged cannot be merged, as when a sum overflows.
+            InvalidKey: A key is incomplete, null, or not of its columns' types.
+        """
+        if missing not in ("omit", "null"):
+            raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
+        batch = await asyncio.to_thread(keys_of, keys, table._shape.key_schema)
+        answers = [await self._read_staged(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
+        return assemble(answers, table.schema, fill_missing=missing == "null")
+
+    async def _read_staged(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
+        async with self._turn:
+            request = transaction_pb2.LookupStagedRequest(
+                token=self.token, part=self.part, requests=self.requests, table=table.name, keys=to_ipc(keys)
+            )
+            calls = self._transport
+            response = await call_again(calls, lambda: calls.services.transactions.LookupStaged, request)
+        return LookupAnswer.read(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
+
     async def _read(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
         async with self._turn:
             request = transaction_pb2.GetForUpdateRequest(
@@ -270,6 +305,12 @@ class Transaction(TransactionPart):
         if not self._is_open():
             return await table.lookup(keys, missing=missing)
         return await super().get_for_update(table, keys, missing=missing)
+
+    async def lookup(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
+        """See `TransactionPart.lookup`; where the id was committed earlier, the rows of now."""
+        if not self._is_open():
+            return await table.lookup(keys, missing=missing)
+        return await super().lookup(table, keys, missing=missing)
 
     def _is_open(self) -> bool:
         """Whether anything is to be staged. Raises UsageError once this object has committed."""

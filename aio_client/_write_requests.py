@@ -203,12 +203,6 @@ class WriteResult:
     log_offsets: dict[int, int]
 
 
-def merge_offsets(log_offsets: dict[int, int], others: Mapping[int, int]) -> None:
-    """Raises offsets to those of a later write."""
-    for bucket, offset in others.items():
-        log_offsets[bucket] = max(offset, log_offsets.get(bucket, offset))
-
-
 def _with_checked_keys(batches: Iterable[pa.RecordBatch], shape: TableShape) -> Iterator[pa.RecordBatch]:
     """The same batches. Raises InvalidKey at one with a key that is too long."""
     first_row = 0

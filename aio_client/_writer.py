@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final, Self
 from aio_client._column_locks import Locking, list_locks
 from aio_client._commit import call_again
 from aio_client._data import rows_of
+from aio_client._log_offsets import LogOffsets
 from aio_client._requests import REQUEST_BYTES
-from aio_client._write_requests import WritePieces, WriteResult, merge_offsets
+from aio_client._write_requests import WritePieces, WriteResult
 from aio_client._writer_lanes import Lane, LaneOfKeys
 from aio_client._writes import write_until_answered
 from protos.scankv.v1 import write_pb2
@@ -116,7 +117,7 @@ class Writer:
         self._failure: Exception | None = None
         self._news = asyncio.Event()
         self._rows = 0
-        self._log_offsets: dict[int, int] = {}
+        self._log_offsets = LogOffsets()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._id} of {self._table}>"
@@ -234,7 +235,7 @@ class Writer:
             await self._next_news()
         await self._check()
         result = WriteResult(rows=self._rows, log_offsets=self._log_offsets)
-        self._rows, self._log_offsets = 0, {}
+        self._rows, self._log_offsets = 0, LogOffsets()
         return result
 
     async def _take(self, pieces: WritePieces) -> None:
@@ -275,7 +276,7 @@ class Writer:
             if self._failure is None:
                 response = await write_until_answered(self._transport, request)
                 self._rows += response.rows
-                merge_offsets(self._log_offsets, response.log_offsets)
+                self._log_offsets.note(response.log_offsets, response.table_incarnation)
             else:
                 self._failed[sequence] = piece.batch.num_rows
         except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.merging.engine import Engines
     from streaming_server.engine.prepare import PreparedRows
-    from streaming_server.engine.rehearsal import Rehearsal
     from streaming_server.storage.bucket import Bucket, BucketChange, BucketSnapshot, BucketState
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
@@ -85,8 +84,15 @@ def _noted(change: BucketChange) -> tuple[pa.Array, pa.Array | None]:
     return pa.concat_arrays([change.put_keys, change.delete_keys]), pa.concat_arrays([change.put_values, nothing])
 
 
+class StoredRows(Protocol):
+    """Rows as they are stored: a bucket, or what would be one."""
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """Those of some encoded keys, None where there is none."""
+
+
 def merged(
-    bucket: Bucket | Rehearsal, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec], engines: Engines
+    bucket: StoredRows, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec], engines: Engines
 ) -> BucketChange:
     """What writing rows, which are for the codec, does to their bucket.
 

@@ -7,7 +7,7 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakSet
 
 import numpy as np
@@ -41,11 +41,11 @@ from streaming_server.scan.index_lookup import chosen_index, read_through_index
 from streaming_server.scan.opening import open_scan
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import InvalidRequest, RequestTooLarge
+from table_model.errors import InvalidRequest, RequestTooLarge, WriteConflict
 from table_model.limits import MAX_LOOKUP_KEYS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from protos.scankv.v1.scan_pb2 import ExplainScanResponse
@@ -67,6 +67,9 @@ if TYPE_CHECKING:
     from streaming_server.storage.writer_states import WriterLimits
     from table_model.errors import ScanKvError
     from table_model.schema import TableDefinition
+
+
+Then: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"
 
 
 class LiveTable:
@@ -243,6 +246,12 @@ class LiveTable:
         self, rows: int, parts: list[PreparedRows], terms: WriteTerms, columns: Collection[str] | None = None
     ) -> tuple[int, dict[int, int]]:
         """Writes what was checked; `columns` are those that it may change, None all."""
+        if terms.unchanged_incarnation not in ("", self.definition.incarnation):
+            raise WriteConflict(
+                f"table {self.definition.name} was dropped, and made anew, since it was read; nothing was written: "
+                "read it again",
+                table=self.definition.name,
+            )
         scope = WriteScope(
             buckets=self.buckets,
             current=lambda: (self.codec, list(self.index_codecs.values()), self.engines),
@@ -276,11 +285,18 @@ class LiveTable:
         log_offsets = await undoing.run(offsets)
         return undoing.undone, log_offsets
 
-    async def lookup(self, data: bytes, columns: Sequence[str] | None) -> tuple[pa.RecordBatch, bytes, dict[int, int]]:
+    async def lookup(
+        self, data: bytes, columns: Sequence[str] | None, then: Then | None = None
+    ) -> tuple[pa.RecordBatch, bytes, dict[int, int]]:
         """The rows whose keys are in an Arrow IPC stream.
 
         Returns the rows found, in the order of their keys, and a byte for each key: 1 when found, else 0; and by bucket
         the log offset that it is as of. What is shown is durable.
+
+        Args:
+            data: The Arrow IPC stream.
+            columns: The columns to return. None: all.
+            then: Makes other rows of those found, given encoded keys and stored rows (None: no row).
 
         Raises:
             RequestTooLarge: Too many keys, or too much to return.
@@ -294,6 +310,8 @@ class LiveTable:
         places = rows_by_bucket(numbers)
         keys = {number: encoded.take(pa.array(rows)).to_pylist() for number, rows in places}
         found, offsets = await looked_up(self.buckets, keys)
+        if then is not None:
+            found = await then([key for number, _ in places for key in keys[number]], found)
         order = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in places)])
         stored = pa.array(found, pa.binary()).take(pa.array(np.argsort(order)))
         is_there = stored.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()

@@ -18,6 +18,7 @@ from table_model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_REQUEST_ROW
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from streaming_server.engine.functions.function import Mask
     from streaming_server.engine.merging.rows import Written
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
@@ -82,6 +83,15 @@ class PreparedRows:
         batch, keys = self.batch.slice(start, rows), self.keys.slice(start, rows)
         written = None if self.written is None else self.written.slice(start, rows)
         return PreparedRows(self.bucket, self.codec, batch, keys, values, written)
+
+    def where(self, mask: Mask) -> PreparedRows:
+        """Those of some of the keys."""
+        chosen = pa.array(mask)
+        values = None if self.values is None else self.values.filter(chosen)
+        written = None if self.written is None else self.written.of_keys(mask)
+        return PreparedRows(
+            self.bucket, self.codec, self.batch.filter(chosen), self.keys.filter(chosen), values, written
+        )
 
     def for_codec(self, codec: RowCodec) -> PreparedRows:
         """The same rows for the codec of a newer schema: columns added since are null."""

@@ -9,12 +9,14 @@ import uuid
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from streaming_server.engine.committed_transactions import CommittedTransactions
 from streaming_server.engine.committing import Committing
-from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction, lost
+from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction, lost, touched_by
 from streaming_server.engine.reaper import Reaper
+from streaming_server.engine.staged_lookup import with_staged
 from streaming_server.engine.staged_rows import check_of
 from streaming_server.engine.table_uses import TableUses
 from streaming_server.storage.decisions import Decisions
@@ -24,6 +26,7 @@ from table_model.errors import (
     InvalidRequest,
     RequestTooLarge,
     ScanKvError,
+    TableNotFound,
     TooManyTransactions,
     TransactionCommitted,
 )
@@ -283,6 +286,30 @@ class Transactions:
         await self._append(transaction, place, request, keys, table)
         return rows, found
 
+    async def lookup(self, place: StagedAs, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
+        """Looks keys up as `LiveTable.lookup`, as they are once what a part has staged so far is merged in.
+
+        Args:
+            place: The part, and how many requests it has staged: those are seen.
+            table: The table.
+            keys: An Arrow IPC stream.
+
+        Raises:
+            TransactionLost, TransactionCommitted: Nothing can be staged any more.
+            InvalidRequest: The part has not as many requests; or they cannot be merged.
+            ScanKvError: As for the lookup.
+        """
+        transaction = self._staging(place.token)
+        async with transaction.lock:
+            transaction.check_open()
+            parts = transaction.counted([(place.part, place.sequence)])
+            for name, touched in touched_by(parts).items():
+                if name == table.definition.name and touched.incarnation != table.definition.incarnation:
+                    raise TableNotFound(f"table {name} was dropped, and made anew, since it was written to", table=name)
+            files = [(part.path, part.requests) for part in parts]
+            rows, found, _ = await table.lookup(keys, None, partial(with_staged, table, files, self._executor))
+        return rows, found
+
     async def _append(
         self, transaction: OpenTransaction, place: StagedAs, request: StagedRequest, data: bytes, table: LiveTable
     ) -> None:
@@ -308,9 +335,11 @@ class Transactions:
 
     def _hold_log(self, transaction: OpenTransaction, table: LiveTable) -> None:
         """Keeps the changes in which conflicts will be looked for."""
-        if not transaction.has_ended:
-            for bucket, offset in transaction.log_holds.get(table.definition.name, {}).items():
-                table.buckets[bucket].hold_log(_owner(transaction), offset)
+        offsets = transaction.log_holds.get(table.definition.name, {})
+        # One that was made anew may have fewer buckets.
+        for live in table.buckets:
+            if live.number in offsets and not transaction.has_ended:
+                live.hold_log(_owner(transaction), offsets[live.number])
 
     def log_holds(self, table: str, bucket: int) -> dict[str, int]:
         """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""

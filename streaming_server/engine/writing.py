@@ -33,12 +33,14 @@ class WriteTerms:
     Attributes:
         identity: Which request of which writer it is. None: repeating it applies it again.
         unchanged_since: Nothing is written if one of its keys has changed since these offsets, by bucket. None: always.
+        unchanged_incarnation: Of which table these offsets are. Empty: that is not known.
         column_locks: The ids of the column locks that its writer has.
         undo_as: Who the changelog says has made the changes of an undo. None: the writer, if it was opened.
     """
 
     identity: WriteIdentity | None = None
     unchanged_since: Mapping[int, int] | None = None
+    unchanged_incarnation: str = ""
     column_locks: frozenset[str] = frozenset()
     undo_as: str | None = None
 

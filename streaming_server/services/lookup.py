@@ -90,11 +90,17 @@ class LookupService:
         """Reads the rows of some keys."""
         async with mapped_errors(request, context):
             columns = column_names(request.columns) if request.HasField("columns") else None
-            rows, found, offsets = await self._tables.table(request.table).lookup(request.keys, columns)
+            table = self._tables.table(request.table)
+            rows, found, offsets = await table.lookup(request.keys, columns)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)
-        response = lookup_pb2.LookupResponse(rows=sink.getvalue().to_pybytes(), found=found, log_offsets=offsets)
+        response = lookup_pb2.LookupResponse(
+            rows=sink.getvalue().to_pybytes(),
+            found=found,
+            log_offsets=offsets,
+            table_incarnation=table.definition.incarnation,
+        )
         return response.SerializeToString()
 
     async def Count(

@@ -68,6 +68,19 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             return transaction_pb2.GetForUpdateResponse(rows=to_ipc(rows), found=found)
         raise AssertionError("mapped_errors ends the call")
 
+    async def LookupStaged(
+        self,
+        request: transaction_pb2.LookupStagedRequest,
+        context: grpc.aio.ServicerContext[transaction_pb2.LookupStagedRequest, transaction_pb2.LookupStagedResponse],
+    ) -> transaction_pb2.LookupStagedResponse:
+        """Reads rows as the transaction would leave them."""
+        async with mapped_errors(request, context):
+            place = StagedAs(token=request.token, part=request.part, sequence=request.requests)
+            table = self._tables.table(request.table)
+            rows, found = await self._transactions.lookup(place, table, request.keys)
+            return transaction_pb2.LookupStagedResponse(rows=to_ipc(rows), found=found)
+        raise AssertionError("mapped_errors ends the call")
+
     async def CommitTransaction(
         self,
         request: transaction_pb2.CommitTransactionRequest,

@@ -15,6 +15,8 @@ from table_model.errors import InvalidRequest
 from table_model.names import check_writer_id
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import grpc
 
     from streaming_server.engine.live_table import LiveTable
@@ -44,7 +46,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 return await self._staged(request, table, UPSERT, request.rows, schema_id=request.schema_id)
             rows, offsets = await table.upsert(request.rows, request.schema_id, terms_of(request), kind_of(request))
         self.rows_written += rows
-        return write_pb2.WriteResponse(rows=rows, log_offsets=offsets)
+        return _written(rows, offsets, table)
 
     async def Delete(
         self,
@@ -58,7 +60,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                 return await self._staged(request, table, DELETE, request.keys)
             rows, offsets = await table.delete(request.keys, terms_of(request), kind_of(request))
         self.rows_written += rows
-        return write_pb2.WriteResponse(rows=rows, log_offsets=offsets)
+        return _written(rows, offsets, table)
 
     async def _staged(
         self,
@@ -70,7 +72,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         schema_id: int = 0,
     ) -> write_pb2.WriteResponse:
         """Stages a write as a part of its transaction."""
-        if request.HasField("writer") or request.unchanged_since:
+        if request.HasField("writer") or request.unchanged_since or request.unchanged_incarnation:
             raise InvalidRequest(
                 "a write of a transaction has neither writer nor unchanged_since: use GetForUpdate, or its "
                 "conflict mode"
@@ -112,6 +114,11 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
 
 
+def _written(rows: int, offsets: Mapping[int, int], table: LiveTable) -> write_pb2.WriteResponse:
+    incarnation = table.definition.incarnation
+    return write_pb2.WriteResponse(rows=rows, log_offsets=offsets, table_incarnation=incarnation)
+
+
 def kind_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WriteKind:
     """What a request does with its rows. Raises InvalidRequest."""
     if request.mode not in write_pb2.WriteMode.values():
@@ -124,6 +131,7 @@ def terms_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> Writ
     return WriteTerms(
         identity=_identity_of(request.writer) if request.HasField("writer") else None,
         unchanged_since=dict(request.unchanged_since) or None,
+        unchanged_incarnation=request.unchanged_incarnation,
         column_locks=frozenset(request.column_locks),
     )
 

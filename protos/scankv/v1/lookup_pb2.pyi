@@ -122,10 +122,13 @@ class LookupResponse(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     FOUND_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     """An Arrow IPC stream of the rows found, in the order of their keys in the request."""
     found: _builtins.bytes
     """One byte for every key of the request: 1 when it has a row, else 0."""
+    table_incarnation: _builtins.str
+    """Differs for a table that is dropped and made anew."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket that has one of the keys, the offset of the first change that is not shown: what a conditional write
@@ -138,10 +141,11 @@ class LookupResponse(_message.Message):
         rows: _builtins.bytes = ...,
         found: _builtins.bytes = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "log_offsets", b"log_offsets", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "log_offsets", b"log_offsets", "rows", b"rows", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -174,6 +174,63 @@ class GetForUpdateResponse(_message.Message):
 Global___GetForUpdateResponse: _TypeAlias = GetForUpdateResponse  # noqa: Y015
 
 @_typing.final
+class LookupStagedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    part: _builtins.str
+    requests: _builtins.int
+    """How many requests the part has."""
+    table: _builtins.str
+    """`database.table`."""
+    keys: _builtins.bytes
+    """An Arrow IPC stream with exactly the key columns, by name, in any order."""
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+        part: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        table: _builtins.str = ...,
+        keys: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "part", b"part", "requests", b"requests", "table", b"table", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LookupStagedRequest: _TypeAlias = LookupStagedRequest  # noqa: Y015
+
+@_typing.final
+class LookupStagedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    rows: _builtins.bytes
+    """As in LookupResponse."""
+    found: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        rows: _builtins.bytes = ...,
+        found: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LookupStagedResponse: _TypeAlias = LookupStagedResponse  # noqa: Y015
+
+@_typing.final
 class TransactionPartSize(_message.Message):
     """What one participant has staged."""
 

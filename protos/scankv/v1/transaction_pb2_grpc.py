@@ -44,6 +44,11 @@ class TransactionServiceStub:
                 request_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.GetForUpdateRequest.SerializeToString,
                 response_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.GetForUpdateResponse.FromString,
                 _registered_method=True)
+        self.LookupStaged = channel.unary_unary(
+                '/scankv.v1.TransactionService/LookupStaged',
+                request_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedRequest.SerializeToString,
+                response_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedResponse.FromString,
+                _registered_method=True)
         self.CommitTransaction = channel.unary_unary(
                 '/scankv.v1.TransactionService/CommitTransaction',
                 request_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.CommitTransactionRequest.SerializeToString,
@@ -78,6 +83,16 @@ class TransactionServiceServicer:
         """Reads rows by key as of now, without what the transaction has staged, and has the commit fail with
         TRANSACTION_CONFLICT when one of them changes until then. Locks nothing.
         Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (max_transaction_bytes).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LookupStaged(self, request, context):
+        """Reads rows by key as they would be if all that one part has staged so far was committed now; whatever the merge
+        engine. The commit does not depend on them.
+        Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many requests
+        as said; a merge has no result).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,6 +139,11 @@ def add_TransactionServiceServicer_to_server(servicer, server):
                     servicer.GetForUpdate,
                     request_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.GetForUpdateRequest.FromString,
                     response_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.GetForUpdateResponse.SerializeToString,
+            ),
+            'LookupStaged': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookupStaged,
+                    request_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedRequest.FromString,
+                    response_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedResponse.SerializeToString,
             ),
             'CommitTransaction': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitTransaction,
@@ -195,6 +215,33 @@ class TransactionService:
             '/scankv.v1.TransactionService/GetForUpdate',
             protos_dot_scankv_dot_v1_dot_transaction__pb2.GetForUpdateRequest.SerializeToString,
             protos_dot_scankv_dot_v1_dot_transaction__pb2.GetForUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookupStaged(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.TransactionService/LookupStaged',
+            protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedRequest.SerializeToString,
+            protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,12 @@ class TransactionServiceStub:
     TRANSACTION_CONFLICT when one of them changes until then. Locks nothing.
     Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (max_transaction_bytes).
     """
+    LookupStaged: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.LookupStagedRequest, _transaction_pb2.LookupStagedResponse]
+    """Reads rows by key as they would be if all that one part has staged so far was committed now; whatever the merge
+    engine. The commit does not depend on them.
+    Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many requests
+    as said; a merge has no result).
+    """
     CommitTransaction: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.CommitTransactionRequest, _transaction_pb2.CommitTransactionResponse]
     """Commits: answered when all is durable and seen. Repeating the call, also after the server has forgotten what was
     staged, gives the first answer: ids are remembered for 7 days (a setting), and of all ids that are equal up to their
@@ -83,6 +89,12 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     """Reads rows by key as of now, without what the transaction has staged, and has the commit fail with
     TRANSACTION_CONFLICT when one of them changes until then. Locks nothing.
     Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (max_transaction_bytes).
+    """
+    LookupStaged: _aio.UnaryUnaryMultiCallable[_transaction_pb2.LookupStagedRequest, _transaction_pb2.LookupStagedResponse]  # type: ignore[assignment]
+    """Reads rows by key as they would be if all that one part has staged so far was committed now; whatever the merge
+    engine. The commit does not depend on them.
+    Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many requests
+    as said; a merge has no result).
     """
     CommitTransaction: _aio.UnaryUnaryMultiCallable[_transaction_pb2.CommitTransactionRequest, _transaction_pb2.CommitTransactionResponse]  # type: ignore[assignment]
     """Commits: answered when all is durable and seen. Repeating the call, also after the server has forgotten what was
@@ -123,6 +135,18 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reads rows by key as of now, without what the transaction has staged, and has the commit fail with
         TRANSACTION_CONFLICT when one of them changes until then. Locks nothing.
         Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (max_transaction_bytes).
+        """
+
+    @_abc_1.abstractmethod
+    def LookupStaged(
+        self,
+        request: _transaction_pb2.LookupStagedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_transaction_pb2.LookupStagedResponse, _abc.Awaitable[_transaction_pb2.LookupStagedResponse]]:
+        """Reads rows by key as they would be if all that one part has staged so far was committed now; whatever the merge
+        engine. The commit does not depend on them.
+        Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many requests
+        as said; a merge has no result).
         """
 
     @_abc_1.abstractmethod

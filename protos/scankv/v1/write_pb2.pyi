@@ -117,6 +117,7 @@ class UpsertRequest(_message.Message):
     SCHEMA_ID_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    UNCHANGED_INCARNATION_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
     UNCHANGED_SINCE_FIELD_NUMBER: _builtins.int
     COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
@@ -134,7 +135,11 @@ class UpsertRequest(_message.Message):
     schema_id: _builtins.int
     """The version of the table's schema that the rows were made for. Columns added since then become null. 0: the current."""
     mode: Global___WriteMode.ValueType
-    """6 to 8 and 13 to 15 are kept for later."""
+    """7, 8 and 13 to 15 are kept for later."""
+    unchanged_incarnation: _builtins.str
+    """With `unchanged_since`: the `table_incarnation` of the answer that gave these offsets. WRITE_CONFLICT when the table
+    was dropped since, and made anew. Empty: that is not looked at.
+    """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The columns that `rows` has, the whole key among them: others stay as they are, and are null where there was no row.
@@ -169,6 +174,7 @@ class UpsertRequest(_message.Message):
         schema_id: _builtins.int = ...,
         columns: _abc.Iterable[_builtins.str] | None = ...,
         mode: Global___WriteMode.ValueType = ...,
+        unchanged_incarnation: _builtins.str = ...,
         writer: Global___WriterIdentity | None = ...,
         unchanged_since: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         column_locks: _abc.Iterable[_builtins.str] | None = ...,
@@ -176,7 +182,7 @@ class UpsertRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "transaction", b"transaction", "unchanged_incarnation", b"unchanged_incarnation", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -210,6 +216,7 @@ class DeleteRequest(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    UNCHANGED_INCARNATION_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
     UNCHANGED_SINCE_FIELD_NUMBER: _builtins.int
     COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
@@ -220,8 +227,10 @@ class DeleteRequest(_message.Message):
     """An Arrow IPC stream with exactly the key columns, by name, in any order."""
     mode: Global___WriteMode.ValueType
     """Overwriting, a table deletes also what its delete_behavior keeps.
-    3, 6 to 8 and 13 to 15 are kept as in UpsertRequest.
+    3, 7, 8 and 13 to 15 are kept as in UpsertRequest.
     """
+    unchanged_incarnation: _builtins.str
+    """As in UpsertRequest."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these columns become null; key columns among them are passed over, but one must not be of the key. A row of
@@ -229,9 +238,7 @@ class DeleteRequest(_message.Message):
         """
 
     @_builtins.property
-    def writer(self) -> Global___WriterIdentity:
-        """As in UpsertRequest."""
-
+    def writer(self) -> Global___WriterIdentity: ...
     @_builtins.property
     def unchanged_since(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     @_builtins.property
@@ -245,6 +252,7 @@ class DeleteRequest(_message.Message):
         keys: _builtins.bytes = ...,
         columns: _abc.Iterable[_builtins.str] | None = ...,
         mode: Global___WriteMode.ValueType = ...,
+        unchanged_incarnation: _builtins.str = ...,
         writer: Global___WriterIdentity | None = ...,
         unchanged_since: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         column_locks: _abc.Iterable[_builtins.str] | None = ...,
@@ -252,7 +260,7 @@ class DeleteRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "keys", b"keys", "mode", b"mode", "table", b"table", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "keys", b"keys", "mode", b"mode", "table", b"table", "transaction", b"transaction", "unchanged_incarnation", b"unchanged_incarnation", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -320,8 +328,11 @@ class WriteResponse(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Rows (or keys) in the request."""
+    table_incarnation: _builtins.str
+    """Differs for a table that is dropped and made anew."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket that the request touched, the offset of the first change after it. A change that changes nothing
@@ -333,10 +344,11 @@ class WriteResponse(_message.Message):
         *,
         rows: _builtins.int = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "rows", b"rows", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

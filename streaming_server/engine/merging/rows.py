@@ -112,6 +112,14 @@ class Written:
         batch = self.batch.slice(first, behind - first)
         return Written(batch, starts - first, kinds, self.columns, self.overwrite)
 
+    def of_keys(self, mask: Mask) -> Written:
+        """The rows of some of the keys."""
+        counts = np.diff(self.starts)
+        rows = np.repeat(mask, counts)
+        kinds = None if self.kinds is None else self.kinds[rows]
+        starts = np.concatenate(([0], np.cumsum(counts[mask])))
+        return Written(self.batch.filter(pa.array(rows)), starts, kinds, self.columns, self.overwrite)
+
     def where(self, mask: Mask) -> Written:
         """Some of the rows, for the same keys."""
         starts = np.concatenate(([0], np.cumsum(mask)))[self.starts]

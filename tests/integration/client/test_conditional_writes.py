@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import pickle
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -171,3 +173,30 @@ async def test_a_version_that_the_changelog_has_forgotten_is_refused(tmp_path: P
                 return False
 
             await await_until(is_forgotten, "the old changes were removed", timeout=60)
+
+
+async def test_what_was_read_of_a_table_that_was_dropped_and_made_anew_is_refused(client: Client, name: str) -> None:
+    table = await made(client, name)
+    read = (await table.lookup(list(range(30)), with_version=True)).log_offsets
+    async with table.scan().stream() as stream:
+        assert [batch async for batch in stream]
+        scanned = stream.log_offsets
+    written = (await table.upsert(rows(range(30), 0))).log_offsets
+    async with table.writer() as writer:
+        await writer.upsert(rows(range(30), 0))
+        flushed = (await writer.flush()).log_offsets
+    assert read == scanned == written == flushed == dict(read)
+    await client.drop_table(name)
+    again = await made(client, name)
+    assert (await again.lookup(list(range(30)), with_version=True)).log_offsets == read, "the same numbers"
+    for version_ in (read, scanned, written, flushed, pickle.loads(pickle.dumps(read)), copy(read)):
+        for handle in (table, again):
+            with pytest.raises(WriteConflict, match="made anew"):
+                await handle.upsert(rows(range(30), 1), if_version=version_)
+            with pytest.raises(WriteConflict, match="made anew"):
+                await handle.delete(list(range(30)), if_version=version_)
+    assert await content(again) == dict.fromkeys(range(30), 0)
+    # The handle that was opened before the drop reads the new table, and may write what it has read there.
+    new = await table.lookup([1], with_version=True)
+    await table.upsert(rows([1], 5), if_version=new.log_offsets)
+    await again.upsert(rows([2], 5), if_version=dict(read))  # numbers alone do not say of which table they are

@@ -383,3 +383,89 @@ async def test_the_blocking_client_does_the_same(sync_client: sync.Client, name:
         assert table.count() == 2
 
     await asyncio.to_thread(use)
+
+
+async def test_a_transaction_reads_what_it_has_staged_itself(client: Client, table: Table) -> None:
+    await table.upsert(rows(range(6), 1, 1))
+    async with client.transaction() as tx:
+        assert await tx.get(table, 0) == {"k": 0, "a": 1, "b": 1}
+        await tx.upsert(table, rows([0, 7], 2, 2))
+        await tx.delete(table, [1, 7, 8])
+        await tx.upsert(table, pa.table({"k": [2, 9], "a": [3, 3]}), columns=["k", "a"])
+        await tx.upsert(table, rows([4], 4) + rows([4], 5))
+        await table.upsert(rows([3, 4, 9], 9, 9))  # of others, what is committed
+        found = await tx.lookup(table, [9, 8, 4, 3, 2, 1, 0, 0], missing="null")
+        assert [(row["k"], row["a"], row["b"]) for row in found.to_pylist()] == [
+            (9, 3, 9),
+            (8, None, None),
+            (4, 5, 0),
+            (3, 9, 9),
+            (2, 3, 1),
+            (1, None, None),
+            (0, 2, 2),
+            (0, 2, 2),
+        ]
+        assert await tx.get(table, 7) is None
+        other = client.transaction_part(tx.token, "other")
+        assert await other.get(table, 0) == {"k": 0, "a": 1, "b": 1}, "each part reads its own"
+        assert (await table.get(0)) == {"k": 0, "a": 1, "b": 1}, "nobody else sees it"
+        staged = await tx.lookup(table, list(range(10)))
+    assert (await table.lookup(list(range(10)))).equals(staged), "the commit makes what was read"
+    with pytest.raises(UsageError):
+        await tx.get(table, 0)
+
+
+@pytest.mark.parametrize("columns", [None, ["k", "a"]])
+async def test_what_is_read_is_what_the_merge_engine_will_make_of_it(
+    client: Client, name: str, columns: list[str] | None
+) -> None:
+    table = await client.create_table(
+        name, SCHEMA, primary_key=["k"], merge_engine="aggregate", aggregates={"a": agg.avg(), "b": agg.sum()}
+    )
+    await table.upsert(rows(range(50), 10, 1))
+    async with client.transaction() as tx:
+        for value in (4, 7, 9):
+            staged = pa.Table.from_pylist(rows(range(30, 80), value, 2), SCHEMA)
+            await tx.upsert(table, staged.select(columns or SCHEMA.names), columns)
+        await tx.retract(table, [{"k": 79, "a": 9, "b": 2}])
+        read = await tx.lookup(table, list(range(90)))
+        assert read.num_rows == 80
+    assert (await table.lookup(list(range(90)))).equals(read)
+    tx = await client.transaction()
+    await tx.upsert(table, [{"k": 5, "a": 0, "b": 2**63 - 1}])
+    with pytest.raises(InvalidRequest, match="does not fit"):
+        await tx.get(table, 5)
+    assert (await tx.lookup(table, [4])).num_rows == 1
+    with pytest.raises(InvalidRequest, match="does not fit"):
+        await tx.commit()
+    await tx.abort()
+
+
+async def test_what_is_staged_is_read_after_columns_were_added_and_not_of_another_table(
+    client: Client, table: Table
+) -> None:
+    tx = await client.transaction()
+    await tx.upsert(table, rows([1], 1, 1))
+    await client.alter_table(table.name, add_columns=pa.schema([("c", pa.int64())]))
+    altered = await client.table(table.name)
+    assert await tx.get(altered, 1) == {"k": 1, "a": 1, "b": 1, "c": None}
+    await client.drop_table(table.name)
+    again = await client.create_table(table.name, SCHEMA, primary_key=["k"])
+    with pytest.raises(TableNotFound):
+        await tx.get(again, 1)
+    await tx.abort()
+    with pytest.raises(TransactionLost):
+        await tx.get(again, 1)
+
+
+async def test_a_table_made_anew_with_fewer_buckets_is_none_that_the_transaction_knows(
+    client: Client, table: Table
+) -> None:
+    tx = await client.transaction(conflict="abort")
+    await tx.upsert(table, rows(range(20), 1))
+    await client.drop_table(table.name)
+    again = await client.create_table(table.name, SCHEMA, primary_key=["k"], buckets=1)
+    assert (await tx.get_for_update(again, [1])).num_rows == 0
+    with pytest.raises(TableNotFound, match="made anew"):
+        await tx.commit()
+    await tx.abort()
