@@ -141,6 +141,8 @@ class Stretches:
         self._base = base
         self._reverse = reverse
         self._is_worthy = is_worthy
+        self._batch: tuple[int, pa.RecordBatch] | None = None
+        self._batch_keys: tuple[int, pa.BinaryArray] | None = None
         self._starts = [0, *accumulate(base.rows_in(number) for number in range(len(base)))]
         self._low = 0 if key_range.start is None else self._number_of(key_range.start)
         self._high = self._starts[-1] if key_range.end is None else self._number_of(key_range.end)
@@ -148,7 +150,6 @@ class Stretches:
         if key_range.is_empty:
             self._high, self._net = self._low, NO_ROWS
         self._net_low, self._net_high = 0, len(self._net)
-        self._batch: tuple[int, pa.RecordBatch] | None = None
         self._block = _Block(0, 0, NO_ROWS, np.zeros(1, np.int64))
 
     def next(self, max_rows: int, max_bytes: int) -> Step | None:
@@ -200,6 +201,8 @@ class Stretches:
 
     def _beside(self, first: int, behind: int) -> tuple[int, int]:
         """The net rows up to the row of the base that follows these."""
+        if self._net_low == self._net_high:
+            return self._net_low, self._net_high
         if self._reverse:
             if first == self._low:
                 return self._net_low, self._net_high
@@ -287,7 +290,13 @@ class Stretches:
         if not count:
             return NO_ROWS.keys
         number = self._batch_of(first)
-        return self._base.keys(number).slice(first - self._starts[number], count)
+        return self._keys_of(number).slice(first - self._starts[number], count)
+
+    def _keys_of(self, number: int) -> pa.BinaryArray:
+        """The encoded keys of a batch, most often the same as before."""
+        if self._batch_keys is None or self._batch_keys[0] != number:
+            self._batch_keys = number, self._base.keys(number)
+        return self._batch_keys[1]
 
     def _key(self, number: int) -> bytes:
         """The encoded key of a row of the base; that of a batch's first and last row without reading its keys."""
@@ -296,14 +305,14 @@ class Stretches:
             return self._base.first_keys[batch]
         if number == self._starts[batch + 1] - 1:
             return self._base.last_keys[batch]
-        return _key_at(self._base.keys(batch), number - self._starts[batch])
+        return _key_at(self._keys_of(batch), number - self._starts[batch])
 
     def _number_of(self, key: bytes) -> int:
         """How many rows of the base have a lower key."""
         batch = bisect_left(self._base.last_keys, key)
         if batch == len(self._base) or key <= self._base.first_keys[batch]:
             return self._starts[batch]
-        found = pc.search_sorted(self._base.keys(batch), pa.scalar(key, pa.binary()))
+        found = pc.search_sorted(self._keys_of(batch), pa.scalar(key, pa.binary()))
         return self._starts[batch] + int(found.as_py())
 
 
