@@ -273,7 +273,7 @@ class TooManyWriters(ServerRefused):
 class WriteConflict(ServerRefused):
     """A row that a conditional write is about has changed since the version that it was to be of; nothing was written.
 
-    `details` has `bucket`, and `keys`, which says how many of the bucket's keys that is true of; neither where the whole
+    `details` has `bucket`, and `keys`, which says how many of the bucket's keys that is true of; neither where the
     table was dropped, and made anew.
     """
 

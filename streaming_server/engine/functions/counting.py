@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -10,12 +12,17 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from streaming_server.engine.functions.arithmetic import added_up
-from streaming_server.engine.functions.function import Inputs, valid
+from streaming_server.engine.functions.function import Inputs, refuse_where, valid
+from streaming_server.storage.arrow_buffers import validity_buffer
+from table_model.types import format_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
+
+
+_WORD: Final = 2**64 - 1
 
 
 class Count:
@@ -33,7 +40,7 @@ class Average:
     """The mean of what is not null, null where nothing is. Hidden: sum and count."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`; refuses a sum of over 38 digits."""
+        """As `MergeFunction.merge`; refuses a sum of over 38 digits, and a mean that does not fit the column."""
         before, total, count = old
         inputs = inputs.not_null()
         values = inputs.values.cast(pa.float64()) if pat.is_floating(before.type) else _decimals(inputs.values)
@@ -60,7 +67,11 @@ def _decimals(values: pa.Array) -> pa.Array:
 
 
 def _mean(total: pa.Array, count: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Sum by count, null where there is none; without a float rounded, ties to even."""
+    """Sum by count, null where there is none; without a float rounded, ties to even.
+
+    Raises:
+        RefusedValueError: A mean does not fit the column, as it may where more is taken back than came.
+    """
     some = pc.not_equal(count, pa.scalar(0, pa.int64())).fill_null(False)
     count = pc.if_else(some, count, pa.scalar(1, pa.int64()))
     if pat.is_floating(type_):
@@ -69,12 +80,44 @@ def _mean(total: pa.Array, count: pa.Array, type_: pa.DataType) -> pa.Array:
             means = total.fill_null(0.0).to_numpy(zero_copy_only=False) / divisor
             narrow = means.astype(type_.to_pandas_dtype())
         return pa.array(narrow, type_, mask=~(valid(total) & some.to_numpy(zero_copy_only=False)))
-    # Without their scale, as a negative one has no division. Nineteen digits behind the point tell every tie.
-    plain = total.view(pa.decimal128(38, 0)).cast(pa.decimal256(38, 0))
-    means = pc.divide(plain, count.cast(pa.decimal256(19, 0)))
-    rounded = pc.round(means, ndigits=0, round_mode="half_to_even").cast(pa.decimal256(38, 0))
-    rounded = pc.if_else(some, rounded, pa.scalar(None, rounded.type)).cast(pa.decimal128(38, 0))
+    # Without their scale, as a negative one has no division.
+    rounded = _rounded(total.view(pa.decimal128(38, 0)), count)
+    rounded = pc.if_else(some, rounded, pa.scalar(None, rounded.type))
+    least, most = _bounds(type_)
+    is_over = pc.or_(pc.greater(rounded, most), pc.less(rounded, least)).fill_null(False)
+    refuse_where(is_over.to_numpy(zero_copy_only=False), f"the mean does not fit {format_type(type_)}")
     if pat.is_integer(type_):
         return rounded.cast(type_)
-    # A mean of values has no more digits than they do, so it fits.
     return pa.Array.from_buffers(type_, len(rounded), rounded.buffers(), offset=rounded.offset)
+
+
+def _rounded(total: pa.Array, count: pa.Array) -> pa.Array:
+    """Whole numbers, decimals of 38 digits, divided by counts that are not zero, ties to even.
+
+    Not by Arrow, whose rounding of long decimals gives other digits. What has over 62 bits is divided one by one.
+    """
+    words = np.frombuffer(total.buffers()[1] or b"", np.int64)[2 * total.offset : 2 * (total.offset + len(total))]
+    low, high = words.reshape(-1, 2).T
+    counts: npt.NDArray[np.int64] = count.to_numpy(zero_copy_only=False)
+    some = valid(total)
+    short = ((high == low >> 63) & (low > -(2**62)) & (low < 2**62)) | ~some
+    sign = np.where(counts < 0, -1, 1)
+    divisor, dividend = counts * sign, np.where(short & some, low, 0) * sign
+    quotient = dividend // divisor
+    rest = dividend - quotient * divisor
+    quotient += (rest > divisor - rest) | ((rest == divisor - rest) & (quotient % 2 == 1))
+    made = np.stack((quotient, quotient >> 63), axis=1)
+    for place in np.flatnonzero(~short).tolist():
+        exact = round(Fraction((int(high[place]) << 64) + (int(low[place]) & _WORD), int(counts[place])))
+        made[place] = np.array((exact & _WORD, exact >> 64 & _WORD), np.uint64).view(np.int64)
+    return pa.Array.from_buffers(pa.decimal128(38, 0), len(made), [validity_buffer(some), pa.py_buffer(made)])
+
+
+def _bounds(type_: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
+    """The least and the greatest value of a type, of decimals without their scale."""
+    if pat.is_integer(type_):
+        bounds = np.iinfo(type_.to_pandas_dtype())
+        least, most = int(bounds.min), int(bounds.max)
+    else:
+        least, most = 1 - 10**type_.precision, 10**type_.precision - 1
+    return pa.scalar(Decimal(least), pa.decimal128(38, 0)), pa.scalar(Decimal(most), pa.decimal128(38, 0))

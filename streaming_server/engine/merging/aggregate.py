@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from streaming_server.engine.functions.function import Inputs, RefusedValueError
+from streaming_server.engine.functions.function import Inputs, RefusedValueError, chosen
 from streaming_server.engine.merging.rows import Merged
 from table_model.merge_functions import IGNORE_RETRACT, ColumnAggregate
 
@@ -80,9 +79,7 @@ class AggregatedColumn:
         empty = [pa.nulls(len(values), standing.columns[name].type) for name in names]
         places = np.flatnonzero(where)
         made = self.function.merge(empty, Inputs(values.take(pa.array(places)), places, len(values)))
-        hidden = [
-            pc.if_else(pa.array(where), new, standing.columns[name]) for name, new in zip(names, made, strict=True)
-        ]
+        hidden = [chosen(where, new, standing.columns[name]) for name, new in zip(names, made, strict=True)]
         return {**dict(zip(names, hidden, strict=True)), self.aggregate.column: values}
 
 

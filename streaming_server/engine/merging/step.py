@@ -92,12 +92,9 @@ def _last_deletes(written: Written) -> Places:
 def _cleared(before: Standing, written: Written, deleted: Mask) -> Standing:
     """What stands after deletes: of some columns, or of the row. A row goes when nothing beside its key is left."""
     targets = set(written.targets(before))
-    kept = pa.array(~deleted)
-    columns = {
-        name: pc.if_else(kept, old, pa.scalar(None, old.type))
-        for name, old in before.columns.items()
-        if name.partition("\0")[0] in targets
-    }
+    # Not if_else, which makes another type of decimals with a negative scale.
+    kept = pa.array(np.arange(written.count), mask=deleted)
+    columns = {name: old.take(kept) for name, old in before.columns.items() if name.partition("\0")[0] in targets}
     exists = before.exists & ~deleted
     if written.columns is not None:
         has_value = np.zeros(written.count, np.bool_)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -408,3 +410,83 @@ async def test_count_counts_inputs_of_any_type(client: Client, name: str) -> Non
     assert await table.get(1) == {"k": 1, "n": 300, "a": None}
     with pytest.raises(SchemaMismatch):
         await table.upsert([{"k": 1, "n": "text", "a": None}], mode="overwrite")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("type_", "least", "most"),
+    [
+        (pa.int8(), -128, 127),
+        (pa.uint64(), 0, 2**64 - 1),
+        (pa.int64(), -(2**63), 2**63 - 1),
+        (pa.decimal128(1, 1), Decimal("-0.9"), Decimal("0.9")),
+        (pa.decimal128(5, -3), Decimal("-99999E3"), Decimal("99999E3")),
+    ],
+    ids=str,
+)
+async def test_a_mean_that_leaves_its_column_because_rows_are_taken_back_is_refused(
+    client: Client, name: str, type_: pa.DataType, least: Any, most: Any
+) -> None:
+    schema = pa.schema([("k", pa.int64()), ("v", type_)])
+    table = await client.create_table(
+        name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"v": agg.avg()}
+    )
+    middle = least + (most - least) // 2 if isinstance(least, int) else Decimal(0).quantize(least)
+    await table.upsert([{"k": 1, "v": most}, {"k": 1, "v": most}, {"k": 2, "v": middle}, {"k": 2, "v": middle}])
+    before = await table.scan().to_pylist()
+    one = least if least else middle
+    for key, back in ((1, one), (2, most)):
+        with pytest.raises(InvalidRequest, match=f'column "v", key .{key}.: the mean does not fit'):
+            await table.retract([{"k": key, "v": back}, {"k": key, "v": back}, {"k": key, "v": back}])
+    assert await table.scan().to_pylist() == before
+    await table.retract([{"k": 1, "v": most}])
+    assert await table.get(1) == {"k": 1, "v": most}
+    await assert_replays(table)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("function", ["sum", "avg", "min", "max", "last_value"])
+async def test_columns_of_any_type_can_be_deleted_beside_others(client: Client, name: str, function: str) -> None:
+    type_ = pa.decimal128(5, -3)
+    schema = pa.schema([("k", pa.int64()), ("v", type_), ("o", pa.int64())])
+    table = await client.create_table(
+        name,
+        schema,
+        primary_key=["k"],
+        merge_engine="aggregate",
+        aggregates={"v": getattr(agg, function)()},
+        delete_behavior="allow",
+    )
+    rows = [{"k": k, "v": Decimal("7E3"), "o": 1} for k in range(3)]
+    await table.upsert(rows)
+    await table.delete([0, 1], columns=["v"])
+    await table.upsert(rows[1:2])
+    assert await table.scan(columns=["v"]).ordered().to_pylist() == [
+        {"v": None},
+        {"v": Decimal(7000)},
+        {"v": Decimal(7000)},
+    ]
+    await assert_replays(table)
+
+
+@pytest.mark.asyncio
+async def test_means_of_large_numbers_are_exact_and_ties_go_to_the_even_neighbour(client: Client, name: str) -> None:
+    big, huge = 2**64 - 1, Decimal(10**37)
+    schema = pa.schema([("k", pa.int64()), ("u", pa.uint64()), ("d", pa.decimal128(38, 0))])
+    table = await client.create_table(
+        name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"u": agg.avg(), "d": agg.avg()}
+    )
+    inputs: dict[int, list[tuple[Any, Any]]] = {
+        1: [(big, huge)],
+        2: [(big, huge + 1), (big, huge)],
+        3: [(big, huge + 1), (big - 1, huge + 2)],
+        4: [(big, -huge), (big - 2, -huge - 1), (big - 2, None)],
+        5: [(1, Decimal(1)), (2, Decimal(2))],
+    }
+    await table.upsert([{"k": k, "u": u, "d": d} for k, values in inputs.items() for u, d in values])
+    for k, values in inputs.items():
+        means = []
+        for column in zip(*values, strict=True):
+            there = [int(value) for value in column if value is not None]
+            means.append(round(Fraction(sum(there), len(there))))
+        assert await table.get(k) == {"k": k, "u": means[0], "d": Decimal(means[1])}
