@@ -1,7 +1,8 @@
-"""Fixtures of all tests: a real server in its own process; and how Hypothesis runs."""
+"""Fixtures of all tests: a real server in its own process; and how Hypothesis and the garbage collector run."""
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 settings.load_profile("unhurried")
+
+
+def pytest_collection_finish() -> None:
+    """Spares the collections of garbage, of which each full one would look at all that the tests have imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
