@@ -25,10 +25,13 @@ settings.register_profile(
 settings.load_profile("unhurried")
 
 
-def pytest_collection_finish() -> None:
-    """Spares the collections of garbage, of which each full one would look at all that the tests have imported."""
+@pytest.fixture(scope="session", autouse=True)
+def _garbage() -> Iterator[None]:
+    """Has the collector pass over all that the tests have imported, which each full collection would look at."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
