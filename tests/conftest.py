@@ -1,7 +1,8 @@
-"""Fixtures of all tests: a real server in its own process; and how Hypothesis runs."""
+"""Fixtures of all tests: a real server in its own process; and how Hypothesis and the garbage collector run."""
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _garbage() -> Iterator[None]:
+    """Has the collector pass over all that the tests have imported, which each full collection would look at."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -120,7 +120,7 @@ async def test_beginning_an_id_again_aborts_the_one_before(client: Client, table
 
 
 async def test_one_of_which_nothing_is_heard_expires(client: Client, table: Table) -> None:
-    tx = await client.transaction(ttl=1)
+    tx = await client.transaction(ttl=2)
     await tx.upsert(table, rows([1], 1))
 
     async def is_gone() -> bool:

@@ -330,7 +330,7 @@ def test_a_table_dropped_under_a_reader_that_takes_nothing_frees_the_iterators_a
 
 
 def test_hundreds_of_cancelled_scans_leave_nothing_behind(settings: Any) -> None:
-    _cancel_many(settings(), 400)
+    _cancel_many(settings(), 200)
 
 
 @pytest.mark.soak

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 @pytest.fixture
-def unused_port() -> int:
-    """A port of loopback where nobody listens."""
+def unused_port() -> Iterator[int]:
+    """A port of loopback where nobody listens, and which is given to nobody else; a gRPC server may share it."""
     with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(("127.0.0.1", 0))
-        port: int = reserved.getsockname()[1]
-        return port
+        yield reserved.getsockname()[1]

@@ -341,8 +341,9 @@ async def test_a_reader_that_stops_stops_the_server_within_the_window(
             await anext(stream)
         await asyncio.wait_for(server.stalled.wait(), 30)
         ahead = server.sent - 1 - 100
-        # The window, what the sender's transport buffers, and the message that is stuck in between.
-        assert ahead * len(server.chunk.record_batch) < window + (512 << 10)
+        # The window, what gRPC adds to it as messages are taken (half of it was seen), what the sender's transport
+        # buffers, and the message that is stuck in between. Left to itself, gRPC makes tens of MiB of it.
+        assert ahead * len(server.chunk.record_batch) < 2 * window + (512 << 10)
 
 
 async def test_a_scan_can_be_started_many_times_at_once() -> None:
