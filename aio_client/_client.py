@@ -301,6 +301,7 @@ class Client:
         conflict: ConflictMode = "last_wins",
         ttl: float | None = None,
         writer: str | None = None,
+        attempt: str | None = None,
     ) -> Beginning:
         """Begins a transaction: writes to any tables of the server that are seen all at once, or never.
 
@@ -324,12 +325,15 @@ class Client:
                 hour.
             writer: The id of the writer whose changes those of the transaction are, so that `Table.undo` takes them
                 back with what it has written itself. It need not be open, nor does this fence it. Default: nobody's.
+            attempt: With an id: whoever begins it with the same attempt, in whatever process, gets the transaction that
+                is open, in place of aborting it; each then stages by `transaction_part`. 1 to 64 of `A-Z a-z 0-9 _ -`.
+                Default: each beginning is one of its own.
 
         Raises:
             TooManyTransactions: The server has as many open ones as it allows.
             UsageError: An argument is not possible; InvalidRequest for the id, or the writer's.
         """
-        return Beginning(self._transport, id, conflict, ttl, writer)
+        return Beginning(self._transport, id, conflict, ttl, writer, attempt)
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
         """Takes part in a transaction that was begun elsewhere; whoever has begun it commits it, and names the part.

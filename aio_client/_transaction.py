@@ -362,17 +362,26 @@ class Beginning:
     """What `client.transaction()` returns: `async with` it, or `await` it. Each time, it begins a transaction."""
 
     def __init__(
-        self, transport: Transport, id_: str | None, conflict: str, ttl: float | None, writer: str | None
+        self,
+        transport: Transport,
+        id_: str | None,
+        conflict: str,
+        ttl: float | None,
+        writer: str | None,
+        attempt: str | None,
     ) -> None:
         """Called by `Client.transaction`; begins nothing yet. Raises UsageError for what is not possible."""
         if conflict not in _MODES:
             raise UsageError(f'conflict is "last_wins" or "abort", not {conflict!r}', option="conflict")
+        if attempt is not None and id_ is None:
+            raise UsageError("attempt is of a transaction that has an id", option="attempt")
         self._transport = transport
         self._request = transaction_pb2.BeginTransactionRequest(
             id=id_ or "",
             conflict_mode=_MODES[conflict],
             ttl_millis=0 if ttl is None else ttl_millis(ttl),
             writer=writer or "",
+            attempt=attempt or "",
         )
         self._transaction: Transaction | None = None
 
@@ -383,7 +392,7 @@ class Beginning:
         """Begins a transaction, which the caller commits or aborts. The errors are those of `Client.transaction`."""
         request = transaction_pb2.BeginTransactionRequest()
         request.CopyFrom(self._request)
-        request.attempt = uuid.uuid4().hex
+        request.attempt = request.attempt or uuid.uuid4().hex
         calls = self._transport
         answer = await call_again(calls, lambda: calls.services.transactions.BeginTransaction, request)
         committed = answer.committed if answer.HasField("committed") else None

@@ -216,9 +216,11 @@ class Client:
         conflict: ConflictMode = "last_wins",
         ttl: float | None = None,
         writer: str | None = None,
+        attempt: str | None = None,
     ) -> Transaction:
         """Begins a transaction: `with` it, or commit or abort it. See `aio_client.Client.transaction`."""
-        return Transaction(self._runner, self._runner.client.transaction(id, conflict=conflict, ttl=ttl, writer=writer))
+        beginning = self._runner.client.transaction(id, conflict=conflict, ttl=ttl, writer=writer, attempt=attempt)
+        return Transaction(self._runner, beginning)
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
         """Takes part in a transaction that was begun elsewhere. See `aio_client.Client.transaction_part`."""

@@ -12,7 +12,7 @@ from table_model.errors import InvalidKey, UsageError, did_you_mean
 from table_model.limits import MAX_LEASE_SECONDS, MAX_SPLITS, MIN_LEASE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from aio_client.sync import Scan, Table
 
@@ -45,7 +45,6 @@ _NO_CREATE_TABLE: Final = (
     "CREATE TABLE ... USING scankv makes no table that can be read, because Spark hands its options on to no query: "
     "use CREATE TEMPORARY VIEW ... USING scankv OPTIONS (...)"
 )
-_PLAIN: Final = {name.replace("_", ""): name for name in (*_NAMES, *STREAM_NAMES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +123,7 @@ class ReadOptions:
         if "snapshot_ttl" in texts:
             values["snapshot_ttl"] = seconds("snapshot_ttl", texts["snapshot_ttl"])
         if "columns" in texts:
-            values["columns"] = tuple(_listed("columns", texts["columns"]))
+            values["columns"] = tuple(listed("columns", texts["columns"]))
         return cls(table=table, **values)
 
     def scan_of(self, table: Table) -> Scan:
@@ -145,18 +144,17 @@ class ReadOptions:
         return scan
 
 
-def named(options: Mapping[str, str]) -> dict[str, str]:
+def named(options: Mapping[str, str], names: Sequence[str] = (*_NAMES, *STREAM_NAMES)) -> dict[str, str]:
     """The options by their own names; `path`, which is what `load` is given, is the table. Raises UsageError."""
+    plain_names = {name.replace("_", ""): name for name in names}
     found: dict[str, str] = {}
     for given, value in options.items():
         if given.lower().startswith(_CREATE_TABLE_PREFIX):
             raise UsageError(_NO_CREATE_TABLE)
         plain = given.lower().replace("_", "")
-        name = "table" if plain == "path" else _PLAIN.get(plain)
+        name = "table" if plain == "path" else plain_names.get(plain)
         if name is None:
-            raise UsageError(
-                f'there is no option "{given}"{did_you_mean(given, (*_NAMES, *STREAM_NAMES))}', option=given
-            )
+            raise UsageError(f'there is no option "{given}"{did_you_mean(given, names)}', option=given)
         if found.setdefault(name, value) != value:
             raise wrong(name, "is given twice, with two values")
     return found
@@ -196,8 +194,8 @@ def check_number(name: str, value: int | None, low: int, high: int) -> None:
         raise wrong(name, f"is a whole number from {low:,} to {high:,}, not {value!r}")
 
 
-def _listed(name: str, text: str) -> list[str]:
-    """Names between commas, or a JSON list, for names with commas in them."""
+def listed(name: str, text: str) -> list[str]:
+    """Names between commas, or a JSON list, for names with commas in them. Raises UsageError."""
     if not text.lstrip().startswith("["):
         return [each.strip() for each in text.split(",")] if text.strip() else []
     names = _json_list(name, text)

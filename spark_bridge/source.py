@@ -10,6 +10,8 @@ from spark_bridge.errors import short_errors
 from spark_bridge.options import ReadOptions
 from spark_bridge.stream_options import StreamOptions
 from spark_bridge.stream_source import ScanKvStreamReader
+from spark_bridge.write_options import WriteOptions
+from spark_bridge.write_source import ScanKvStreamWriter, ScanKvWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +54,16 @@ class ScanKvDataSource(DataSource):
         """What follows the table's changes. `schema` is as for `reader`."""
         with short_errors():
             return ScanKvStreamReader(StreamOptions.parse(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> ScanKvWriter:
+        """What writes a DataFrame with the columns `schema`; `overwrite` has the rows go that are there."""
+        with short_errors():
+            return ScanKvWriter(WriteOptions.parse(self.options), schema, replaces=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ScanKvStreamWriter:
+        """What writes the micro-batches of a streaming query. `schema` and `overwrite` are as for `writer`."""
+        with short_errors():
+            return ScanKvStreamWriter(WriteOptions.parse(self.options), schema, replaces=overwrite)
 
 
 class ScanKvReader(DataSourceReader):
