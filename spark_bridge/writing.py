@@ -173,7 +173,9 @@ def _stage_deletes(client: sync.Client, table: sync.Table, token: str) -> tuple[
     return part.part, part.requests
 
 
-def _stage(part: sync.TransactionPart, table: sync.Table, options: WriteOptions, rows: pa.Table | pa.RecordBatch) -> None:
+def _stage(
+    part: sync.TransactionPart, table: sync.Table, options: WriteOptions, rows: pa.Table | pa.RecordBatch
+) -> None:
     if options.operation == DELETE:
         part.delete(table, rows, options.columns)
     else:

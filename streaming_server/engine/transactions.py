@@ -181,7 +181,7 @@ class Transactions:
         """
         terms.check()
         if terms.id:
-            for before in [each for each in self._open.values() if each.terms.id == terms.id]:
+            while (before := self._open_of(terms.id)) is not None:
                 if before.terms.attempt == terms.attempt:
                     before.renew()
                     return before
@@ -199,12 +199,18 @@ class Transactions:
         directory = StagingDirectory(self._root, token)
         transaction = self._open[token] = OpenTransaction(token=token, terms=terms, directory=directory)
         try:
-            await self._executor.run(directory.create, transaction.content())
+            # Others who begin it meanwhile have its token, and wait here with what they stage.
+            async with transaction.lock:
+                await self._executor.run(directory.create, transaction.content())
         except BaseException:
-            del self._open[token]
+            if not transaction.has_ended:
+                self._forget(transaction)
             raise
         self._reaper.tell(transaction.expires)
         return transaction
+
+    def _open_of(self, id_: str) -> OpenTransaction | None:
+        return next((each for each in self._open.values() if each.terms.id == id_), None)
 
     async def _settle(self, transaction: OpenTransaction) -> None:
         """Aborts a transaction, unless it is being committed: then waits for the end of that."""

@@ -1,7 +1,7 @@
 """A Spark program in a process of its own, which prints what it found: `python -m tests.spark.program HOW URL TABLE`.
 
 `cluster`: executors in processes of their own, of which one is killed while it reads. `connect`: the session is a
-client of a Spark Connect server.
+client of a Spark Connect server. `retries`: tasks are tried again, and the first try of one is killed while it writes.
 """
 
 from __future__ import annotations
@@ -67,6 +67,31 @@ def connect(url: str, table: str) -> None:
     spark.stop()
 
 
+RETRIED_ROWS = 50_000
+
+
+def retries(url: str, table: str) -> None:
+    """Writes `RETRIED_ROWS` rows in two tasks, of some 25 MB each; the first try of one of them does not end."""
+    spark = java.configured(SparkSession.builder.master("local[2,3]")).getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    rows = spark.range(0, RETRIED_ROWS, 1, 2).selectExpr("id AS k", "1L AS n", "repeat('x', 1000) AS v")
+    rows = rows.mapInArrow(kill_worker, rows.schema)
+    rows.write.format("scankv").options(url=url).mode("append").save(table)
+    say("written")
+    spark.stop()
+
+
+def kill_worker(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Kills its process behind the last batch of the first try of partition 0."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    yield from batches
+    if context.partitionId() == 0 and context.attemptNumber() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def say(found: object) -> None:
     """Prints a line."""
     sys.stdout.write(f"{found}\n")
@@ -80,4 +105,4 @@ def found(rows: object) -> object:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", FutureWarning)
-    {"cluster": cluster, "connect": connect}[sys.argv[1]](*sys.argv[2:])
+    {"cluster": cluster, "connect": connect, "retries": retries}[sys.argv[1]](*sys.argv[2:])

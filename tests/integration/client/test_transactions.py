@@ -227,6 +227,23 @@ async def test_the_parts_that_the_commit_names_count_and_no_others(client: Clien
     assert await contents(table) == {0: (1, 0), 1: (1, 0)}
 
 
+async def test_whoever_begins_an_id_with_the_same_attempt_takes_part(client: Client, table: Table, name: str) -> None:
+    first = await client.transaction(name, attempt="one")
+    part = client.transaction_part((await client.transaction(name, attempt="one")).token, "part")
+    await part.upsert(table, rows([0], 1))
+    driver = await client.transaction(name, attempt="one")
+    assert driver.token == first.token
+    await driver.commit([part])
+    assert (await client.transaction(name, attempt="one")).result == driver.result
+    assert await contents(table) == {0: (1, 0)}
+    other = await client.transaction(f"{name}2", attempt="one")
+    assert (await client.transaction(f"{name}2", attempt="two")).token != other.token
+    with pytest.raises(TransactionLost):
+        await other.upsert(table, rows([0], 2))
+    with pytest.raises(UsageError, match="has an id"):
+        client.transaction(attempt="one")
+
+
 async def test_every_kind_of_write_does_in_a_transaction_what_it_does_without(client: Client, name: str) -> None:
     made = [
         await client.create_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.storage.decisions import Committed
-from streaming_server.storage.staging import UPSERT
+from streaming_server.storage.staging import UPSERT, StagingDirectory
 from table_model.errors import (
     InvalidRequest,
     PositionExpired,
@@ -24,6 +25,7 @@ from tests.support.snapshots import TABLE, new_table, put, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from streaming_server.engine.tables import Tables
@@ -66,6 +68,32 @@ async def test_repeated_calls_stage_and_begin_once_and_missing_ones_are_refused(
         assert results == [results[0]] * 3
         assert results[0].rows == 2
         assert isinstance(await tables.transactions.begin(begun.terms), Committed)
+
+
+async def test_several_begin_one_transaction_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    created, create = threading.Event(), StagingDirectory.create
+
+    def create_late(directory: StagingDirectory, content: Mapping[str, Any]) -> None:
+        assert created.wait(60)
+        create(directory, content)
+
+    async with tables_in(tmp_path / "data") as tables:
+        await new_table(tables)
+        before = await begin(tables, id="job:1", attempt="zero")
+        await stage(tables, before.token, 0, ann=1)
+        monkeypatch.setattr(StagingDirectory, "create", create_late)
+        try:
+            first, second = (asyncio.create_task(begin(tables, id="job:1", attempt="one")) for _ in range(2))
+            begun, _ = await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+            token = begun.pop().result().token
+            staging = asyncio.create_task(stage(tables, token, 0, ben=1))
+            # Long enough for one that does not wait.
+            await asyncio.wait([staging], timeout=0.3)
+        finally:
+            created.set()
+        assert {(await task).token for task in (first, second)} == {token}
+        assert await staging == 1
+        assert [each.token for each in tables.transactions.open] == [token]
 
 
 async def test_what_is_staged_survives_a_restart_and_finds_conflicts_over_it(tmp_path: Path) -> None:

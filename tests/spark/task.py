@@ -1,0 +1,22 @@
+"""What Spark tells a task of itself, where a test runs the code of a task without Spark."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from pyspark import TaskContext
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@contextmanager
+def task_context(partition: int, properties: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Within the block, this is the task of a partition, with these local properties."""
+    known = dict(properties or {})
+    context = SimpleNamespace(partitionId=lambda: partition, getLocalProperty=known.get)
+    with patch.object(TaskContext, "get", lambda: context):
+        yield

@@ -1,0 +1,214 @@
+"""`writeStream.format("scankv")`: each micro-batch once, however often it comes, also into tables that add up."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+import spark_bridge
+from aio_client import agg, sync
+from spark_bridge.types import spark_schema
+from tests.spark.task import task_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from tests.support.server_process import ServerProcess
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("n", pa.int64())])
+FILES = 2
+
+
+def adding_up(client: sync.Client, name: str) -> sync.Table:
+    """A table in which a row that is written twice shows."""
+    return client.create_table(
+        name, SCHEMA, primary_key=["k"], buckets=2, merge_engine="aggregate", aggregates={"n": agg.sum()}
+    )
+
+
+def content(table: sync.Table) -> dict[int, int]:
+    return {row["k"]: row["n"] for row in table.scan().to_arrow().to_pylist()}
+
+
+@pytest.fixture
+def numbers(spark: SparkSession, tmp_path: Path) -> Callable[[], DataFrame]:
+    """A stream of two micro-batches, each of rows 0 to 3 with its number plus 1."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(FILES):
+        lines = [json.dumps({"k": k, "n": number + 1}) for k in range(4)]
+        (source / f"{number}.json").write_text("\n".join(lines))
+        # Spark reads the oldest first.
+        os.utime(source / f"{number}.json", (number + 1, number + 1))
+    return lambda: spark.readStream.schema("k long, n long").option("maxFilesPerTrigger", 1).json(str(source))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[DataStreamWriter], None]:
+    """Runs a streaming query until it has written all that there is, from the test's checkpoint on."""
+
+    def run(writing: DataStreamWriter) -> None:
+        query = writing.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        assert query.awaitTermination(500)
+
+    return run
+
+
+def forget_last_commit(tmp_path: Path) -> None:
+    """Has Spark find its last micro-batch planned and not committed, as after a crash behind the sink's commit."""
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink(missing_ok=True)
+
+
+def test_each_micro_batch_counts_once_when_it_fails_and_when_it_comes_again(
+    numbers: Callable[[], DataFrame],
+    run: Callable[[DataStreamWriter], None],
+    shared_server: ServerProcess,
+    client: sync.Client,
+    name: str,
+    tmp_path: Path,
+) -> None:
+    table = adding_up(client, name)
+    failed = tmp_path / "failed"
+
+    def failing_once(batches: Any) -> Any:
+        for batch in batches:
+            yield batch
+            if 2 in batch.column("n").to_pylist() and not failed.exists():
+                failed.touch()
+                raise RuntimeError("the task failed")
+
+    def write() -> None:
+        rows = numbers().mapInArrow(failing_once, "k long, n long")
+        run(rows.writeStream.format("scankv").options(url=shared_server.url, table=name))
+
+    with pytest.raises(StreamingQueryException, match="the task failed"):
+        write()
+    assert content(table) == dict.fromkeys(range(4), 1)
+    for _ in range(2):
+        write()
+        assert content(table) == dict.fromkeys(range(4), 1 + 2)
+        forget_last_commit(tmp_path)
+    assert client.transactions() == []
+
+
+def test_complete_mode_replaces_the_table_with_each_micro_batch(
+    numbers: Callable[[], DataFrame],
+    run: Callable[[DataStreamWriter], None],
+    shared_server: ServerProcess,
+    client: sync.Client,
+    name: str,
+) -> None:
+    totals = numbers().groupBy((F.col("n") + F.col("k")).alias("k")).agg(F.count("*").alias("n"))
+    options = {"url": shared_server.url, "create": "true", "primary_key": "k"}
+    writing = totals.writeStream.format("scankv").options(**options).option("path", name).outputMode("complete")
+    run(writing)
+    assert content(client.table(name)) == {1: 1, 2: 2, 3: 2, 4: 2, 5: 1}
+
+
+def test_foreach_batch_with_an_id_counts_once(
+    numbers: Callable[[], DataFrame],
+    run: Callable[[DataStreamWriter], None],
+    shared_server: ServerProcess,
+    client: sync.Client,
+    name: str,
+    tmp_path: Path,
+) -> None:
+    table = adding_up(client, name)
+
+    def write(rows: DataFrame, batch: int) -> None:
+        options = {"url": shared_server.url, "transaction_id": f"{name}:{batch}"}
+        rows.write.format("scankv").options(**options).mode("append").save(name)
+
+    for _ in range(2):
+        run(numbers().writeStream.foreachBatch(write).outputMode("update"))
+        assert content(table) == dict.fromkeys(range(4), 1 + 2)
+        forget_last_commit(tmp_path)
+
+
+def test_what_cannot_be_written_is_refused_before_any_task_starts(
+    numbers: Callable[[], DataFrame],
+    shared_server: ServerProcess,
+    client: sync.Client,
+    name: str,
+    tmp_path: Path,
+) -> None:
+    adding_up(client, name)
+    for change, options, message in [
+        ({}, {"tabel": "x"}, 'there is no option "tabel"'),
+        ({}, {"transaction_id": "x"}, "option transaction_id is not for writeStream"),
+        ({"n": F.lit("text")}, {}, 'column "n" cannot be cast to int64'),
+    ]:
+        rows = numbers().withColumns(change) if change else numbers()
+        writing = rows.writeStream.format("scankv").options(url=shared_server.url, table=name, **options)
+        query = writing.option("checkpointLocation", str(tmp_path / message[:9])).trigger(availableNow=True).start()
+        with pytest.raises(StreamingQueryException) as caught:
+            query.awaitTermination(500)
+        assert message in str(caught.value)
+    assert client.transactions() == []
+
+
+class Query:
+    """What Spark does with the writers of a streaming query, without Spark."""
+
+    def __init__(self, url: str, table: str) -> None:
+        self._options = CaseInsensitiveDict({"url": url, "table": table, "checkpointLocation": "/"})
+
+    def staged(self, batch: int, rows: int) -> list[Any]:
+        """Two tasks of a micro-batch; their messages."""
+        writer = pickle.loads(pickle.dumps(self._writer()))
+        messages = []
+        for partition in range(2):
+            data = pa.RecordBatch.from_pylist([{"k": k, "n": 1} for k in range(partition, rows, 2)], SCHEMA)
+            known = {"sql.streaming.queryId": "a-query", "streaming.sql.batchId": str(batch)}
+            with task_context(partition, known):
+                messages.append(pickle.loads(pickle.dumps(writer.write(iter([data])))))
+        return messages
+
+    def commit(self, batch: int, messages: list[Any]) -> None:
+        self._writer().commit(messages, batch)
+
+    def abort(self, batch: int, messages: list[Any]) -> None:
+        self._writer().abort(messages, batch)
+
+    def _writer(self) -> Any:
+        return spark_bridge.ScanKvDataSource(self._options).streamWriter(spark_schema(SCHEMA), overwrite=False)
+
+
+def test_a_micro_batch_that_was_committed_is_known_over_restarts_of_the_server(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client:
+        table = adding_up(client, "test.restarted")
+        query = Query(server.url, table.name)
+        # Never committed, nor aborted with anything that tells its transaction.
+        query.staged(7, 10)
+        query.abort(7, [None, None])
+        messages = query.staged(7, 10)
+        server.kill()
+        server.restart()
+        client.wait_ready()
+        query.commit(7, messages)
+        server.kill()
+        server.restart()
+        client.wait_ready()
+        for again in (messages, query.staged(7, 10)):
+            query.commit(7, again)
+        assert content(table) == dict.fromkeys(range(10), 1)
+        failed = query.staged(8, 10)
+        query.abort(8, [failed[0], None])
+        assert client.transactions() == []
+        query.commit(8, query.staged(8, 10))
+        assert content(table) == dict.fromkeys(range(10), 2)
