@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a real server in its own process; and how Hypothesis and the garbage collector run."""
+"""Fixtures of all tests: a real server in its own process; and how workers, Hypothesis and the collector run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.forked import end_zygote
 from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from xdist.remote import Producer
 
 # No time limit for one example: a busy machine would break it. Each run draws others, so few of them do. Examples that
 # grow too large while they are drawn, as whole tables may, count as filtered out.
@@ -23,6 +26,26 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 settings.load_profile("unhurried")
+
+
+_SPARK = "tests/spark/"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Has the tests of Spark, which take longest and mostly wait, begin first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_SPARK))
+
+
+class _FilesAndSpark(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
+    """Gives each file to one worker, and all of Spark to one, which starts a virtual machine for it once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _SPARK if nodeid.startswith(_SPARK) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """How tests are given to workers with `--dist loadfile`."""
+    return _FilesAndSpark(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

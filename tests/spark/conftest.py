@@ -11,13 +11,12 @@ from pyspark.sql import SparkSession
 from aio_client import sync
 from tests.spark import java
 from tests.spark.large_table import make_large
+from tests.support.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame
-
-    from tests.support.server_process import ServerProcess
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +35,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for these tests: what they leave behind, as transactions, is told from what others do."""
+    with ServerProcess(tmp_path_factory.mktemp("spark") / "data") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
