@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tests.support.waiting import await_until
+from tests.support.waiting import await_until, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,8 +47,13 @@ def bases_on_disk(data_dir: Path, table: str) -> dict[int, list[str]]:
 
 
 def base_path(data_dir: Path, table: str, bucket: int = 0) -> Path:
-    """The directory of the only base of a bucket."""
-    (name,) = bases_on_disk(data_dir, table)[bucket]
+    """The directory of the only base of a bucket; waits for that while there are two, because it was built anew."""
+
+    def names() -> list[str]:
+        return bases_on_disk(data_dir, table)[bucket]
+
+    wait_until(lambda: len(names()) == 1, "one base of the bucket")
+    (name,) = names()
     return data_dir.joinpath("tables", *table.split("."), "bases", f"{bucket:04}", name)
 
 
