@@ -114,7 +114,7 @@ def test_two_hundred_parts_leave_nothing_behind(
     whole = plan(shared_server, small.name, splits=200)
     before = threading.active_count()
     assert sorted(keys([batch for part in whole.parts for batch in read(whole, part)])) == list(range(1000))
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     assert [each for each in client.live_scans() if each.table == small.name] == []
     assert [each.ttl for each in client.snapshots(small.name)] == [60]
 
