@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,8 +20,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from streaming_server.engine.functions.function import Mask
 
-_WORD: Final = 2**64 - 1
+    Words = npt.NDArray[np.uint64]
+
+_DIGIT: Final = np.uint64(32)
+_LOWEST: Final = np.uint64(2**32 - 1)
+_SIGN: Final = np.uint64(63)
 
 
 class Count:
@@ -70,7 +74,8 @@ def _mean(total: pa.Array, count: pa.Array, type_: pa.DataType) -> pa.Array:
     """Sum by count, null where there is none; without a float rounded, ties to even.
 
     Raises:
-        RefusedValueError: A mean does not fit the column, as it may where more is taken back than came.
+        RefusedValueError: A mean does not fit the column, as it may where more is taken back than came; or is, without
+            a float, of over four billion values.
     """
     some = pc.not_equal(count, pa.scalar(0, pa.int64())).fill_null(False)
     count = pc.if_else(some, count, pa.scalar(1, pa.int64()))
@@ -94,23 +99,34 @@ def _mean(total: pa.Array, count: pa.Array, type_: pa.DataType) -> pa.Array:
 def _rounded(total: pa.Array, count: pa.Array) -> pa.Array:
     """Whole numbers, decimals of 38 digits, divided by counts that are not zero, ties to even.
 
-    Not by Arrow, whose rounding of long decimals gives other digits. What has over 62 bits is divided one by one.
+    Not by Arrow, whose rounding of long decimals gives other digits: as by hand, with digits of 32 bits.
     """
-    words = np.frombuffer(total.buffers()[1] or b"", np.int64)[2 * total.offset : 2 * (total.offset + len(total))]
+    words = np.frombuffer(total.buffers()[1] or b"", np.uint64)[2 * total.offset : 2 * (total.offset + len(total))]
     low, high = words.reshape(-1, 2).T
     counts: npt.NDArray[np.int64] = count.to_numpy(zero_copy_only=False)
-    some = valid(total)
-    short = ((high == low >> 63) & (low > -(2**62)) & (low < 2**62)) | ~some
-    sign = np.where(counts < 0, -1, 1)
-    divisor, dividend = counts * sign, np.where(short & some, low, 0) * sign
-    quotient = dividend // divisor
-    rest = dividend - quotient * divisor
-    quotient += (rest > divisor - rest) | ((rest == divisor - rest) & (quotient % 2 == 1))
-    made = np.stack((quotient, quotient >> 63), axis=1)
-    for place in np.flatnonzero(~short).tolist():
-        exact = round(Fraction((int(high[place]) << 64) + (int(low[place]) & _WORD), int(counts[place])))
-        made[place] = np.array((exact & _WORD, exact >> 64 & _WORD), np.uint64).view(np.int64)
-    return pa.Array.from_buffers(pa.decimal128(38, 0), len(made), [validity_buffer(some), pa.py_buffer(made)])
+    is_less = high >> _SIGN == 1
+    low, high = _negated(low, high, is_less)
+    divisor, rest = np.abs(counts).astype(np.uint64), np.zeros(len(counts), np.uint64)
+    refuse_where(divisor > _LOWEST, "the mean of over four billion inputs would not be exact")
+    digits = []
+    for digit in (high >> _DIGIT, high & _LOWEST, low >> _DIGIT, low & _LOWEST):
+        # A rest is less than the divisor, so it leaves room for one more digit.
+        rest = rest << _DIGIT | digit
+        digits.append(rest // divisor)
+        rest %= divisor
+    high, low = digits[0] << _DIGIT | digits[1], digits[2] << _DIGIT | digits[3]
+    up = (rest > divisor - rest) | ((rest == divisor - rest) & (low & np.uint64(1) == 1))
+    low = low + up
+    high = high + (up & (low == 0))
+    low, high = _negated(low, high, is_less != (counts < 0))
+    made = np.stack((low, high), axis=1)
+    return pa.Array.from_buffers(pa.decimal128(38, 0), len(made), [validity_buffer(valid(total)), pa.py_buffer(made)])
+
+
+def _negated(low: Words, high: Words, where: Mask) -> tuple[Words, Words]:
+    """The two's complement of some numbers of 128 bits."""
+    low = np.where(where, ~low + np.uint64(1), low)
+    return low, np.where(where, ~high + (low == 0), high)
 
 
 def _bounds(type_: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
