@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from aio_client._retry import with_retries
+from aio_client._commit import call_again
 from protos.scankv.v1 import table_pb2
-from table_model.errors import DeadlineExceeded, InvalidRequest, ServerDraining, TableNotFound, Unavailable, UsageError
+from table_model.errors import InvalidRequest, TableNotFound, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -125,16 +124,7 @@ async def wait_until_built(
 
 async def _described(transport: Transport, name: str) -> table_pb2.GetTableResponse:
     request = table_pb2.GetTableRequest(name=name, statistics=True)
-
-    async def attempt(deadline: float) -> table_pb2.GetTableResponse:
-        timeout = min(transport.config.attempt_timeout, max(deadline - time.monotonic(), 0.001))
-        return await transport.call(transport.services.tables.GetTable, request, timeout=timeout)
-
-    return await with_retries(
-        attempt,
-        timeout=transport.config.operation_timeout,
-        retries=lambda error: isinstance(error, Unavailable | DeadlineExceeded | ServerDraining),
-    )
+    return await call_again(transport, lambda: transport.services.tables.GetTable, request)
 
 
 def _not_indexes(option: str, given: object) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from aio_client._commit import call_again
 from aio_client._lease import Keeper, Lease, ttl_millis
 from aio_client._retry import with_retries
 from protos.scankv.v1 import scan_pb2, snapshot_pb2
@@ -249,18 +250,9 @@ async def adopt_snapshot(transport: Transport, snapshot_id: str, ttl: float | No
     request = snapshot_pb2.RenewSnapshotRequest(
         snapshot_id=snapshot_id, ttl_millis=0 if ttl is None else ttl_millis(ttl)
     )
-
-    async def attempt(deadline: float) -> Snapshot:
-        asked_at = time.monotonic()
-        timeout = min(transport.config.attempt_timeout, deadline - asked_at)
-        response = await transport.call(transport.services.snapshots.RenewSnapshot, request, timeout=timeout)
-        return Snapshot(transport, response.snapshot, asked_at)
-
-    return await with_retries(
-        attempt,
-        timeout=transport.config.operation_timeout,
-        retries=lambda error: isinstance(error, Unavailable | DeadlineExceeded | ServerDraining),
-    )
+    asked_at = time.monotonic()
+    response = await call_again(transport, lambda: transport.services.snapshots.RenewSnapshot, request)
+    return Snapshot(transport, response.snapshot, asked_at)
 
 
 async def list_snapshots(transport: Transport, table: str | None) -> list[Snapshot]:
@@ -299,17 +291,8 @@ async def splits(transport: Transport, spec: ScanSpec, n: int) -> list[ScanSpec]
         key_range=None if spec.key_range is None else _to_message(spec.key_range),
         buckets=spec.buckets or (),
     )
-
-    async def attempt(deadline: float) -> snapshot_pb2.SplitSnapshotResponse:
-        timeout = min(transport.config.attempt_timeout, deadline - time.monotonic())
-        return await transport.call(transport.services.snapshots.SplitSnapshot, request, timeout=timeout)
-
     # The server goes on reading keys when a call has timed out.
-    response = await with_retries(
-        attempt,
-        timeout=transport.config.operation_timeout,
-        retries=lambda error: isinstance(error, Unavailable | DeadlineExceeded | ServerDraining),
-    )
+    response = await call_again(transport, lambda: transport.services.snapshots.SplitSnapshot, request)
     ranges = [_from_message(message) for message in response.ranges]
     _check_parts(ranges, spec.key_range or KeyRange(), n)
     return [replace(spec, key_range=part) for part in ranges]
