@@ -12,7 +12,7 @@ import asyncio
 import signal
 import sys
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aio_client import ConnectionFailed, StartFrom, TransactionLost, connect
 from examples.leaderboard.replay import FLIGHTS
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from aio_client import Client, ColumnLock, Table
     from examples.leaderboard.totals import Job
+
+WAIT_SECONDS: Final = 3600.0
+"""How often a job says that the server is still away."""
 
 
 async def main(job: Job, url: str) -> None:
@@ -36,7 +39,8 @@ async def main(job: Job, url: str) -> None:
 
 
 async def follow(client: Client, job: Job) -> None:
-    """Takes the job over, and does it until something fails."""
+    """Takes the job over, once the server serves, and does it until something fails."""
+    await client.wait_ready(WAIT_SECONDS)
     totals = {await client.table(name) for name in KEYS}
     progress = await client.table(PROGRESS)
     async with AsyncExitStack() as stack:
