@@ -21,7 +21,8 @@ demo: $(INSTALLED)
 	@$(BIN)/scankv demo
 
 # Tests wait as much as they compute, so it takes four workers to keep two cores busy. Files in their order, those of Spark
-# first: the long ones stand before tests/unit, and none of them is begun at the end. Bytecode is kept, for the many processes that they start.
+# first: the long ones stand before tests/unit, and none of them is begun at the end. Bytecode is kept, for the many
+# processes that they start.
 test: $(INSTALLED)
 	@command -v strace >/dev/null || echo 'strace is missing: the tests that watch or delay fdatasync from outside will be' \
 	    'skipped. To run it: apt-get install strace' >&2

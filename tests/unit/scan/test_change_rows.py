@@ -73,6 +73,14 @@ def test_rows_of_the_table_are_inserts_without_offset_and_time() -> None:
     ]
 
 
+def test_rows_of_the_table_go_out_as_the_message_that_they_lie_in_unless_other_columns_are_wanted() -> None:
+    rows = pa.record_batch([[1], [2]], schema=SCHEMA)
+    found = Chunk(0, rows, rows.serialize())
+    assert ChangeRows(FIRST, None, None).of_table(found).message is found.message
+    other = ChangeRows(FIRST, ("v",), None).of_table(found)
+    assert (other.message, other.batch.schema.names) == (None, ["v"])
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -1,4 +1,4 @@
-"""What the stores of a process share."""
+"""What the stores of a process share, and what they compress."""
 
 from __future__ import annotations
 
@@ -35,3 +35,35 @@ def test_filters_of_unflushed_keys_take_a_quarter_of_the_write_buffers_and_come_
 
 def store(path: Path, resources: RocksResources) -> RocksStore:
     return RocksStore(path, "a bucket", compression="none", resources=resources)
+
+
+@pytest.mark.parametrize(
+    ("compression", "rows_shrink", "log_shrinks"),
+    [
+        ("none", False, False),
+        ("lz4", True, False),
+        ("zstd", True, True),
+    ],
+)
+def test_records_of_the_changelog_are_compressed_by_zstd_alone(
+    tmp_path: Path, compression: str, rows_shrink: bool, log_shrinks: bool
+) -> None:
+    resources = RocksResources.of_sizes(block_cache_bytes=1 << 20, write_buffer_bytes=64 << 20)
+    values = [bytes(1000)] * 1000
+
+    def shrinks(family: str) -> bool:
+        store = RocksStore(tmp_path / family, family, compression=compression, resources=resources)
+        batch = store.batch()
+        for number, value in enumerate(values):
+            key = number.to_bytes(8, "big")
+            if family == "log":
+                batch.put_log(key, value)
+            else:
+                batch.put_rows([key], [value])
+        store.write(batch)
+        store.flush()
+        size = store.disk_bytes()
+        store.close()
+        return size < 500_000
+
+    assert (shrinks("rows"), shrinks("log")) == (rows_shrink, log_shrinks)
