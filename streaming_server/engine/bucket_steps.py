@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.row_codec import RowCodec
     from streaming_server.storage.writer_states import WriteStep
 
-# So that the changelog has whole records, and a reader of it whole chunks.
+# So that the changelog has whole records, of which its readers make whole chunks.
 _MAX_BATCH_ROWS = 2 * MAX_CHANGES_PER_RECORD
 _STEP_BYTES = 32 * 1024 * 1024
 

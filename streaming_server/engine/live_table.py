@@ -185,7 +185,7 @@ class LiveTable:
 
         Returns once all of it is durable: the number of rows, and the next log offset of each bucket touched. The data
         is checked whole before anything is written; but whether a merge has a result shows when it is made, up to
-        10,000 keys of a bucket at once.
+        8,192 keys of a bucket at once.
 
         Raises:
             SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge: What is wrong, with column and row.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket import BucketChange
     from streaming_server.storage.index_codec import IndexCodec
 
-_BEFORE = "nothing of its rows was written, but up to 10,000 keys at once of those before them may have been"
+_BEFORE = "nothing of its rows was written, but up to 8,192 keys at once of those before them may have been"
 
 
 def merge_rows(
