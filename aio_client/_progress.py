@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from protos.scankv.v1.scan_pb2 import ScanHeader, ScanKvResponse
+    from aio_client._framing import ScanMessage
+    from protos.scankv.v1.scan_pb2 import ScanHeader
     from table_model.errors import ScanKvError
     from table_model.scan_spec import ScanSpec
 
@@ -123,7 +124,7 @@ class ScanProgress:
         if self._cause is None and self.header is not None:
             self._cause = cause
 
-    def book(self, message: ScanKvResponse) -> pa.RecordBatch | None:
+    def book(self, message: ScanMessage) -> pa.RecordBatch | None:
         """Takes the next message of the current attempt; the rows of a chunk, None for others.
 
         Raises:

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from protos.scankv.v1 import scan_pb2
 from table_model.change_columns import ChangeColumns
+from table_model.chunk_checksum import chunk_crc32c
 from table_model.errors import ProtocolViolation
 from table_model.expressions.wire import to_proto
 from table_model.log_positions import CatchUp, PositionKind, Unmatched
@@ -18,14 +19,8 @@ from table_model.schema import CHANGE_COLUMNS
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from protos.scankv.v1.scan_pb2 import (
-        ScanChunk,
-        ScanHeader,
-        ScanHeartbeat,
-        ScanKvRequest,
-        ScanKvResponse,
-        ScanTrailer,
-    )
+    from aio_client._framing import ScanMessage
+    from protos.scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanHeartbeat, ScanKvRequest, ScanTrailer
     from table_model.log_positions import LogSpec
     from table_model.scan_spec import ScanSpec
 
@@ -158,12 +153,13 @@ class ScanLedger:
         self.watermark_micros = 0
         self.scanning = False
 
-    def book(self, message: ScanKvResponse) -> pa.RecordBatch | None:
+    def book(self, received: ScanMessage) -> pa.RecordBatch | None:
         """Takes the next message of the stream.
 
         Returns:
             The rows of a chunk; None for every other message, also for one of a kind that only newer servers send.
         """
+        message = received.fields
         kind = message.WhichOneof("message")
         if self.trailer is not None:
             raise violation("nothing after the trailer", kind or "a message")
@@ -172,7 +168,7 @@ class ScanLedger:
         elif self.header is None:
             raise violation("the header first", kind or "another message")
         elif kind == "chunk":
-            return self._book_chunk(message.chunk)
+            return self._book_chunk(message.chunk, received.record_batch)
         elif kind == "heartbeat" and self.spec.buckets == ():
             pass  # It is of the bucket that was asked for the schema.
         elif kind == "heartbeat":
@@ -229,15 +225,14 @@ class ScanLedger:
         self.schema = schema
         self._batch_schema = pa.schema(list(schema)[len(before) :])
 
-    def _book_chunk(self, chunk: ScanChunk) -> pa.RecordBatch:
+    def _book_chunk(self, chunk: ScanChunk, data: pa.Buffer) -> pa.RecordBatch:
         assert self.header is not None
         if self.header.unchanged:
             raise violation("no chunk of a scan of which nothing has changed", "one")
         if not self.spec.ordered and chunk.bucket not in self.header.log_offsets:
             raise violation("chunks of the buckets in the header", f"one of bucket {chunk.bucket}")
-        data = chunk.record_batch  # Every access to a bytes field copies it.
         changes = chunk.changes
-        crc32c = google_crc32c.extend(google_crc32c.extend(self._crc32c, data), changes)
+        crc32c = chunk_crc32c(self._crc32c, google_crc32c.value(data), changes)
         if chunk.crc32c != crc32c:
             raise violation(f"the CRC32C {chunk.crc32c:08x} of a chunk and those before it", f"{crc32c:08x}")
         rows = self._read_rows(data, chunk.row_count)
@@ -251,16 +246,16 @@ class ScanLedger:
         self.bucket = chunk.bucket
         self._crc32c = crc32c
         self.rows += rows.num_rows
-        self.bytes += len(data)
+        self.bytes += data.size
         self.chunks += 1
         return rows
 
-    def _read_rows(self, data: bytes, row_count: int) -> pa.RecordBatch:
+    def _read_rows(self, data: pa.Buffer, row_count: int) -> pa.RecordBatch:
         try:
-            rows = pa.ipc.read_record_batch(pa.py_buffer(data), self._batch_schema)
+            rows = pa.ipc.read_record_batch(data, self._batch_schema)
             rows.validate()
         except (pa.ArrowException, OSError, EOFError) as error:
-            raise violation("an Arrow record batch of the header's schema", f"{len(data)} other bytes") from error
+            raise violation("an Arrow record batch of the header's schema", f"{data.size} other bytes") from error
         if rows.num_rows != row_count or not rows.num_rows:
             raise violation(f"a chunk of {row_count:,} rows, at least 1", f"one of {rows.num_rows:,}")
         return rows

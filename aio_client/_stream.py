@@ -315,7 +315,7 @@ class ScanStream:
             rows = self._progress.book(message)
             if rows is None and self._listener is not None:
                 self._listener()
-            if rows is not None or message.HasField("heartbeat") or message.HasField("trailer"):
+            if rows is not None or message.fields.WhichOneof("message") in ("heartbeat", "trailer"):
                 return rows
 
     def _verdict(self, error: ScanKvError) -> Verdict:

@@ -17,13 +17,15 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aio_client._channel import channel_options
+from aio_client._framing import ScanMessage
 from aio_client._unnamed_writers import UnnamedWriters
 from protos.scankv.v1.admin_pb2 import BucketCheck
 from protos.scankv.v1.admin_pb2_grpc import AdminServiceStub
 from protos.scankv.v1.consumer_pb2_grpc import ConsumerServiceStub
 from protos.scankv.v1.lock_pb2_grpc import LockServiceStub
 from protos.scankv.v1.lookup_pb2_grpc import LookupServiceStub
-from protos.scankv.v1.scan_pb2 import ScanKvResponse
+from protos.scankv.v1.scan_pb2 import DESCRIPTOR as SCAN
+from protos.scankv.v1.scan_pb2 import ScanKvRequest
 from protos.scankv.v1.scan_pb2_grpc import ScanServiceStub
 from protos.scankv.v1.snapshot_pb2_grpc import SnapshotServiceStub
 from protos.scankv.v1.table_pb2_grpc import TableServiceStub
@@ -45,7 +47,6 @@ from table_model.errors import (
 if TYPE_CHECKING:
     from aio_client._config import ClientConfig
     from protos.scankv.v1.admin_pb2 import CheckTableRequest
-    from protos.scankv.v1.scan_pb2 import ScanKvRequest
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -176,7 +177,7 @@ class Transport:
         if window != self._window:
             services = self._connections.get(window) or self._connect(window)
             self._connections[window] = services
-        return StreamCall(self, services, services.scans.ScanKv(request), ScanKvResponse)
+        return StreamCall(self, services, services.scan_kv(request), ScanMessage)
 
     def open_check(self, request: CheckTableRequest) -> StreamCall[BucketCheck]:
         """Starts the check of a table; nothing is awaited before its first `read`."""
@@ -282,6 +283,12 @@ class _Services:
         self.locks = LockServiceStub(channel)
         self.lookups = LookupServiceStub(channel)
         self.scans = ScanServiceStub(channel)
+        # In place of the stub's, whose messages hold copies of the rows.
+        self.scan_kv = channel.unary_stream(
+            f"/{SCAN.services_by_name['ScanService'].full_name}/ScanKv",
+            request_serializer=ScanKvRequest.SerializeToString,
+            response_deserializer=ScanMessage.from_bytes,
+        )
         self.snapshots = SnapshotServiceStub(channel)
         self.tables = TableServiceStub(channel)
         self.transactions = TransactionServiceStub(channel)
@@ -353,7 +360,7 @@ class StreamCall(Generic[_Response]):
         self._call.cancel()
 
 
-ScanCall: TypeAlias = StreamCall[ScanKvResponse]
+ScanCall: TypeAlias = StreamCall[ScanMessage]
 """One attempt of a scan: one `ScanKv` call."""
 
 

@@ -12,6 +12,7 @@ import google_crc32c
 import pyarrow as pa
 
 from protos.scankv.v1 import scan_pb2
+from table_model.chunk_checksum import chunk_crc32c
 from table_model.errors import InvalidRequest, ScanKvError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class Answer:
         self._rows += batch.num_rows
         self._bytes += len(data)
         self._chunks += 1
-        self._crc32c = google_crc32c.extend(self._crc32c, data)
+        self._crc32c = chunk_crc32c(self._crc32c, google_crc32c.value(data))
         return scan_pb2.ScanKvResponse(
             chunk=scan_pb2.ScanChunk(
                 bucket=self._buckets[0],

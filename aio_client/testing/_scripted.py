@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from aio_client._client import Client
 from aio_client._config import ClientConfig
+from aio_client._framing import ScanMessage
 from aio_client.testing._script import Answer, Script, Step, checked
 from protos.scankv.v1 import table_pb2
 from protos.scankv.v1.scan_pb2 import ScanKvRequest, ScanKvResponse
@@ -192,7 +193,7 @@ class _ScriptedCall:
         self._cancelled = asyncio.Event()
         self.ended = False
 
-    async def read(self, timeout: float) -> ScanKvResponse | None:
+    async def read(self, timeout: float) -> ScanMessage | None:
         await asyncio.sleep(0)  # As a real one, it lets others run.
         if self._cancelled.is_set():
             self._fail_cancelled()
@@ -204,7 +205,7 @@ class _ScriptedCall:
         if message is Step.STALL:
             await self._stall(timeout)
         self.ended = message is None
-        return message if isinstance(message, ScanKvResponse) else None
+        return ScanMessage.from_bytes(message.SerializeToString()) if isinstance(message, ScanKvResponse) else None
 
     async def _stall(self, timeout: float) -> NoReturn:
         try:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from streaming_server.scan.base_stretches import Step, Stretches
+from streaming_server.scan.chunk_source import BatchMessage
 from streaming_server.scan.ordered_forms import keyed_rows
 from streaming_server.scan.overlay import NO_ROWS
 from streaming_server.scan.sorted_merge import Merge
@@ -86,12 +87,14 @@ class BaseCursor:
         self._whole: int | None = None
 
     @property
-    def message(self) -> pa.Buffer | None:
+    def message(self) -> BatchMessage | None:
         """The batch just given as an IPC message, where it is one of the base to the last bit; else None.
 
         Nothing is copied. Raises DataLoss when it is damaged.
         """
-        return None if self._whole is None or self._base is None else self._base.message(self._whole)
+        if self._whole is None or self._base is None:
+            return None
+        return BatchMessage(self._base.message(self._whole), self._base.crc32c(self._whole))
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
         """The columns asked for of the next rows that are kept, perhaps none; None at the end.
@@ -228,6 +231,8 @@ class _Columns:
 
     def of(self, step: Step) -> pa.RecordBatch:
         """The columns of the rows of a step. Raises DataLoss for a stored row that cannot be decoded."""
+        if self.are_all_of_base and step.places is None:
+            return step.rows
         arrays = [
             step.rows.column(index) if index >= 0 else pa.nulls(step.rows.num_rows, field.type)
             for index, field in zip(self._indices, self._fields, strict=True)

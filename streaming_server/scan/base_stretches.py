@@ -191,6 +191,8 @@ class Stretches:
         number = self._batch_of(self._high - 1 if self._reverse else self._low)
         first, behind = max(self._low, self._starts[number]), min(self._high, self._starts[number + 1])
         count = min(behind - first, max_rows)
+        if count == self._base.rows_in(number) and self._base.bytes_in(number) <= max_bytes:
+            return first, behind
         # A batch has 2 MiB at most, but for a single row. Once more where the rows at this end are the longer ones.
         while count > 1:
             size = self._rows(behind - count if self._reverse else first, count).nbytes

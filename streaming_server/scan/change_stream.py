@@ -8,11 +8,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import google_crc32c
-
 from protos.scankv.v1 import scan_pb2
-from streaming_server.scan.chunk_source import Waiting
+from streaming_server.scan.chunk_source import BatchMessage, Waiting
 from streaming_server.scan.framing import frame_chunk
+from table_model.chunk_checksum import chunk_crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,11 +107,11 @@ class ChangeStream:
                 batch, message, columns = batch.slice(0, self._remaining), None, columns.first(self._remaining)
                 self._source.give_back(bucket, None if columns.offsets is None else int(columns.offsets[-1]))
             self._remaining -= batch.num_rows
-        data, changes = batch.serialize() if message is None else message, columns.to_bytes()
+        message, changes = message or BatchMessage.of(batch), columns.to_bytes()
         self._rows += batch.num_rows
         self._chunks += 1
-        self._checksum = google_crc32c.extend(google_crc32c.extend(self._checksum, data), changes)
-        self._scan.bytes_returned += data.size
+        self._checksum = chunk_crc32c(self._checksum, message.crc32c, changes)
+        self._scan.bytes_returned += message.data.size
         head = scan_pb2.ScanChunk(
             bucket=bucket,
             row_count=batch.num_rows,
@@ -122,7 +121,7 @@ class ChangeStream:
             next_offset=self._source.offsets[bucket],
             changes=changes,
         )
-        return frame_chunk(head, data)
+        return frame_chunk(head, message.data)
 
     def _header(self) -> bytes:
         opened, source = self._opened, self._source

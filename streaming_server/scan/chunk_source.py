@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+import google_crc32c
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -16,6 +18,20 @@ if TYPE_CHECKING:
 
     StoredRows: TypeAlias = Callable[[pa.Array], pa.Array]
     """Gives rows as they are stored, of a batch whose rows lie elsewhere as Arrow: those of some places in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMessage:
+    """A batch as an Arrow IPC message, and the CRC32C of its bytes."""
+
+    data: pa.Buffer
+    crc32c: int
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> BatchMessage:
+        """Serialises a batch."""
+        data = batch.serialize()
+        return cls(data, google_crc32c.value(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +49,7 @@ class Chunk:
 
     bucket: int
     batch: pa.RecordBatch
-    message: pa.Buffer | None = None
+    message: BatchMessage | None = None
     stored: StoredRows | None = None
     changes: ChangeColumns | None = None
 
@@ -86,7 +102,7 @@ class Cursor(Protocol):
     """Rows read so far."""
 
     @property
-    def message(self) -> pa.Buffer | None:
+    def message(self) -> BatchMessage | None:
         """The batch just given as an Arrow IPC message, where it lies there as one. Raises DataLoss."""
 
     @property

@@ -3,31 +3,44 @@
 Setting a `bytes` field copies it, serialising the message copies it again, and both touch fresh memory; for chunks of
 some 400 KB that was 7 % of a scan. Only the framing of the one large field is written here: tag and length as in
 https://protobuf.dev/programming-guides/encoding; the small fields come from protobuf, and their order does not matter.
+`aio_client/_framing.py` is the other end.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from protos.scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_LENGTH_DELIMITED = 2
-_CHUNK_TAG = bytes([scan_pb2.ScanKvResponse.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
-_RECORD_BATCH_TAG = bytes([scan_pb2.ScanChunk.RECORD_BATCH_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
+ROWS_ALIGNMENT: Final = 16
+"""A reader uses the rows where they lie in the message, and Arrow wants its values aligned."""
+
+_LENGTH_DELIMITED: Final = 2
+_CHUNK_TAG: Final = bytes([scan_pb2.ScanKvResponse.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
+_RECORD_BATCH_TAG: Final = bytes([scan_pb2.ScanChunk.RECORD_BATCH_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
+_PADDING_TAG: Final = bytes([scan_pb2.ScanChunk.PADDING_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
+_PADDINGS: Final = [
+    _PADDING_TAG + bytes([size - 2]) + bytes(size - 2) if size else b""
+    for size in (0, ROWS_ALIGNMENT + 1, *range(2, ROWS_ALIGNMENT))
+]
+"""By how many bytes there are too few: none has a single byte, so it has one more than the alignment."""
 
 
 def frame_chunk(chunk: scan_pb2.ScanChunk, record_batch: pa.Buffer) -> bytes:
     """A serialised `ScanKvResponse` with a chunk, of which all other fields are set already.
 
-    It is what protobuf makes of the same fields, up to their order.
+    It is what protobuf makes of the same fields, up to their order, and `padding`.
     """
     small = chunk.SerializeToString()
     field = _RECORD_BATCH_TAG + _varint(record_batch.size)
-    size = len(small) + len(field) + record_batch.size
-    return b"".join((_CHUNK_TAG, _varint(size), small, field, record_batch))
+    unpadded = len(small) + len(field) + record_batch.size
+    # Where the padding makes the length a byte longer, the rows miss their place; the reader then copies them.
+    before = len(_CHUNK_TAG) + len(_varint(unpadded)) + len(small) + len(field)
+    padding = _PADDINGS[-before % ROWS_ALIGNMENT]
+    return b"".join((_CHUNK_TAG, _varint(unpadded + len(padding)), small, padding, field, record_batch))
 
 
 def _varint(number: int) -> bytes:

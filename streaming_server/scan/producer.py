@@ -9,11 +9,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import google_crc32c
-
 from protos.scankv.v1 import scan_pb2
+from streaming_server.scan.chunk_source import BatchMessage
 from streaming_server.scan.framing import frame_chunk
 from streaming_server.scan.versions import version_of
+from table_model.chunk_checksum import chunk_crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,8 +97,8 @@ def stream_messages(
         remaining = None if remaining is None else remaining - count
         token = opened.tokens.token(source.position(), remaining)
         if count:
-            data = batch.serialize() if message is None else message
-            checksum = google_crc32c.extend(checksum, data)
+            message = message or BatchMessage.of(batch)
+            data, checksum = message.data, chunk_crc32c(checksum, message.crc32c)
             chunks += 1
             scan.bytes_returned += data.size
             # Not to be held by a scan whose reader stops.

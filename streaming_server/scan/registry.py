@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 MAX_LARGE_CHUNKS = 8
 """Scans that have large chunks at the same time."""
+MAX_UNPROVEN_LARGE_CHUNKS = 4
+"""How many of them there may be when one that has sent less than `PROVEN_BYTES` joins them."""
 PROVEN_BYTES = 3 * 1024 * 1024
-"""What a scan sends before: more than the usual window of a client, so that its reader has taken some of it."""
+"""More than the usual window of a client: a reader that was sent so much has taken some of it."""
 _AT_ONCE_SECONDS = 0.5
 
 MAX_UNREAD_ENDINGS = 16
@@ -176,12 +178,13 @@ class ScanRegistry:
     def may_have_large_chunk(self, scan: LiveScan) -> bool:
         """Whether the next chunk of a scan may be large: memory holds two to four of it until the reader takes it.
 
-        So they are for scans whose readers take what they are sent at once, and have shown that; and for a few scans at
-        a time, since a reader may stop at any chunk.
+        So they are for a few scans at a time, since a reader may stop at any chunk, and for those whose readers take at
+        once what they are sent. Where there are more, for those that have shown it.
         """
-        if scan.bytes_returned < PROVEN_BYTES or scan.last_took > _AT_ONCE_SECONDS:
+        room = MAX_LARGE_CHUNKS if scan.bytes_returned >= PROVEN_BYTES else MAX_UNPROVEN_LARGE_CHUNKS
+        if scan.last_took > _AT_ONCE_SECONDS:
             self._with_large_chunks.discard(scan)
-        elif len(self._with_large_chunks) < MAX_LARGE_CHUNKS:
+        elif len(self._with_large_chunks) < room:
             self._with_large_chunks.add(scan)
         return scan in self._with_large_chunks
 

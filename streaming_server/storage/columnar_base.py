@@ -218,6 +218,10 @@ class ColumnarBase:
         """How many rows a batch has."""
         return self._counts[number]
 
+    def bytes_in(self, number: int) -> int:
+        """How many bytes the rows of a batch have as an IPC message."""
+        return self._rows.bytes_in(number)
+
     def batch(self, number: int) -> pa.RecordBatch:
         """The rows of a batch; nothing is copied. Raises DataLoss when they are damaged."""
         return self._rows.batch(number, self.schema, self._counts[number])

@@ -79,6 +79,10 @@ class MappedFile:
         """A message, compared. Raises DataLoss."""
         return self._compared_piece(number + 1)
 
+    def bytes_in(self, number: int) -> int:
+        """How many bytes a message has."""
+        return self._pieces[number + 1].size
+
     def crc32c(self, number: int) -> int:
         """The checksum of a message."""
         return self._pieces[number + 1].crc32c

@@ -731,6 +731,7 @@ class ScanChunk(_message.Message):
     CRC32C_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     bucket: _builtins.int
     """The bucket that all rows of this chunk come from. Without meaning in an ordered scan."""
     record_batch: _builtins.bytes
@@ -746,13 +747,15 @@ class ScanChunk(_message.Message):
     Rows read from storage so far, by this call.
     """
     crc32c: _builtins.int
-    """CRC32C (Castagnoli) over the record_batch and changes bytes, in this order, of all chunks of this call up to and with
-    this one, starting from 0: so that also a call that breaks off has been checked as far as it came.
+    """CRC32C (Castagnoli) over record_batch, changes, and the crc32c of the chunk before in this call (4 bytes, little-endian;
+    0 before the first), in this order: so that also a call that breaks off has been checked as far as it came.
     """
     next_offset: _builtins.int
     """Of changes: the offset behind the last one that was looked at for this chunk."""
     changes: _builtins.bytes
     """Of changes: a serialised ChangeColumns."""
+    padding: _builtins.bytes
+    """Says nothing. It has record_batch begin at a multiple of 16 bytes of the message, so that a reader can use it in place."""
     def __init__(
         self,
         *,
@@ -764,10 +767,11 @@ class ScanChunk(_message.Message):
         crc32c: _builtins.int = ...,
         next_offset: _builtins.int = ...,
         changes: _builtins.bytes = ...,
+        padding: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "changes", b"changes", "crc32c", b"crc32c", "next_offset", b"next_offset", "record_batch", b"record_batch", "resume_token", b"resume_token", "row_count", b"row_count", "rows_scanned", b"rows_scanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "changes", b"changes", "crc32c", b"crc32c", "next_offset", b"next_offset", "padding", b"padding", "record_batch", b"record_batch", "resume_token", b"resume_token", "row_count", b"row_count", "rows_scanned", b"rows_scanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -890,7 +894,7 @@ class ScanTrailer(_message.Message):
     chunks: _builtins.int
     """Number of chunks."""
     crc32c: _builtins.int
-    """CRC32C (Castagnoli) over the record_batch and changes bytes of all chunks in stream order, starting from 0."""
+    """The crc32c of the last chunk, 0 if there was none."""
     elapsed_micros: _builtins.int
     """Time from the request to this message, in microseconds."""
     @_builtins.property

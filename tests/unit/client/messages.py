@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import pyarrow as pa
 
+from aio_client._framing import ScanMessage
 from protos.scankv.v1.scan_pb2 import (
     ResumedView,
     ScanChunk,
@@ -49,6 +50,11 @@ def header(
     )
 
 
+def checksum(record_batch: bytes, changes: bytes = b"", *, after: int = 0) -> int:
+    """That of a chunk, as `scan.proto` has it."""
+    return int(google_crc32c.value(record_batch + changes + after.to_bytes(4, "little")))
+
+
 def chunk(rows: pa.RecordBatch, bucket: int = 0, *, after: Iterable[ScanChunk] = ()) -> ScanChunk:
     """A chunk that is sent after the others of its call."""
     after = list(after)
@@ -60,7 +66,7 @@ def chunk(rows: pa.RecordBatch, bucket: int = 0, *, after: Iterable[ScanChunk] =
         # The last key: enough for a scripted server to go on behind it.
         resume_token=b"after %d" % rows["id"][-1].as_py() if rows.num_rows and rows.num_columns else b"somewhere",
         rows_scanned=sum(each.row_count for each in after) + rows.num_rows,
-        crc32c=google_crc32c.extend(after[-1].crc32c if after else 0, data),
+        crc32c=checksum(data, after=after[-1].crc32c if after else 0),
     )
 
 
@@ -85,7 +91,7 @@ def trailer(sent: Iterable[ScanChunk], buckets: Iterable[int] = LOG_OFFSETS) -> 
         bytes_returned=sum(len(each.record_batch) for each in sent),
         chunks=len(sent),
         buckets=buckets,
-        crc32c=google_crc32c.value(b"".join(each.record_batch for each in sent)),
+        crc32c=sent[-1].crc32c if sent else 0,
     )
 
 
@@ -99,6 +105,12 @@ def response(part: ScanHeader | ScanChunk | ScanHeartbeat | ScanTrailer) -> Scan
             return ScanKvResponse(heartbeat=part)
         case ScanTrailer():
             return ScanKvResponse(trailer=part)
+
+
+def received(part: ScanKvResponse | ScanHeader | ScanChunk | ScanHeartbeat | ScanTrailer) -> ScanMessage:
+    """The same as it comes to a client."""
+    message = part if isinstance(part, ScanKvResponse) else response(part)
+    return ScanMessage.from_bytes(message.SerializeToString())
 
 
 def whole_scan() -> list[ScanKvResponse]:

@@ -6,7 +6,6 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import google_crc32c
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
@@ -14,7 +13,14 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from protos.scankv.v1.scan_pb2 import ScanChunk, ScanKvRequest, ScanKvResponse
 from protos.scankv.v1.scan_pb2_grpc import ScanServiceServicer, add_ScanServiceServicer_to_server
 from protos.scankv.v1.table_pb2_grpc import TableServiceServicer, add_TableServiceServicer_to_server
-from tests.unit.client.messages import batch, chunk, header, response, whole_scan
+from tests.unit.client.messages import (
+    batch,
+    checksum,
+    chunk,
+    header,
+    response,
+    whole_scan,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -126,7 +132,7 @@ class NeverEnds(KeepsItsContract):
         sent.CopyFrom(self.chunk)
         while True:
             yield response(sent)
-            sent.crc32c = google_crc32c.extend(sent.crc32c, self.chunk.record_batch)
+            sent.crc32c = checksum(sent.record_batch, after=sent.crc32c)
 
     async def write(self, context: Context, message: ScanKvResponse) -> None:
         note = asyncio.get_running_loop().call_later(0.3, self.stalled.set)

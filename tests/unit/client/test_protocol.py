@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -21,11 +20,12 @@ from tests.unit.client.messages import (
     LOG_OFFSETS,
     SCHEMA,
     batch,
+    checksum,
     chunk,
     chunks,
     header,
     heartbeat,
-    response,
+    received,
     trailer,
     whole_scan,
 )
@@ -42,7 +42,7 @@ def read(
     messages: Iterable[ScanKvResponse | ScanHeader | ScanChunk | ScanTrailer], spec: ScanSpec = SPEC
 ) -> tuple[ScanLedger, list[pa.RecordBatch]]:
     ledger = ScanLedger(spec)
-    booked = [ledger.book(part if isinstance(part, ScanKvResponse) else response(part)) for part in messages]
+    booked = [ledger.book(received(part)) for part in messages]
     ledger.close()
     return ledger, [rows for rows in booked if rows is not None]
 
@@ -72,7 +72,7 @@ def of_changes(changes: bytes) -> list[ScanHeader | ScanChunk | ScanTrailer]:
     """A stream of three inserts, of which these bytes tell."""
     sent = chunk(batch(0, 3))
     sent.changes = changes
-    sent.crc32c = google_crc32c.extend(sent.crc32c, changes)
+    sent.crc32c = checksum(sent.record_batch, changes)
     end = trailer([sent])
     end.crc32c = sent.crc32c
     return [header(pa.schema([*CHANGE_FIELDS, *SCHEMA])), sent, end]
@@ -190,11 +190,11 @@ def test_a_running_checksum_that_differs_is_noticed_at_its_chunk(index: int) -> 
     sent = chunks()
     sent[index].crc32c ^= 1
     ledger = ScanLedger(SPEC)
-    ledger.book(response(header()))
+    ledger.book(received(header()))
     for each in sent[:index]:
-        ledger.book(response(each))
+        ledger.book(received(each))
     with pytest.raises(ProtocolViolation, match="of a chunk and those before it"):
-        ledger.book(response(sent[index]))
+        ledger.book(received(sent[index]))
     assert (ledger.rows, ledger.chunks) == (5 * index, index)
     assert ledger.token == (sent[index - 1].resume_token if index else None)
 
@@ -209,16 +209,16 @@ def test_a_chunk_without_a_token_is_refused() -> None:
 def test_a_resumed_scan_that_began_anew_is_refused() -> None:
     ledger = ScanLedger(SPEC, token=b"after 4")
     with pytest.raises(ProtocolViolation, match="expected a scan that goes on from the token, got the opposite"):
-        ledger.book(response(header()))
+        ledger.book(received(header()))
 
 
 def test_a_ledger_knows_the_last_position() -> None:
     ledger = ScanLedger(SPEC, token=b"given")
-    ledger.book(response(header(resumed_from=LOG_OFFSETS)))
+    ledger.book(received(header(resumed_from=LOG_OFFSETS)))
     assert (ledger.token, ledger.rows_scanned) == (b"given", 0)
-    ledger.book(response(SENT[0]))
+    ledger.book(received(SENT[0]))
     assert (ledger.token, ledger.rows_scanned) == (b"after 4", 5)
-    ledger.book(response(heartbeat(b"farther", 1000)))
+    ledger.book(received(heartbeat(b"farther", 1000)))
     assert (ledger.token, ledger.rows_scanned) == (b"farther", 1000)
     assert (ledger.rows, ledger.chunks) == (5, 1)
 
@@ -234,7 +234,7 @@ def test_a_wrong_row_count_is_named() -> None:
 def test_data_that_is_not_arrow_is_named(data: bytes) -> None:
     spoiled = chunk(batch(0, 4))
     spoiled.record_batch = data
-    spoiled.crc32c = google_crc32c.value(data)
+    spoiled.crc32c = checksum(data)
     with pytest.raises(ProtocolViolation, match="expected an Arrow record batch"):
         read([header(), spoiled])
     first = header()

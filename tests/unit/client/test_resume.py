@@ -33,7 +33,15 @@ from aio_client import (
 from aio_client._progress import ScanProgress
 from aio_client._protocol import EndedWithoutTrailer
 from aio_client._resume import Verdict, verdict
-from tests.unit.client.messages import LOG_OFFSETS, chunks, header, heartbeat, response, trailer
+from tests.unit.client.messages import (
+    LOG_OFFSETS,
+    chunks,
+    header,
+    heartbeat,
+    received,
+    response,
+    trailer,
+)
 
 if TYPE_CHECKING:
     from protos.scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanHeartbeat, ScanKvResponse, ScanTrailer
@@ -136,14 +144,14 @@ def resumptions(scan: ScanProgress) -> tuple[Resumption, ...]:
 def test_progress_is_the_sum_of_the_attempts() -> None:
     scan, sent = progress(), chunks(6)
     for part in parts(header(), *sent[:2], heartbeat(b"far", 40)):
-        scan.book(part)
+        scan.book(received(part))
     assert (scan.rows, scan.chunks, scan.rows_scanned, scan.attempts, scan.token) == (10, 2, 40, 1, b"far")
     scan.cut(Unavailable("away"))
     scan.begin_attempt()
     assert (scan.rows, scan.chunks, scan.rows_scanned, scan.attempts, scan.token) == (10, 2, 40, 2, b"far")
     rest = chunks(6, first=2)
     for part in parts(header(resumed_from=LOG_OFFSETS), *rest, trailer(rest)):
-        scan.book(part)
+        scan.book(received(part))
     scan.close()
     # The trailer of the messages counts one row more than was sent.
     assert (scan.rows, scan.chunks, scan.rows_scanned, scan.attempts) == (30, 6, 61, 2)
@@ -154,41 +162,41 @@ def test_progress_is_the_sum_of_the_attempts() -> None:
 def test_an_attempt_may_only_send_what_is_left_of_the_limit() -> None:
     scan = progress(ScanSpec("a.b", snapshot_id="s", limit=12))
     for part in parts(header(), *chunks(2)):
-        scan.book(part)
+        scan.book(received(part))
     assert not scan.complete
     scan.begin_attempt()
-    scan.book(response(header(resumed_from=LOG_OFFSETS)))
+    scan.book(received(header(resumed_from=LOG_OFFSETS)))
     with pytest.raises(ProtocolViolation, match="expected at most 2 rows, got 5"):
-        scan.book(response(chunks(3, first=2)[0]))
+        scan.book(received(chunks(3, first=2)[0]))
     assert (scan.rows, scan.token) == (10, b"after 9")
 
 
 def test_a_scan_is_complete_at_its_limit_or_with_its_trailer() -> None:
     scan = progress(ScanSpec("a.b", limit=10))
-    scan.book(response(header()))
+    scan.book(received(header()))
     first, second = chunks(2)
-    scan.book(response(first))
+    scan.book(received(first))
     assert not scan.complete
-    scan.book(response(second))
+    scan.book(received(second))
     assert scan.complete
     scan = progress(LIVE)
-    scan.book(response(header()))
+    scan.book(received(header()))
     assert not scan.complete
-    scan.book(response(trailer([])))
+    scan.book(received(trailer([])))
     assert scan.complete
 
 
 def test_a_resumption_says_when_where_why_and_between_which_views(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "aio_client")
     scan, newer = progress(LATEST), {0: 8, 1: 0, 2: 12}
-    scan.book(response(header()))
-    scan.book(response(chunks(1)[0]))
+    scan.book(received(header()))
+    scan.book(received(chunks(1)[0]))
     first = Unavailable("away")
     scan.cut(first)
     scan.cut(TooManyScans("full"))
     scan.begin_attempt()
     assert resumptions(scan) == ()
-    scan.book(response(header(log_offsets=newer, resumed_from=LOG_OFFSETS)))
+    scan.book(received(header(log_offsets=newer, resumed_from=LOG_OFFSETS)))
     (resumption,) = resumptions(scan)
     assert (resumption.at, resumption.rows, resumption.cause) == (NOW, 5, first)
     assert (resumption.from_log_offsets, resumption.to_log_offsets) == (LOG_OFFSETS, newer)
@@ -199,10 +207,10 @@ def test_a_resumption_says_when_where_why_and_between_which_views(caplog: pytest
 
 def test_a_scan_that_begins_anew_before_its_first_chunk_is_resumed_as_well() -> None:
     scan, newer = progress(LATEST), {0: 8, 1: 0, 2: 12}
-    scan.book(response(header()))
+    scan.book(received(header()))
     scan.cut(ScanTooLong("too long"))
     scan.begin_attempt()
-    scan.book(response(header(log_offsets=newer)))
+    scan.book(received(header(log_offsets=newer)))
     (resumption,) = scan.resumptions
     assert (resumption.rows, resumption.from_log_offsets, resumption.to_log_offsets) == (0, LOG_OFFSETS, newer)
 
@@ -211,14 +219,14 @@ def test_an_opening_that_takes_several_attempts_is_no_resumption() -> None:
     scan = progress(LATEST)
     scan.cut(TooManyScans("full"))
     scan.begin_attempt()
-    scan.book(response(header()))
+    scan.book(received(header()))
     assert scan.resumptions == ()
 
 
 def test_a_scan_from_a_token_begins_with_a_resumption_without_a_cause() -> None:
     scan = progress(ScanSpec("a.b", resume_token=b"t"))
     assert scan.token == b"t"
-    scan.book(response(header(resumed_from={0: 1, 1: 0, 2: 0})))
+    scan.book(received(header(resumed_from={0: 1, 1: 0, 2: 0})))
     (resumption,) = scan.resumptions
     assert (resumption.rows, resumption.cause) == (0, None)
     assert (resumption.from_log_offsets, resumption.to_log_offsets) == ({0: 1, 1: 0, 2: 0}, LOG_OFFSETS)
@@ -227,10 +235,10 @@ def test_a_scan_from_a_token_begins_with_a_resumption_without_a_cause() -> None:
 @pytest.mark.parametrize("spec", [PINNED, LATEST], ids=str)
 def test_another_schema_after_a_cut_is_refused(spec: ScanSpec) -> None:
     scan = progress(spec)
-    scan.book(response(header()))
+    scan.book(received(header()))
     scan.begin_attempt()
     with pytest.raises(ProtocolViolation, match="expected the schema of the rows before the cut, got another"):
-        scan.book(response(header(pa.schema([("id", pa.int32())]))))
+        scan.book(received(header(pa.schema([("id", pa.int32())]))))
 
 
 @pytest.mark.parametrize(
@@ -244,8 +252,8 @@ def test_another_schema_after_a_cut_is_refused(spec: ScanSpec) -> None:
 )
 def test_another_view_of_a_pinned_snapshot_is_refused(changed: dict[str, object], message: str) -> None:
     scan = progress(PINNED)
-    scan.book(response(header()))
-    scan.book(response(chunks(1)[0]))
+    scan.book(received(header()))
+    scan.book(received(chunks(1)[0]))
     scan.begin_attempt()
     with pytest.raises(ProtocolViolation, match=message):
-        scan.book(response(header(**{"resumed_from": LOG_OFFSETS, **changed})))  # type: ignore[arg-type]
+        scan.book(received(header(**{"resumed_from": LOG_OFFSETS, **changed})))  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.scan.base_cursor import BaseCursor
+from streaming_server.scan.chunk_source import BatchMessage
 from streaming_server.scan.ordered_forms import KeyedForm
 from streaming_server.scan.overlay import NO_ROWS, NetRows, Overlay
 from streaming_server.scan.row_reader import _FilteringDecoder
@@ -167,7 +168,7 @@ def check(offline: FollowedBucket, base: ColumnarBase, asked: Asked, rng: random
             if not has_zones:
                 assert bisect_right(ranks, rank(cursor.last_key)) == scanned, "the key is not that of the last row"
             if cursor.message is not None:
-                assert cursor.message.equals(batch.serialize())
+                assert cursor.message == BatchMessage.of(batch)
             found += exact_rows(batch)
         assert cursor.next_batch(10, ROOM) is None
     for stored, batch, encoded in later:
@@ -355,7 +356,8 @@ def test_batches_without_changes_are_those_of_the_file(offline: FollowedBucket, 
             assert cursor.message is None
         else:
             assert cursor.message is not None
-            assert cursor.message.address == base.message(number).address
+            assert cursor.message.data.address == base.message(number).address
+            assert cursor.message == BatchMessage.of(batch)
             assert batch.column("w").buffers()[2].address == base.batch(number).column("w").buffers()[2].address
     assert cursor.next_batch(1000, ROOM) is None
     assert cursor.message is None
