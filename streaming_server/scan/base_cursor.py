@@ -241,7 +241,7 @@ class _Columns:
             if self._block is not step.block:
                 self._block, self._decoded = step.block, self._decoder.decode(step.block.values)
             over = self._decoded.slice(step.first, step.behind - step.first)
-            merge = Merge(step.rows.num_rows, step.places)
+            merge = Merge(step.rows.num_rows, step.places, step.replaced)
             arrays = [merge.apply(below, above) for below, above in zip(arrays, over.columns, strict=True)]
         if arrays:
             return pa.RecordBatch.from_arrays(arrays, schema=self._decoder.schema)

@@ -47,6 +47,7 @@ class Step:
             all `rows`.
         end: A key up to which it reaches, for a step without rows.
         whole: The number of the batch of the base that it is, None when it is not.
+        replaced: As that of its `Merge`, where it has all rows of that.
     """
 
     rows: pa.RecordBatch
@@ -58,13 +59,14 @@ class Step:
     places: Places | None
     end: bytes
     whole: int | None = None
+    replaced: Places | None = None
 
     def __len__(self) -> int:
         return self.rows.num_rows if self.places is None else len(self.places)
 
     def taking(self, places: Places) -> Step:
         """The same with other places."""
-        return replace(self, places=places, whole=None)
+        return replace(self, places=places, whole=None, replaced=None)
 
     def at(self, places: Places) -> Step:
         """A step of those of its rows that come at some places in its order."""
@@ -251,7 +253,7 @@ class Stretches:
             whole = number if count == self._base.rows_in(number) else None
             return Step(rows, key, all_keys, NO_ROWS, 0, 0, None, end, whole)
         kept = net.values.is_valid().to_numpy(zero_copy_only=False) if net.values.null_count else None
-        places = Merge.of(self._keys(first, count), net.keys, kept).places
+        merge = Merge.of(self._keys(first, count), net.keys, kept)
         block = self._block_with(net_first, net_behind)
         return Step(
             rows,
@@ -260,8 +262,9 @@ class Stretches:
             block.rows,
             int(block.before[net_first - block.first]),
             int(block.before[net_behind - block.first]),
-            places[::-1] if self._reverse else places,
+            merge.places[::-1] if self._reverse else merge.places,
             end,
+            replaced=None if self._reverse else merge.replaced,
         )
 
     def _block_with(self, first: int, behind: int) -> _Block:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FEW_RUNS: Final = 100
 _NUMBER_BYTES: Final = (1, 2, 4, 8)
+_BITS: Final = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 
 def stable_order(keys: pa.BinaryArray) -> pa.Array:
@@ -35,11 +36,14 @@ class Merge:
     Attributes:
         below: How many rows there are below.
         places: The result: places below, from 0, and places above, from `below` on.
+        replaced: Where the result is the rows below but for some that are replaced: the places of these, of which those
+            above are the new rows, in the same order. None: it is something else.
     """
 
-    def __init__(self, below: int, places: Places) -> None:
+    def __init__(self, below: int, places: Places, replaced: Places | None = None) -> None:
         self.below = below
         self.places = places
+        self.replaced = replaced
 
     @classmethod
     def of(cls, keys: pa.BinaryArray, over: pa.BinaryArray, kept: Mask | None = None) -> Merge:
@@ -61,19 +65,27 @@ class Merge:
         places[at[same]] = above[same]
         if not same.all():
             places = np.insert(places, at[~same], above[~same])
+        elif len(above) == len(over):
+            return cls(count, places, at)
         return cls(count, places if kept is None else places[places >= 0])
 
     def apply(self, below: pa.Array, above: pa.Array) -> pa.Array:
         """One column of the result, of that column below and above."""
+        if self._is_as_before(below, above):
+            return below
         if not len(above):
             return pc.take(below, self._indices, boundscheck=False)
         if not len(below):
             return pc.take(above, self._indices, boundscheck=False)
         width = fixed_width(below.type)
         if width in _NUMBER_BYTES and not (pa.types.is_boolean(below.type) or below.null_count or above.null_count):
-            # One pass over the values instead of two: those above have any value at first.
-            values = _values(below, width).take(self.places, mode="clip")
-            values[self._are_above] = _values(above, width)[self.places[self._are_above] - self.below]
+            if self.replaced is not None:
+                values = _values(below, width).copy()
+                values[self.replaced] = _values(above, width)
+            else:
+                # One pass over the values instead of two: those above have any value at first.
+                values = _values(below, width).take(self.places, mode="clip")
+                values[self._are_above] = _values(above, width)[self.places[self._are_above] - self.below]
             return pa.Array.from_buffers(below.type, len(values), [None, pa.py_buffer(values)], null_count=0)
         if self._runs is not None:
             parts = [
@@ -82,6 +94,18 @@ class Merge:
             ]
             return pa.concat_arrays(parts) if parts else below[:0]
         return pc.take(pa.concat_arrays([below, above]), self._indices, boundscheck=False)
+
+    def _is_as_before(self, below: pa.Array, above: pa.Array) -> bool:
+        """Whether the column is that below, to the last bit: most updates leave most columns as they are."""
+        if self.replaced is None or pa.types.is_nested(below.type):
+            return False
+        before = below.take(pa.array(self.replaced))
+        if pa.types.is_floating(below.type):  # -0.0 equals 0.0
+            bits = (
+                pa.int64() if below.type == pa.float64() else pa.int32() if below.type == pa.float32() else pa.int16()
+            )
+            before, above = before.view(bits), above.view(bits)
+        return bool(before.equals(above))
 
     @cached_property
     def _indices(self) -> pa.Array:

@@ -64,3 +64,48 @@ def test_equal_keys_keep_their_order(numbers: list[int], sliced: int) -> None:
         values = [(number % 256).to_bytes(1, "big") * width for number in numbers]
         keys = pa.array([b"x"] * sliced + values, pa.binary())[sliced:]
         assert stable_order(keys).to_pylist() == sorted(range(len(values)), key=values.__getitem__)
+
+
+EXTREMES: dict[pa.DataType, list[Any]] = {
+    pa.float64(): [0.0, -0.0, float("nan"), 1.5, None],
+    pa.float32(): [0.0, -0.0, float("nan"), 1.5, None],
+    pa.float16(): [np.float16(0.0), np.float16(-0.0), np.float16(1.5), None],
+    pa.int64(): [0, -1, 2**62, None],
+    pa.uint8(): [0, 255],
+    pa.bool_(): [True, False, None],
+    pa.string(): ["", "a", "ab", None],
+    pa.binary(): [b"", b"\0", None],
+    pa.decimal128(5, 2): [1, 2, None],
+    pa.list_(pa.float64()): [[0.0], [-0.0], [], None],
+    pa.struct([("a", pa.float64())]): [{"a": 0.0}, {"a": -0.0}, None],
+    pa.timestamp("us", "UTC"): [0, 1, None],
+}
+
+
+@pytest.mark.parametrize("type_", EXTREMES, ids=str)
+@given(rng=st.randoms(use_true_random=False), offset=st.integers(0, 2))
+@settings(max_examples=60)
+def test_rows_that_are_only_replaced_have_every_bit_of_the_new_ones(
+    type_: pa.DataType, rng: random.Random, offset: int
+) -> None:
+    values = EXTREMES[type_][: rng.choice([1, 2, None])]
+    count = rng.randrange(1, 30)
+    replaced = sorted(rng.sample(range(count), rng.randrange(count + 1)))
+    below, above = ([rng.choice(values) for _ in range(offset + size)] for size in (count, len(replaced)))
+    keys = pa.array([b"%08d" % number for number in range(count)])
+    merge = Merge.of(keys, keys.take(pa.array(replaced, pa.int64())))
+    assert merge.replaced is not None
+    found = merge.apply(pa.array(below, type_)[offset:], pa.array(above, type_)[offset:])
+    found.validate(full=True)
+    expected = below[offset:]
+    for place, value in zip(replaced, above[offset:], strict=True):
+        expected[place] = value
+    assert exact_values(found) == exact_values(pa.array(expected, type_))
+
+
+def test_a_column_that_no_update_has_changed_is_not_copied() -> None:
+    keys = pa.array([b"a", b"b", b"c"])
+    merge = Merge.of(keys, keys[1:])
+    names, amounts = pa.array(["x", "y", "z"]), pa.array([1.0, 2.0, 3.0])
+    assert merge.apply(names, pa.array(["y", "z"])).buffers()[2].address == names.buffers()[2].address
+    assert merge.apply(amounts, pa.array([2.0, 4.0])).to_pylist() == [1.0, 2.0, 4.0]
