@@ -1,7 +1,9 @@
 """An Arrow IPC file of a columnar base in memory: each piece is compared with its checksum before it is used.
 
-A map that is read behind the end of its file ends the process. So each time that a message is asked for, the size of
-the file is compared first. What is left is a file that is cut short between that and the use of the message.
+A map that is read behind the end of its file, or where the disk fails, ends the process. So each time that a message is
+asked for, the size of the file is compared first, and what is read for the first time is not read through the map. What
+is left is a file that is cut short between that and the use of the message, and a page that the system has let go of
+since, and that the disk gives no more.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ class MappedFile:
         # Two threads may compare the same piece at the same time; both find the same.
         if number not in self._compared:
             self._read_ahead(number)
-            self._check(number, data)
+            self._check(number, self._read(piece))
             self._compared.add(number)
         return data
 
@@ -123,9 +125,16 @@ class MappedFile:
         start, end = self._pieces[first].place, self._pieces[last].place + self._pieces[last].size
         os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_WILLNEED)
 
-    def _check(self, number: int, data: pa.Buffer) -> None:
+    def _read(self, piece: Piece) -> bytes:
+        try:
+            return os.pread(self._file, piece.size, piece.place)
+        except OSError as error:
+            what = f"the {piece.size} bytes at {piece.place} cannot be read: {error.strerror}"
+            raise self._damaged(what) from error
+
+    def _check(self, number: int, data: pa.Buffer | bytes) -> None:
         piece = self._pieces[number]
-        if data.size != piece.size or google_crc32c.value(data) != piece.crc32c:
+        if len(data) != piece.size or google_crc32c.value(data) != piece.crc32c:
             raise self._damaged(f"the {piece.size} bytes at {piece.place} have another checksum")
 
     def _damaged(self, what: str) -> DataLoss:

@@ -6,6 +6,7 @@ may write only short files; a process of its own, without threads, can be forked
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -156,6 +157,24 @@ def test_a_file_that_is_cut_short_is_found_also_when_it_was_read_before(base: Pa
     for number in range(len(opened)):
         with pytest.raises(DataLoss, match=f"bucket 3: the file .*{name} .* is damaged: it was cut short"):
             ask(number)
+
+
+@pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow"])
+def test_what_a_disk_does_not_give_is_damage_and_asked_for_again(base: Path, name: str) -> None:
+    opened = ColumnarBase.open(base, PLACE)
+    ask = opened.keys if name == "keys.arrow" else opened.message
+    read = os.pread
+
+    def failing(file: int, size: int, place: int) -> bytes:
+        if Path(f"/proc/self/fd/{file}").readlink().name == name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(file, size, place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", failing)
+        with pytest.raises(DataLoss, match=f"bucket 3: the file .*{name} .* cannot be read: Input/output error"):
+            ask(1)
+    assert ask(1).equals((ColumnarBase.open(base, PLACE).keys if name == "keys.arrow" else opened.message)(1))
 
 
 def test_zones_are_in_memory_so_that_a_file_cut_short_does_not_matter(base: Path) -> None:
