@@ -188,6 +188,25 @@ def test_lists_of_many_kinds_of_containers_are_one_list() -> None:
     assert values_of([pd.Timestamp(1), None]).array.type == pa.timestamp("ns")
 
 
+def test_lists_of_arrow_times_keep_what_python_has_no_room_for() -> None:
+    late, early = pa.scalar(999, pa.time64("ns")), pa.scalar(5, pa.time32("s"))
+    assert values_of([late, None, early, dt.time(1)]).array.cast(pa.int64()).to_pylist() == [
+        999,
+        None,
+        5 * 10**9,
+        3600 * 10**9,
+    ]
+    far = pa.scalar(10**7, pa.date32())
+    assert values_of([far]).array.cast(pa.int32()).to_pylist() == [10**7]
+    instants = [pa.scalar(1, pa.timestamp("ns", "UTC")), UTC_NOON]
+    assert values_of(instants).array.type == pa.timestamp("ns", "UTC")
+    for mixed in ([far, late], [far, pa.scalar(1, pa.timestamp("s"))], [*instants, pa.scalar(1, pa.timestamp("ns"))]):
+        with pytest.raises(UsageError, match="one kind"):
+            values_of(mixed)
+    with pytest.raises(UsageError, match="together"):
+        values_of([pa.scalar(2**60, pa.timestamp("s")), pa.scalar(1, pa.timestamp("ns"))])
+
+
 @pytest.mark.parametrize(
     ("predicate", "message"),
     [
