@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from table_model.errors import UsageError
 from table_model.expressions.literals import MAX_LIST_VALUES, Literal, ValueList
+from table_model.names import is_column_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,12 +82,8 @@ class FieldPath:
 
     def __post_init__(self) -> None:
         """Raises UsageError for names that are no text, or no UTF-8."""
-        if not self.names or not all(isinstance(name, str) and name for name in self.names):
+        if not self.names or not all(name and is_column_name(name) for name in self.names):
             raise UsageError(f"a column is named by text, such as col('score'), not by {self.names!r}")
-        try:
-            "".join(self.names).encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"a column is named by text that UTF-8 has, not by {self.names!a}") from error
         if len(self.names) > MAX_DEPTH:
             raise UsageError(f"a field has at most {MAX_DEPTH} names, not {len(self.names):,}")
 

@@ -164,17 +164,23 @@ async def test_what_is_said_of_the_key_bounds_what_is_read(table: Table) -> None
 
 
 @pytest.mark.asyncio
-async def test_a_column_or_type_that_does_not_fit_is_refused_before_anything_is_read(table: Table) -> None:
+async def test_a_column_or_type_that_does_not_fit_is_refused_before_a_scan_starts(client: Client, table: Table) -> None:
+    before = (await client.server_stats()).scans_started
     with pytest.raises(SchemaMismatch, match=r"scroe.*did you mean"):
         await table.scan(where=col("scroe") > 1).to_arrow()
     with pytest.raises(SchemaMismatch, match="scroe"):
         table.scan(where="scroe > 1")
     with pytest.raises(SchemaMismatch):
         await table.scan(where=col("k") == "text").to_arrow()
+    with pytest.raises(SchemaMismatch, match=r"scroe.*did you mean"):
+        await table.scan(["scroe"]).to_arrow()
+    with pytest.raises(UsageError, match="column names"):
+        table.scan(["\ud800"])
     with pytest.raises(UsageError):
         table.scan(where="score >")
     with pytest.raises(UsageError, match="int"):
         table.scan(where=5)
+    assert (await client.server_stats()).scans_started == before
 
 
 @pytest.mark.asyncio
