@@ -43,6 +43,8 @@ _MATCH: Final[dict[Match, Callable[..., pa.Array]]] = {
     Match.CONTAINS: pc.match_substring,
 }
 
+_NANOSECONDS: Final[dict[type[Predicate], int]] = {TextMatch: 60, IsIn: 20}
+
 
 def evaluate(bound: BoundPredicate, batch: pa.RecordBatch) -> pa.BooleanArray:
     """Evaluates a predicate for every row of a batch.
@@ -58,6 +60,11 @@ def evaluate(bound: BoundPredicate, batch: pa.RecordBatch) -> pa.BooleanArray:
     """
     paths = {path for node in bound.predicate.walk() for path in node.paths}
     return _evaluate(bound.predicate, {path: _field(path, batch) for path in paths}, batch.num_rows)
+
+
+def nanoseconds_a_row(bound: BoundPredicate) -> int:
+    """About how long `evaluate` takes for each of a thousand rows with short texts; of few rows each takes longer."""
+    return sum(_NANOSECONDS.get(type(node), 5) for node in bound.predicate.walk())
 
 
 def _field(path: FieldPath, batch: pa.RecordBatch) -> pa.Array:
