@@ -26,7 +26,7 @@ from table_model.key_range import NO_KEYS, KeyRange
 from table_model.limits import MAX_KEY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _LOWER: Final = (Operator.GREATER, Operator.GREATER_EQUAL)
 _UPPER: Final = (Operator.LESS, Operator.LESS_EQUAL)
@@ -68,17 +68,32 @@ class ColumnBounds:
         for part in self.left:
             match part:
                 case Comparison(left=left, operator=Operator.EQUAL, right=Literal() as value) if left == path:
-                    return Told(part, self._encodings(position, value.as_array()))
+                    return Told(part, tuple(self._encodings(position, value.as_array()).to_pylist()))
             if self.codec.nullable[position] and part == IsNull(path):
                 return Told(part, (NULL_MARK,))
         return None
 
-    def listed(self, position: int) -> Told | None:
-        """The first part that says that a column has one of some values."""
-        for part in self.left:
-            if isinstance(part, IsIn) and part.path == self._path(position):
-                return Told(part, self._encodings(position, part.values.candidates))
+    def listed(self, position: int, most: int) -> Told | None:
+        """The first part that says that a column has one of at most so many values."""
+        for part in self._lists(position):
+            if len(part.values) <= most:
+                encoded = self._encodings(position, part.values.candidates).to_pylist()
+                return Told(part, tuple(sorted(set(encoded))))
         return None
+
+    def between_listed(self, position: int, prefix: bytes) -> KeyRange:
+        """The keys with a prefix, and behind it a column from the first to the last value of each list of it."""
+        key_range = KeyRange.under(prefix)
+        for part in self._lists(position):
+            ends = pc.min_max(self._encodings(position, part.values.candidates)).as_py()
+            if ends["min"] is None:
+                return NO_KEYS
+            key_range &= KeyRange(prefix + ends["min"], KeyRange.under(prefix + ends["max"]).end)
+        return key_range
+
+    def _lists(self, position: int) -> Iterator[IsIn]:
+        path = self._path(position)
+        return (part for part in self.left if isinstance(part, IsIn) and part.path == path)
 
     def equal_prefix(self, positions: int) -> tuple[bytes, int]:
         """What the leading columns are equal to, of at most so many, and how many those are; takes their parts."""
@@ -159,7 +174,7 @@ class ColumnBounds:
             operator = Operator.LESS if above else Operator.LESS_EQUAL
         return operator, self._encoded(position, near)
 
-    def _encodings(self, position: int, values: pa.Array) -> tuple[bytes, ...]:
+    def _encodings(self, position: int, values: pa.Array) -> pa.BinaryArray:
         """The encodings of the values to which a row can be equal in the column."""
         type_ = self.codec.types[position]
         values = values.drop_null()
@@ -172,7 +187,7 @@ class ColumnBounds:
             lengths = pc.add(pc.binary_length(plain), pc.count_substring(plain, b"\0"))
             others = TEXT_END_BYTES + self.codec.nullable[position]
             values = values.filter(pc.less_equal(lengths, MAX_KEY_BYTES - others))
-        return tuple(sorted(set(self._codec_of(position).encode([values]).to_pylist())))
+        return self._codec_of(position).encode([values])
 
     def _key_values(self, position: int, values: pa.Array) -> pa.Array | None:
         """Values as the column has them, None where it cannot have them so that they compare: null, NaN, no float32."""

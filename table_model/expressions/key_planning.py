@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from table_model.key_codec import KeyCodec
 
-MAX_KEYS_OF_LISTS: Final = 10_000
-"""Keys that the values of several columns make together."""
+MAX_POINTS: Final = 10_000
+"""Keys that are looked up one by one. Where there are more, a range is read."""
 
 _MOST_BYTES_OF_LISTS: Final = 4 * 1024 * 1024
 
@@ -45,9 +45,10 @@ class KeyPlan:
 def plan_keys(bound: BoundPredicate, codec: KeyCodec) -> KeyPlan:
     """Turns what a predicate says about the key into points or one range.
 
-    Where every key column is equal to a value, or is one of a list, the keys with these values are the points; of
-    several columns, up to 10,000 and 4 MiB. Else equality on leading key columns gives a range, narrowed by `<`, `<=`,
-    `>`, `>=` and `starts_with` on the column after them. All else is residual.
+    Where every key column is equal to a value, or is one of a list, the keys with these values are the points, up to
+    10,000, and of several columns up to 4 MiB. Else equality on leading key columns gives a range, narrowed by `<`,
+    `<=`, `>`, `>=` and `starts_with` on the column after them; a longer list of a key of one column is read from its
+    first to its last value. All else is residual.
 
     Args:
         bound: A predicate bound to the table's schema.
@@ -74,13 +75,13 @@ def residual_of(parts: Sequence[Predicate], columns: Sequence[str]) -> BoundPred
 def _points(bounds: ColumnBounds) -> tuple[bytes, ...] | None:
     told: list[Told] = []
     for position in range(len(bounds.codec.names)):
-        one = bounds.equal(position) or bounds.listed(position)
+        one = bounds.equal(position) or bounds.listed(position, MAX_POINTS)
         if one is None:
             return None
         told.append(one)
     keys = prod(len(one.encoded) for one in told)
     longest = sum(max(map(len, one.encoded), default=0) for one in told)
-    if len(told) > 1 and (keys > MAX_KEYS_OF_LISTS or keys * longest > _MOST_BYTES_OF_LISTS):
+    if len(told) > 1 and (keys > MAX_POINTS or keys * longest > _MOST_BYTES_OF_LISTS):
         return None
     bounds.take(*(one.part for one in told))
     # No encoding is the beginning of another one, so that these ascend, too.
@@ -92,4 +93,7 @@ def _key_range(bounds: ColumnBounds) -> KeyRange:
     """The range of equal leading columns, and of the bounds on the column behind them."""
     columns = len(bounds.codec.names)
     prefix, position = bounds.equal_prefix(columns)
-    return bounds.narrowed(position, prefix) if position < columns else KeyRange.under(prefix)
+    if position == columns:
+        return KeyRange.under(prefix)
+    key_range = bounds.narrowed(position, prefix)
+    return key_range & bounds.between_listed(position, prefix) if columns == 1 else key_range

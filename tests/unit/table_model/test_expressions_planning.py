@@ -126,6 +126,17 @@ def test_lists_that_together_are_over_ten_thousand_keys_are_residual() -> None:
     assert plan(col("player").is_in(long) & col("round").is_in(range(100)), "player", "round").points is None
 
 
+def test_a_list_of_over_ten_thousand_keys_is_the_range_from_the_first_to_the_last_of_them() -> None:
+    long = col("round").is_in(range(5, 10_006))
+    assert plan(long, "round") == KeyPlan(
+        None, KeyRange(encoded(["round"], 5), encoded(["round"], 10_006)), bind(long, SCHEMA)
+    )
+    assert plan(long & (col("round") < 7), "round").key_range == KeyRange(encoded(["round"], 5), encoded(["round"], 7))
+    assert plan(long & (col("round") == 7), "round").points == (encoded(["round"], 7),)
+    nobody = col("player").is_in([str(n) + "x" * MAX_KEY_BYTES for n in range(10_001)])
+    assert plan(nobody, "player").key_range.is_empty
+
+
 def test_equality_on_leading_columns_with_a_range_on_the_next_is_one_range() -> None:
     key = ["player", "round", "level"]
     planned = plan((col("player") == "ann") & col("round").between(3, 5), *key)
