@@ -218,6 +218,7 @@ class _Parser:
         return all_of([Comparison(column, operator, bound) for operator, bound in bounds])
 
     def _like(self, column: FieldPath) -> Predicate:
+        start = self._offset()
         pattern = re.sub("%+", "%", self._string("expected a pattern in single quotes after LIKE"))
         inner = pattern.strip("%")
         wrong = re.search(r"[%_\\]", inner)
@@ -230,7 +231,7 @@ class _Parser:
         matches = {"x%": Match.STARTS_WITH, "%x%": Match.CONTAINS}
         if kind not in matches:
             self._fail("LIKE '%x' is not supported; % can stand at the end, or at both ends", self._offset(-1))
-        return TextMatch(column, matches[kind], literal_of(inner))
+        return self._within_limits(start, partial(TextMatch, column, matches[kind], literal_of(inner)))
 
     def _operand(self) -> Operand:
         if not self._is_name():

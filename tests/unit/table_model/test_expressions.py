@@ -17,7 +17,7 @@ import pytest
 from table_model.errors import SchemaMismatch, UsageError
 from table_model.expressions import Predicate, bind, col, predicate_of
 from table_model.expressions.literals import MAX_LIST_VALUES, Literal, literal_of, values_of
-from table_model.expressions.nodes import MAX_DEPTH, MAX_NODES, And, Comparison, Not, Or, any_of
+from table_model.expressions.nodes import MAX_DEPTH, MAX_NODES, MAX_SEARCHED_BYTES, And, Comparison, Not, Or, any_of
 
 SCHEMA = pa.schema(
     [
@@ -149,6 +149,11 @@ def test_more_nodes_depth_or_values_than_the_limits_cannot_be_built() -> None:
         full | col("a").is_in([1])
     with pytest.raises(UsageError, match="the limit is 100,000"):
         col("a").is_in(range(MAX_LIST_VALUES + 1))
+    longest = col("a").contains("x" * MAX_SEARCHED_BYTES) & col("a").contains("") & (col("a") == "x" * 2**20)
+    with pytest.raises(UsageError, match="65,536 bytes to look for"):
+        longest & col("b").starts_with(b"x")
+    with pytest.raises(UsageError, match="65,536 bytes to look for"):
+        col("a").contains("é" * (2**15 + 1))
 
 
 @pytest.mark.parametrize(

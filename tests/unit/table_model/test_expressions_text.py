@@ -201,6 +201,11 @@ def test_an_error_in_a_long_line_shows_the_place_only() -> None:
     assert supported.startswith("supported: ")
 
 
+def test_a_pattern_that_is_too_long_has_its_place() -> None:
+    with pytest.raises(UsageError, match=r"line 2, column 1: .*65,536 bytes to look for"):
+        parse_where("a like\n'%" + "x" * 2**16 + "x%'")
+
+
 def test_with_a_schema_wrong_columns_and_types_have_their_place_too() -> None:
     with pytest.raises(SchemaMismatch, match=r'line 2, column 6: "j" is not a column') as raised:
         parse_where("i = 1\n and j = 2", SCHEMA)
