@@ -201,6 +201,11 @@ def test_an_error_in_a_long_line_shows_the_place_only() -> None:
     assert supported.startswith("supported: ")
 
 
+def test_a_day_is_no_instant_of_a_column_with_a_time_zone() -> None:
+    with pytest.raises(SchemaMismatch, match="give a timestamp with a time zone"):
+        parse_where("z >= DATE '2026-01-31'", pa.schema([("z", pa.timestamp("us", "UTC"))]))
+
+
 def test_a_pattern_that_is_too_long_has_its_place() -> None:
     with pytest.raises(UsageError, match=r"line 2, column 1: .*65,536 bytes to look for"):
         parse_where("a like\n'%" + "x" * 2**16 + "x%'")
