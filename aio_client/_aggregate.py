@@ -23,6 +23,7 @@ from table_model.errors import (
 )
 from table_model.expressions.wire import to_proto
 from table_model.limits import MAX_TOP_N
+from table_model.names import is_column_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -73,8 +74,8 @@ def aggregate_request(
         where=None if where is None else to_proto(where),
         snapshot=_snapshot(snapshot_id),
         aggregates=[
-            lookup_pb2.ColumnAggregates(column=column, functions=_numbers(column, names))
-            for column, names in functions.items()
+            lookup_pb2.ColumnAggregates(column=column, functions=_numbers(column, functions[column]))
+            for column in _names(list(functions))
         ],
         group_by=_names(group_by),
     )
@@ -95,6 +96,7 @@ def top_n_request(
         raise UsageError(f"n must be a whole number from 1 to {MAX_TOP_N:,}, not {n!r}")
     if not isinstance(by, str):
         raise UsageError(f"by is the name of a column, not a {type(by).__name__}")
+    _names([by])
     if ties not in ("key", "all"):
         raise UsageError(f'ties is "key" or "all", not {ties!r}', option="ties")
     return lookup_pb2.TopNRequest(
@@ -202,7 +204,11 @@ def _snapshot(snapshot_id: str | None) -> scan_pb2.PinnedSnapshot | None:
 
 
 def _names(names: Sequence[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
+    names = [names] if isinstance(names, str) else list(names)
+    for name in names:
+        if not is_column_name(name):
+            raise UsageError(f"a column is named by text, not by {name!r}")
+    return names
 
 
 def _numbers(column: str, names: str | Iterable[str]) -> list[lookup_pb2.AggregateFunction.ValueType]:

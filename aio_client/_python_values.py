@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from table_model.casts import cast_exactly
 from table_model.errors import did_you_mean
 from table_model.types import format_type
 
@@ -96,14 +97,17 @@ def _check_alone(value: object, type_: pa.DataType, row: int) -> None:
 
 
 def _reason(value: object, type_: pa.DataType, error: Exception) -> str:
-    text = repr(value)
-    shown = text if len(text) <= _LONGEST_VALUE else f"a value of type {type(value).__name__}"
+    text = "" if isinstance(value, pa.Scalar) else repr(value)  # a date over the year 9999 has no text
+    shown = text if 0 < len(text) <= _LONGEST_VALUE else f"a value of type {type(value).__name__}"
     return f"{shown} cannot be cast to {format_type(type_)}: {str(error).partition(chr(10))[0]}"
 
 
 def _exact(value: Any, type_: pa.DataType) -> object:  # noqa: ANN401  # whatever a caller puts into a row
     """The value in a form that pyarrow takes as it is; ValueError or TypeError when there is none."""
     if isinstance(value, pa.Scalar):
+        if pat.is_temporal(value.type) or pat.is_nested(value.type):
+            # Python has no nanoseconds in a time of day, and no years over 9999.
+            return cast_exactly(pa.array([value], value.type), type_)[0]
         value = value.as_py()
     if value is None or type(value).__name__ in _PANDAS_NULLS:
         return None

@@ -1,4 +1,4 @@
-"""How a table is named, `database.table`, and who reads its changes and writes to it."""
+"""How a table is named, `database.table`, its columns, and who reads its changes and writes to it."""
 
 from __future__ import annotations
 
@@ -70,6 +70,17 @@ def check_writer_id(writer_id: object) -> None:
             f"{_short(repr(writer_id))} is not the id of a writer: it must be 1 to {MAX_NAME_LENGTH} of "
             'A-Z a-z 0-9 . _ : - and neither "." nor ".."'
         )
+
+
+def is_column_name(name: object) -> bool:
+    """Whether it may name a column: text, and such as UTF-8 has. That of a command line need not be."""
+    if not isinstance(name, str):
+        return False
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _short(text: str) -> str:

@@ -18,7 +18,7 @@ from table_model.limits import (
     MIN_CHUNK_ROWS,
 )
 from table_model.log_positions import LogSpec
-from table_model.names import TableName
+from table_model.names import TableName, is_column_name
 from table_model.types import first_repeated
 
 _MAX_LIMIT = 2**63 - 1
@@ -146,7 +146,7 @@ class ScanSpec:
 
 
 def _check_columns(columns: tuple[str, ...]) -> None:
-    if not isinstance(columns, tuple) or not all(isinstance(name, str) for name in columns):
+    if not isinstance(columns, tuple) or not all(map(is_column_name, columns)):
         raise UsageError(f"columns must be a tuple of column names, not {columns!r}")
     twice = first_repeated(columns)
     if twice is not None:

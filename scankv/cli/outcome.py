@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and the one line on standard error when it failed.
+"""How a command ends: its exit code, and what it says on standard error when it failed.
 
 0 done, or the reader of the output closed its pipe; 1 failed; 2 wrong usage; 130 interrupted; 143 terminated.
 `serve` adds its own. What is not expected to fail shows a traceback.
@@ -46,8 +46,9 @@ class Commands(TyperGroup):
 
 
 def complain(message: str) -> None:
-    """Says in one line on standard error why the command failed."""
-    typer.echo(f"scankv: error: {' '.join(message.split())}", err=True)
+    """Says on standard error why the command failed: in one line, or on a terminal in those that the message has."""
+    shown = message if sys.stderr.isatty() else " ".join(message.split())
+    typer.echo(f"scankv: error: {shown}", err=True)
 
 
 @contextmanager

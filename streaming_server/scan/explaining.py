@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from protos.scankv.v1 import scan_pb2
 from streaming_server.scan.base_view import Via
 from streaming_server.scan.keys_to_read import keys_to_read
-from streaming_server.scan.row_reader import MAX_POINTS
+from table_model.expressions import MAX_POINTS
 from table_model.key_parts import point_text, range_text
 from table_model.key_range import KeyRange
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from streaming_server.scan.held_view import MAX_STEP_ENTRIES
-from streaming_server.scan.row_reader import MAX_POINTS, IndexedKeys
+from streaming_server.scan.row_reader import IndexedKeys
 from table_model.errors import DataLoss, ScanKvError
-from table_model.expressions import plan_index
+from table_model.expressions import MAX_POINTS, plan_index
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:

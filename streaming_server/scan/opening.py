@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from streaming_server.scan.base_view import NO_BASES, Via, cursor_of
 from streaming_server.scan.keys_to_read import keys_to_read
@@ -12,6 +12,8 @@ from streaming_server.scan.ordered_forms import KeyedForm, StoredForm
 from streaming_server.scan.ordered_source import OrderedSource
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
 from streaming_server.scan.row_reader import RowReader
+from table_model.expressions import nanoseconds_a_row
+from table_model.limits import MAX_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
     from streaming_server.scan.row_reader import Readable
     from streaming_server.storage.row_codec import RowCodec
     from table_model.errors import ScanKvError
-    from table_model.expressions import Predicate
+    from table_model.expressions import BoundPredicate, Predicate
     from table_model.key_codec import KeyCodec
     from table_model.key_range import KeyRange
     from table_model.schema import TableDefinition
+
+_ASKING_NANOSECONDS: Final = 8_000_000
+"""For so long at once a predicate may be asked of rows: as long as several chunks without one take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,7 @@ class OpenedScan:
         limit: The most rows that are left to be returned, None for all.
         selective: Whether chunks have fewer rows than were read for them.
         large_chunks: Whether nothing but columnar bases is read, batch by batch, so that larger chunks take no longer.
+        most_rows: The rows that are read at once, at most, since a predicate of hundreds of nodes is asked of each.
     """
 
     source: ChunkSource
@@ -84,6 +90,13 @@ class OpenedScan:
     limit: int | None
     selective: bool = False
     large_chunks: bool = False
+    most_rows: int = MAX_CHUNK_ROWS
+
+    def room(self, max_rows: int, max_bytes: int) -> tuple[int, int]:
+        """The rows and bytes to read at once where a chunk may have so many."""
+        if max_rows <= self.most_rows:
+            return max_rows, max_bytes
+        return self.most_rows, max(1, max_bytes * self.most_rows // max_rows)
 
 
 def open_scan(
@@ -136,7 +149,12 @@ def open_scan(
         selective=reader.selective,
         # What is read row by row, or put in order, holds the event loop for as long as a chunk takes.
         large_chunks=isinstance(source, KvSource) and bool(cursors) and bases.keys() >= cursors.keys(),
+        most_rows=MAX_CHUNK_ROWS if reader.residual is None else _most_rows(reader.residual),
     )
+
+
+def _most_rows(asked: BoundPredicate) -> int:
+    return max(1, min(MAX_CHUNK_ROWS, _ASKING_NANOSECONDS // nanoseconds_a_row(asked)))
 
 
 def _fingerprint(

@@ -77,7 +77,7 @@ def stream_messages(
     spoken = time.monotonic()
     bounds = chunk_spec.bounds()
     while remaining is None or remaining > 0:
-        max_rows, max_bytes = next(bounds)
+        max_rows, max_bytes = opened.room(*next(bounds))
         if rows and not chunk_spec.large():
             max_rows = max(1, min(max_rows, SMALL_CHUNK_BYTES * rows // scan.bytes_returned))
         # A source that leaves rows out cannot know how many to read for so many.

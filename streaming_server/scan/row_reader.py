@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from table_model.expressions import BoundPredicate, Predicate
     from table_model.key_codec import KeyCodec
-
-MAX_POINTS: Final = 10_000
-"""Keys that are looked up one by one. Where there are more, the range from the first to the last of them is read."""
 
 
 class Readable(Protocol):
@@ -154,17 +151,14 @@ class RowReader:
             return cls(codec, keys, decoder, key_range, names, stored_rows)
         bound = bind(where, codec.schema)
         plan = plan_keys(bound, keys)
-        points, residual = plan.points, plan.residual
+        points = plan.points
         if points is None:
             key_range &= plan.key_range
         else:
             points = tuple(key for key in points if key in key_range)
             key_range = KeyRange(points[0], points[-1] + b"\0") if points else NO_KEYS
-            if len(points) > MAX_POINTS:
-                # Between them there are other keys: what chose the points chooses among these, too.
-                points, residual = None, bound
-        decoder = _decoder(codec, names, residual, stored_rows=stored_rows)
-        return cls(codec, keys, decoder, key_range, names, stored_rows, points, residual)
+        decoder = _decoder(codec, names, plan.residual, stored_rows=stored_rows)
+        return cls(codec, keys, decoder, key_range, names, stored_rows, points, plan.residual)
 
 
 def _decoder(

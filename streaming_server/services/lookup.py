@@ -14,6 +14,7 @@ from protos.scankv.v1 import lookup_pb2, scan_pb2
 from streaming_server.scan.aggregation import Aggregation, RowCounter
 from streaming_server.scan.answers import Answer
 from streaming_server.scan.chunk_source import total_rows
+from streaming_server.scan.framing import frame_answer
 from streaming_server.scan.top_n import TopN, TopNSpec
 from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import mapped_errors
@@ -213,8 +214,7 @@ class LookupService:
 
         def respond() -> bytes:
             response = lookup_pb2.AggregateResponse(log_offsets=view.log_offsets, version=view.version)
-            response.rows = to_ipc(aggregation.result())
-            return response.SerializeToString()
+            return frame_answer(response, ipc_of(aggregation.result()))
 
         return Answer(view.version, await asyncio.to_thread(respond))
 
@@ -231,8 +231,7 @@ class LookupService:
 
         def respond() -> bytes:
             response = lookup_pb2.TopNResponse(log_offsets=view.log_offsets, version=view.version)
-            response.rows = to_ipc(top.result())
-            return response.SerializeToString()
+            return frame_answer(response, ipc_of(top.result()))
 
         cost = lookup_pb2.TopNResponse(rows_scanned=rows_scanned)
         return Answer(view.version, await asyncio.to_thread(respond), cost.SerializeToString())
@@ -243,8 +242,7 @@ async def _indexed_answer(answer: IndexedAnswer) -> Answer:
 
     def respond() -> bytes:
         response = lookup_pb2.TopNResponse(log_offsets=answer.log_offsets, version=answer.version, index=found.index)
-        response.rows = to_ipc(found.result())
-        return response.SerializeToString()
+        return frame_answer(response, ipc_of(found.result()))
 
     cost = lookup_pb2.TopNResponse(rows_scanned=found.scanned).SerializeToString()
     return Answer(answer.version, respond() if found.is_small else await asyncio.to_thread(respond), cost)
@@ -333,7 +331,7 @@ def _aggregates_of(request: lookup_pb2.AggregateRequest) -> list[Aggregate]:
     return aggregates
 
 
-def to_ipc(rows: pa.RecordBatch) -> bytes:
+def ipc_of(rows: pa.RecordBatch) -> pa.Buffer:
     """Rows as an answer carries them. Raises RequestTooLarge for more than an answer may have."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
@@ -343,5 +341,4 @@ def to_ipc(rows: pa.RecordBatch) -> bytes:
         raise RequestTooLarge(
             f"the answer has {data.size:,} bytes; the limit is {MAX_REQUEST_BYTES:,}: ask for fewer rows or columns"
         )
-    result: bytes = data.to_pybytes()
-    return result
+    return data

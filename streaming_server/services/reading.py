@@ -140,7 +140,8 @@ class WholeView:
         self._source = opened.source
         self._scan = scan
         large = opened.large_chunks
-        self._room = (BASE_CHUNK_ROWS, BASE_CHUNK_BYTES) if large else (DEFAULT_CHUNK_ROWS, DEFAULT_CHUNK_BYTES)
+        room = (BASE_CHUNK_ROWS, BASE_CHUNK_BYTES) if large else (DEFAULT_CHUNK_ROWS, DEFAULT_CHUNK_BYTES)
+        self._room = opened.room(*room)
 
     @property
     def rows_scanned(self) -> int:

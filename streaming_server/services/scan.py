@@ -98,6 +98,7 @@ class ScanService:
                 return
             plan, chunk = read_plan(request), chunk_spec(request, self._chunk_bytes)
             table = self._tables.table(request.table)
+            self._check(request, plan)
             if request.HasField("if_changed_since") and (messages := await self._unchanged(request, plan, started)):
                 for message in messages:
                     await context.write(message)
@@ -136,18 +137,21 @@ class ScanService:
             return answer
         raise AssertionError("mapped_errors ends the call")
 
-    async def _unchanged(
-        self, request: scan_pb2.ScanKvRequest, plan: ReadPlan, started: float
-    ) -> Iterator[bytes] | None:
-        """The messages that say that nothing has changed; None where something has. Reads nothing.
+    def _check(self, request: scan_pb2.ScanKvRequest, plan: ReadPlan) -> None:
+        """Refuses a wrong question before it waits for its turn, and also when nothing has changed.
 
         Raises:
-            SchemaMismatch: As when it is read: a wrong question is one also when nothing has changed.
+            SchemaMismatch, SnapshotLost: As when it is read.
         """
         schema = definition_of(self._tables, request).schema
         if plan.where is not None:
             bind(plan.where, schema.arrow)
         schema.select(plan.columns)
+
+    async def _unchanged(
+        self, request: scan_pb2.ScanKvRequest, plan: ReadPlan, started: float
+    ) -> Iterator[bytes] | None:
+        """The messages that say that nothing has changed; None where something has. Reads nothing."""
         current = await current_of(self._tables, request, plan.buckets)
         if request.if_changed_since != current.version:
             return None

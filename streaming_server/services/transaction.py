@@ -9,7 +9,7 @@ from protos.scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.services.errors import mapped_errors
-from streaming_server.services.lookup import to_ipc
+from streaming_server.services.lookup import ipc_of
 from table_model.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             place = StagedAs(token=request.token, part=request.part, sequence=request.sequence)
             table = self._tables.table(request.table)
             rows, found = await self._transactions.get_for_update(place, table, request.keys)
-            return transaction_pb2.GetForUpdateResponse(rows=to_ipc(rows), found=found)
+            return transaction_pb2.GetForUpdateResponse(rows=ipc_of(rows).to_pybytes(), found=found)
         raise AssertionError("mapped_errors ends the call")
 
     async def LookupStaged(
@@ -78,7 +78,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             place = StagedAs(token=request.token, part=request.part, sequence=request.requests)
             table = self._tables.table(request.table)
             rows, found = await self._transactions.lookup(place, table, request.keys)
-            return transaction_pb2.LookupStagedResponse(rows=to_ipc(rows), found=found)
+            return transaction_pb2.LookupStagedResponse(rows=ipc_of(rows).to_pybytes(), found=found)
         raise AssertionError("mapped_errors ends the call")
 
     async def CommitTransaction(

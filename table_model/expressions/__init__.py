@@ -5,14 +5,15 @@ from __future__ import annotations
 from table_model.expressions.arrow_expressions import from_pyarrow
 from table_model.expressions.binding import BoundPredicate, bind
 from table_model.expressions.columns import Column, col
-from table_model.expressions.evaluation import evaluate
+from table_model.expressions.evaluation import evaluate, nanoseconds_a_row
 from table_model.expressions.index_planning import IndexPlan, OrderPlan, plan_index, plan_order
-from table_model.expressions.key_planning import KeyPlan, plan_keys
+from table_model.expressions.key_planning import MAX_POINTS, KeyPlan, plan_keys
 from table_model.expressions.nodes import Predicate, all_of, any_of, conjuncts
 from table_model.expressions.sql_text import parse_where
 from table_model.expressions.where import Where, predicate_of
 
 __all__ = [
+    "MAX_POINTS",
     "BoundPredicate",
     "Column",
     "IndexPlan",
@@ -27,6 +28,7 @@ __all__ = [
     "conjuncts",
     "evaluate",
     "from_pyarrow",
+    "nanoseconds_a_row",
     "parse_where",
     "plan_index",
     "plan_keys",

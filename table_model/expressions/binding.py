@@ -189,6 +189,8 @@ def _hint(given: pa.DataType, type_: pa.DataType) -> str:
         return "; give a decimal.Decimal"
     if pat.is_timestamp(type_) and pat.is_timestamp(given):
         return "; give one with a time zone" if type_.tz is not None else "; give one without a time zone"
+    if pat.is_timestamp(type_) and pat.is_date(given):
+        return "; give a timestamp with a time zone"
     if pat.is_temporal(type_) and pat.is_string(given):
         return "; give a date, time or datetime, or in SQL text DATE '...' or TIMESTAMP '...'"
     if pat.is_date(type_) and pat.is_timestamp(given):

@@ -23,16 +23,20 @@ from table_model.expressions.nodes import (
 )
 from table_model.key_codec import NOT_NULL_MARK, NULL_MARK, TEXT_END_BYTES, KeyCodec
 from table_model.key_range import NO_KEYS, KeyRange
+from table_model.limits import MAX_KEY_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _LOWER: Final = (Operator.GREATER, Operator.GREATER_EQUAL)
 _UPPER: Final = (Operator.LESS, Operator.LESS_EQUAL)
 
 
 class Told(NamedTuple):
-    """What one part of a predicate says of a column: true of exactly the rows with one of these encodings in it."""
+    """What one part of a predicate says of a column: true of exactly the rows with one of these encodings in it.
+
+    They ascend. Of values that no row can have in it, such as a text longer than any key, there is none.
+    """
 
     part: Predicate
     encoded: tuple[bytes, ...]
@@ -60,34 +64,41 @@ class ColumnBounds:
 
     def equal(self, position: int) -> Told | None:
         """The first part that says that a column has one value, or is null."""
+        path = self._path(position)
         for part in self.left:
-            values = self._equal_values(position, part)
-            encoded = None if values is None else self._encoded(position, values)
-            if encoded is not None:
-                return Told(part, (encoded,))
-            if self.codec.nullable[position] and part == IsNull(self._path(position)):
+            match part:
+                case Comparison(left=left, operator=Operator.EQUAL, right=Literal() as value) if left == path:
+                    return Told(part, tuple(self._encodings(position, value.as_array()).to_pylist()))
+            if self.codec.nullable[position] and part == IsNull(path):
                 return Told(part, (NULL_MARK,))
         return None
 
-    def listed(self, position: int) -> Told | None:
-        """The first part that says that a column has one of some values; they ascend."""
-        for part in self.left:
-            if not isinstance(part, IsIn) or part.path != self._path(position):
-                continue
-            values = self._key_values(position, part.values.candidates)
-            if values is None:
-                continue
-            try:
-                encoded = self._codec_of(position).encode([values]).to_pylist()
-            except InvalidKey:  # too long for a key; found by no lookup, and by no scan either
-                continue
-            return Told(part, tuple(sorted(set(encoded))))
+    def listed(self, position: int, most: int) -> Told | None:
+        """The first part that says that a column has one of at most so many values."""
+        for part in self._lists(position):
+            if len(part.values) <= most:
+                encoded = self._encodings(position, part.values.candidates).to_pylist()
+                return Told(part, tuple(sorted(set(encoded))))
         return None
+
+    def between_listed(self, position: int, prefix: bytes) -> KeyRange:
+        """The keys with a prefix, and behind it a column from the first to the last value of each list of it."""
+        key_range = KeyRange.under(prefix)
+        for part in self._lists(position):
+            ends = pc.min_max(self._encodings(position, part.values.candidates)).as_py()
+            if ends["min"] is None:
+                return NO_KEYS
+            key_range &= KeyRange(prefix + ends["min"], KeyRange.under(prefix + ends["max"]).end)
+        return key_range
+
+    def _lists(self, position: int) -> Iterator[IsIn]:
+        path = self._path(position)
+        return (part for part in self.left if isinstance(part, IsIn) and part.path == path)
 
     def equal_prefix(self, positions: int) -> tuple[bytes, int]:
         """What the leading columns are equal to, of at most so many, and how many those are; takes their parts."""
         prefix, position = b"", 0
-        while position < positions and (told := self.equal(position)) is not None:
+        while position < positions and (told := self.equal(position)) is not None and told.encoded:
             self.take(told.part)
             prefix, position = prefix + told.encoded[0], position + 1
         return prefix, position
@@ -163,14 +174,20 @@ class ColumnBounds:
             operator = Operator.LESS if above else Operator.LESS_EQUAL
         return operator, self._encoded(position, near)
 
-    def _equal_values(self, position: int, part: Predicate) -> pa.Array | None:
-        match part:
-            case Comparison(left=left, operator=Operator.EQUAL, right=Literal() as value) if left == self._path(
-                position
-            ):
-                return self._key_values(position, value.as_array())
-            case _:
-                return None
+    def _encodings(self, position: int, values: pa.Array) -> pa.BinaryArray:
+        """The encodings of the values to which a row can be equal in the column."""
+        type_ = self.codec.types[position]
+        values = values.drop_null()
+        if pa.types.is_floating(type_):
+            near = values.cast(type_)
+            wide = near.cast(pa.float64())  # Arrow has no comparisons of float16
+            values = near.filter(pc.equal(wide, values.cast(pa.float64())))
+        elif pa.types.is_string(type_) or pa.types.is_binary(type_):
+            plain = values.cast(pa.binary())
+            lengths = pc.add(pc.binary_length(plain), pc.count_substring(plain, b"\0"))
+            others = TEXT_END_BYTES + self.codec.nullable[position]
+            values = values.filter(pc.less_equal(lengths, MAX_KEY_BYTES - others))
+        return self._codec_of(position).encode([values])
 
     def _key_values(self, position: int, values: pa.Array) -> pa.Array | None:
         """Values as the column has them, None where it cannot have them so that they compare: null, NaN, no float32."""

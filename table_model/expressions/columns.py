@@ -105,11 +105,11 @@ class Column:
         return all_of([self >= low, self <= high])
 
     def starts_with(self, text: str | bytes) -> Predicate:
-        """Whether this string or binary column starts with a text or bytes; case matters."""
+        """Whether this string or binary column starts with a text or bytes, of up to 64 KiB; case matters."""
         return self._matched(Match.STARTS_WITH, text)
 
     def contains(self, text: str | bytes) -> Predicate:
-        """Whether a text or bytes occur anywhere in this string or binary column; case matters."""
+        """Whether a text or bytes, of up to 64 KiB, occur anywhere in this string or binary column; case matters."""
         return self._matched(Match.CONTAINS, text)
 
     def __and__(self, other: object) -> Predicate:

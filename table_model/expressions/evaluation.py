@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from table_model.expressions.binding import BoundPredicate
+    from table_model.expressions.literals import Literal
 
     Fields = dict[FieldPath, pa.Array]
 
@@ -43,6 +44,8 @@ _MATCH: Final[dict[Match, Callable[..., pa.Array]]] = {
     Match.CONTAINS: pc.match_substring,
 }
 
+_NANOSECONDS: Final[dict[type[Predicate], int]] = {TextMatch: 60, IsIn: 20}
+
 
 def evaluate(bound: BoundPredicate, batch: pa.RecordBatch) -> pa.BooleanArray:
     """Evaluates a predicate for every row of a batch.
@@ -58,6 +61,11 @@ def evaluate(bound: BoundPredicate, batch: pa.RecordBatch) -> pa.BooleanArray:
     """
     paths = {path for node in bound.predicate.walk() for path in node.paths}
     return _evaluate(bound.predicate, {path: _field(path, batch) for path in paths}, batch.num_rows)
+
+
+def nanoseconds_a_row(bound: BoundPredicate) -> int:
+    """About how long `evaluate` takes for each of a thousand rows with short texts; of few rows each takes longer."""
+    return sum(_NANOSECONDS.get(type(node), 5) for node in bound.predicate.walk())
 
 
 def _field(path: FieldPath, batch: pa.RecordBatch) -> pa.Array:
@@ -78,11 +86,17 @@ def _comparable(array: pa.Array) -> pa.Array:
     return array
 
 
+def _value(literal: Literal) -> pa.Scalar:
+    type_ = literal.scalar.type
+    if pa.types.is_string(type_) or pa.types.is_binary(type_):  # may be long, and an array would be a copy
+        return literal.scalar
+    return _comparable(literal.as_array())[0]
+
+
 def _evaluate(predicate: Predicate, fields: Fields, rows: int) -> pa.BooleanArray:
     match predicate:
         case Comparison(left=left, operator=operator, right=right):
-            other = fields[right] if isinstance(right, FieldPath) else _comparable(right.as_array())[0]
-            return _COMPARE[operator](fields[left], other)
+            return _COMPARE[operator](fields[left], fields[right] if isinstance(right, FieldPath) else _value(right))
         case IsIn(path=path):
             return _is_in(fields[path], predicate)
         case IsNull(path=path):

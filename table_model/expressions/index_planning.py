@@ -72,8 +72,8 @@ def plan_index(bound: BoundPredicate, codec: KeyCodec) -> IndexPlan | None:
     ranges: tuple[KeyRange, ...] = (KeyRange.under(prefix),)
     behind = 0
     if position < columns:
-        listed = bounds.listed(position)
-        if listed is not None and len(listed.encoded) <= MAX_RANGES:
+        listed = bounds.listed(position, MAX_RANGES)
+        if listed is not None:
             bounds.take(listed.part)
             ranges = tuple(KeyRange.under(prefix + value) for value in listed.encoded)
             behind = 4

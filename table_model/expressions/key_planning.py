@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Final
 
 from table_model.expressions.binding import BoundPredicate
-from table_model.expressions.column_bounds import ColumnBounds
+from table_model.expressions.column_bounds import ColumnBounds, Told
 from table_model.expressions.nodes import Constant, Predicate, all_of, conjuncts
 from table_model.key_range import KeyRange
 from table_model.limits import MAX_KEY_BYTES
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from table_model.key_codec import KeyCodec
+
+MAX_POINTS: Final = 10_000
+"""Keys that are looked up one by one. Where there are more, a range is read."""
+
+_MOST_BYTES_OF_LISTS: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +45,10 @@ class KeyPlan:
 def plan_keys(bound: BoundPredicate, codec: KeyCodec) -> KeyPlan:
     """Turns what a predicate says about the key into points or one range.
 
-    Equality on the whole key is a point, and `is_in` on a key of one column gives points. Equality on leading key
-    columns gives a range, narrowed by `<`, `<=`, `>`, `>=` and `starts_with` on the column after them. All else is
-    residual.
+    Where every key column is equal to a value, or is one of a list, the keys with these values are the points, up to
+    10,000, and of several columns up to 4 MiB. Else equality on leading key columns gives a range, narrowed by `<`,
+    `<=`, `>`, `>=` and `starts_with` on the column after them; a longer list of a key of one column is read from its
+    first to its last value. All else is residual.
 
     Args:
         bound: A predicate bound to the table's schema.
@@ -65,22 +73,27 @@ def residual_of(parts: Sequence[Predicate], columns: Sequence[str]) -> BoundPred
 
 
 def _points(bounds: ColumnBounds) -> tuple[bytes, ...] | None:
-    columns = len(bounds.codec.names)
-    told = [bounds.equal(position) for position in range(columns)]
-    if columns == 1 and told[0] is None:
-        told = [bounds.listed(0)]
-    found = [one for one in told if one is not None]
-    if len(found) < columns:
+    told: list[Told] = []
+    for position in range(len(bounds.codec.names)):
+        one = bounds.equal(position) or bounds.listed(position, MAX_POINTS)
+        if one is None:
+            return None
+        told.append(one)
+    keys = prod(len(one.encoded) for one in told)
+    longest = sum(max(map(len, one.encoded), default=0) for one in told)
+    if len(told) > 1 and (keys > MAX_POINTS or keys * longest > _MOST_BYTES_OF_LISTS):
         return None
-    points = found[0].encoded if columns == 1 else (b"".join(one.encoded[0] for one in found),)
-    if len(points) == 1 and len(points[0]) > MAX_KEY_BYTES:  # found by no lookup, and by no scan either
-        return None
-    bounds.take(*(one.part for one in found))
-    return points
+    bounds.take(*(one.part for one in told))
+    # No encoding is the beginning of another one, so that these ascend, too.
+    points = map(b"".join, product(*(one.encoded for one in told)))
+    return tuple(point for point in points if len(point) <= MAX_KEY_BYTES)  # no row has a longer one
 
 
 def _key_range(bounds: ColumnBounds) -> KeyRange:
     """The range of equal leading columns, and of the bounds on the column behind them."""
     columns = len(bounds.codec.names)
     prefix, position = bounds.equal_prefix(columns)
-    return bounds.narrowed(position, prefix) if position < columns else KeyRange.under(prefix)
+    if position == columns:
+        return KeyRange.under(prefix)
+    key_range = bounds.narrowed(position, prefix)
+    return key_range & bounds.between_listed(position, prefix) if columns == 1 else key_range

@@ -26,6 +26,7 @@ MAX_DECIMAL_DIGITS: Final = 38
 """Digits of a decimal."""
 
 _SHOWN_VALUES: Final = 5
+_UNITS: Final = ("s", "ms", "us", "ns")
 _PANDAS_NULLS: Final = ("NaTType", "NAType")
 _INT64: Final = range(-(2**63), 2**63)
 _UINT64: Final = range(2**64)
@@ -211,6 +212,8 @@ def _storable(array: pa.Array) -> pa.Array:
 
 def _array_of(values: list[Any]) -> pa.Array:
     """Python values of one kind; what `pa.array` alone would cut to another kind is refused."""
+    if any(isinstance(value, pa.Scalar) and pa.types.is_temporal(value.type) for value in values):
+        return _times([literal_of(value).scalar for value in values])
     plain = [value.as_py() if isinstance(value, pa.Scalar) else value for value in values]
     plain = [None if type(value).__name__ in _PANDAS_NULLS else value for value in plain]
     kinds = {_kind(value) for value in plain} - {None}
@@ -228,6 +231,18 @@ def _array_of(values: list[Any]) -> pa.Array:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"{_types_of(plain)} cannot be compared with: {error}") from error
     raise UsageError(f"the values of a list must be of one kind, not {_types_of(plain)}")
+
+
+def _times(scalars: list[pa.Scalar]) -> pa.Array:
+    """Arrow values in the finest unit among them: as Python values, they would lose nanoseconds and years over 9999."""
+    types = {scalar.type for scalar in scalars if scalar.is_valid}
+    if len({(str(type_).partition("[")[0].rstrip("3264"), getattr(type_, "tz", None)) for type_ in types}) > 1:
+        raise UsageError(f"the values of a list must be of one kind, not {', '.join(sorted(map(str, types)))}")
+    finest = max(types, key=lambda type_: _UNITS.index(getattr(type_, "unit", "s")), default=pa.null())
+    try:
+        return pa.concat_arrays([cast_exactly(pa.array([scalar], scalar.type), finest) for scalar in scalars])
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise UsageError(f"these values cannot be compared with together: {error}") from error
 
 
 def _types_of(values: Iterable[object]) -> str:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from table_model.errors import UsageError
 from table_model.expressions.literals import MAX_LIST_VALUES, Literal, ValueList
+from table_model.names import is_column_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,6 +32,9 @@ MAX_NODES: Final = 1000
 
 MAX_DEPTH: Final = 90
 """Nodes inside one another. Protocol buffers read at most 100 messages inside one another, and the request has some."""
+
+MAX_SEARCHED_BYTES: Final = 64 * 1024
+"""Of all texts and bytes together that one expression looks for: each is prepared anew for every chunk of rows."""
 
 NO_TRUTH: Final = (
     "a predicate has no truth value before it meets rows: combine predicates with & and | and ~ (not with and, or, "
@@ -80,8 +84,8 @@ class FieldPath:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Raises UsageError for names that are no text."""
-        if not self.names or not all(isinstance(name, str) and name for name in self.names):
+        """Raises UsageError for names that are no text, or no UTF-8."""
+        if not self.names or not all(name and is_column_name(name) for name in self.names):
             raise UsageError(f"a column is named by text, such as col('score'), not by {self.names!r}")
         if len(self.names) > MAX_DEPTH:
             raise UsageError(f"a field has at most {MAX_DEPTH} names, not {len(self.names):,}")
@@ -104,21 +108,25 @@ class Predicate:
         nodes: How many nodes it has.
         depth: How many nodes are inside one another, at most.
         list_values: How many values all of its lists have together.
+        searched_bytes: How many bytes have all texts together that it looks for.
     """
 
     nodes: int = field(init=False, compare=False, default=1)
     depth: int = field(init=False, compare=False, default=1)
     list_values: int = field(init=False, compare=False, default=0)
+    searched_bytes: int = field(init=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         """Raises UsageError for more nodes, depth or values than the limits: so that no larger tree ever exists."""
         nodes = 1 + sum(operand.nodes for operand in self.operands)
         depth = 1 + max((operand.depth for operand in self.operands), default=0)
         list_values = self._own_values() + sum(operand.list_values for operand in self.operands)
+        searched_bytes = self._own_bytes() + sum(operand.searched_bytes for operand in self.operands)
         for what, found, limit in (
             ("nodes", nodes, MAX_NODES),
             ("levels of depth", depth, MAX_DEPTH),
             ("values in its lists", list_values, MAX_LIST_VALUES),
+            ("bytes to look for in text", searched_bytes, MAX_SEARCHED_BYTES),
         ):
             if found > limit:
                 hint = "; is_in takes many values as one node" if what == "nodes" else ""
@@ -126,6 +134,7 @@ class Predicate:
         object.__setattr__(self, "nodes", nodes)
         object.__setattr__(self, "depth", depth)
         object.__setattr__(self, "list_values", list_values)
+        object.__setattr__(self, "searched_bytes", searched_bytes)
 
     @property
     def operands(self) -> tuple[Predicate, ...]:
@@ -144,6 +153,9 @@ class Predicate:
             yield from operand.walk()
 
     def _own_values(self) -> int:
+        return 0
+
+    def _own_bytes(self) -> int:
         return 0
 
     def _as_predicate(self) -> Predicate:
@@ -235,6 +247,9 @@ class TextMatch(Predicate):
     def paths(self) -> tuple[FieldPath, ...]:
         """The column."""
         return (self.path,)
+
+    def _own_bytes(self) -> int:
+        return int(self.text.scalar.as_buffer().size)
 
     def __repr__(self) -> str:
         return f"{self.path!r}.{self.match.value}({self.text!r})"

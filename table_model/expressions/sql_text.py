@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 from functools import partial
@@ -45,6 +46,7 @@ MAX_TEXT_LENGTH: Final = 4 * 1024 * 1024
 """Characters of a predicate's text."""
 
 _RESERVED: Final = frozenset({"AND", "OR", "NOT", "IN", "BETWEEN", "IS", "LIKE", "NULL", "TRUE", "FALSE"})
+_BEHIND: Final = frozenset({"AND", "OR", ")"})
 _CONSTANTS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
 _OPERATORS: Final = {
     "=": Operator.EQUAL,
@@ -57,6 +59,8 @@ _OPERATORS: Final = {
 }
 _LONGEST_SHOWN: Final = 60
 _ZONE: Final = re.compile(r"(Z|[+-]\d\d(:?\d\d)?)$")
+_QUOTED: Final = re.compile(r"""'[^']*'|"[^"]*"|--[^\n]*|/\*.*?\*/|(?P<opened>'|"|/\*)""", re.DOTALL)
+_OPENED: Final = {"'": "quote", '"': "quote", "/*": "comment"}
 _NANOSECONDS: Final = re.compile(r"\.\d{7,9}")
 
 
@@ -90,19 +94,9 @@ def _tokens(text: str) -> list[Token]:
     try:
         return list(Tokenizer().tokenize(text))
     except TokenError as error:
-        message = "a quote that is opened here is never closed"
-        raise UsageError(_at(text, _open_quote(text), message)) from error
-
-
-def _open_quote(text: str) -> int:
-    """The position of the quote that is open at the end of the text."""
-    quote, opened = "", 0
-    for position, character in enumerate(text):
-        if not quote and character in "'\"":
-            quote, opened = character, position
-        elif character == quote:
-            quote = ""
-    return opened
+        opened = next((found for found in _QUOTED.finditer(text) if found["opened"]), None)
+        position, what = (0, "quote") if opened is None else (opened.start(), _OPENED[opened["opened"]])
+        raise UsageError(_at(text, position, f"a {what} that is opened here is never closed")) from error
 
 
 def _at(text: str, position: int, message: str, supported: str = "") -> str:
@@ -174,9 +168,12 @@ class _Parser:
         if self._word() in _CONSTANTS and self._word(1) not in _OPERATORS:
             return Constant(_CONSTANTS[self._next_word()])
         operand = self._operand()
-        if isinstance(operand, Literal):
-            return self._checked(start, self._flipped(operand))
-        return self._checked(start, self._about(operand))
+        predicate = self._flipped(operand) if isinstance(operand, Literal) else self._about(operand)
+        if (
+            self._peek() is not None and self._word() not in _BEHIND
+        ):  # what cannot be read goes before what does not fit
+            self._fail("expected AND, OR or the end")
+        return self._checked(start, predicate)
 
     def _flipped(self, value: Literal) -> Predicate:
         """A comparison that begins with the value: `100 < score`."""
@@ -221,7 +218,8 @@ class _Parser:
         return all_of([Comparison(column, operator, bound) for operator, bound in bounds])
 
     def _like(self, column: FieldPath) -> Predicate:
-        pattern = self._string("expected a pattern in single quotes after LIKE")
+        start = self._offset()
+        pattern = re.sub("%+", "%", self._string("expected a pattern in single quotes after LIKE"))
         inner = pattern.strip("%")
         wrong = re.search(r"[%_\\]", inner)
         if wrong:
@@ -233,7 +231,7 @@ class _Parser:
         matches = {"x%": Match.STARTS_WITH, "%x%": Match.CONTAINS}
         if kind not in matches:
             self._fail("LIKE '%x' is not supported; % can stand at the end, or at both ends", self._offset(-1))
-        return TextMatch(column, matches[kind], literal_of(inner))
+        return self._within_limits(start, partial(TextMatch, column, matches[kind], literal_of(inner)))
 
     def _operand(self) -> Operand:
         if not self._is_name():
@@ -258,7 +256,7 @@ class _Parser:
     def _literal(self) -> Literal:
         start = self._offset()
         if self._is_string():
-            return literal_of(self._next().text)
+            return self._text()
         if self._is_dated():
             return self._dated()
         if self._word() in _CONSTANTS:
@@ -271,7 +269,14 @@ class _Parser:
             number = _number(sign + self._next().text)
             return literal_of(number)
         except (UsageError, ArithmeticError, ValueError) as error:
-            self._fail("this number cannot be read, or has over 38 digits", start, cause=error)
+            self._fail("this number cannot be read, is over all floats, or has over 38 digits", start, cause=error)
+
+    def _text(self) -> Literal:
+        start, text = self._offset(), self._next().text
+        try:
+            return literal_of(text)
+        except UsageError as error:
+            self._fail("this text is no UTF-8", start, cause=error)
 
     def _dated(self) -> Literal:
         kind = self._next_word()
@@ -364,7 +369,10 @@ def _is_word(text: str) -> bool:
 
 def _number(text: str) -> int | float | Decimal:
     if "e" in text.lower():
-        return float(text)
+        number = float(text)
+        if math.isinf(number):
+            raise OverflowError(text)
+        return number
     return Decimal(text) if "." in text else int(text)
 
 

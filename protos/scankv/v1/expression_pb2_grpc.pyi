@@ -9,8 +9,8 @@ unknown. A row is read where the whole is true. Floats compare as IEEE 754 says:
 comparison but NOT_EQUAL is true.
 
 A server refuses with INVALID_ARGUMENT: INVALID_REQUEST a tree that is not whole, or has over 1,000 predicates, over 90
-inside one another, or over 100,000 values in its lists; SCHEMA_MISMATCH a column that does not exist, and a value that
-is not exactly one of the column's type.
+inside one another, over 100,000 values in its lists, or over 65,536 bytes in all texts together that it looks for;
+SCHEMA_MISMATCH a column that does not exist, and a value that is not exactly one of the column's type.
 """
 
 from collections import abc as _abc

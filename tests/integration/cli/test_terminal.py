@@ -111,3 +111,12 @@ def test_building_an_index_and_checking_show_how_far_they_are(scankv: CommandLin
     assert code == 0, shown
     assert "2 of 2 buckets  20,003 rows" in shown
     assert "all agrees" in shown
+
+
+def test_an_error_in_a_predicate_shows_its_place_below_the_text(scankv: CommandLine, table: str) -> None:
+    scankv("load", table, "-", "--create", "--key", "n", stdin="n\n1\n")
+    code, shown = on_terminal(scankv, "count", table, "--where", "n > 0 AND n == 1", width=200)
+    assert code == 1
+    first, text, caret, *_ = shown.splitlines()
+    assert first.endswith('line 1, column 13: expected AND, OR or the end, found "=="')
+    assert text[caret.index("^") :] == "== 1"

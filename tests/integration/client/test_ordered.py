@@ -162,6 +162,41 @@ async def test_only_the_bucket_of_one_bucket_key_is_read(client: Client) -> None
 
 
 @pytest.mark.asyncio
+async def test_keys_of_two_columns_that_lists_make_are_looked_up_and_nothing_else_is_read(client: Client) -> None:
+    schema = pa.schema(
+        [pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string(), nullable=False), ("v", pa.int64())]
+    )
+    table = await client.create_table("ordered.pairs", schema, primary_key=["a", "b"], buckets=BUCKETS)
+    await table.upsert([{"a": a, "b": b, "v": a} for a in range(200) for b in "uvwxyz"])
+    scan = table.scan(where=col("b").is_in(["z", "nobody", "u"]) & col("a").is_in([150, 3, 999, None]) & (col("v") > 0))
+    async with scan.ordered().stream() as stream:
+        rows = [row async for batch in stream for row in batch.to_pylist()]
+        assert stream.statistics().rows_scanned == 4
+    assert [(row["a"], row["b"]) for row in rows] == [(3, "u"), (3, "z"), (150, "u"), (150, "z")]
+    explanation = await scan.explain()
+    assert (explanation.points, explanation.ranges, explanation.residual) == (9, (), 'col("v") > 0')
+    assert explanation.first_points[0] == "(a, b) = (3, 'nobody')"
+
+    # Together they are over 10,000 keys: the rows are read instead.
+    wide = table.scan(where=col("b").is_in(list("uvz")) & col("a").is_in(range(0, 10_000, 2)))
+    assert (await wide.explain()).points == 0
+    assert sorted((row["a"], row["b"]) for row in await wide.to_pylist()) == [
+        (a, b) for a in range(0, 200, 2) for b in "uvz"
+    ]
+
+
+@pytest.mark.asyncio
+async def test_a_value_that_no_key_can_have_scans_nothing(client: Client) -> None:
+    schema = pa.schema([pa.field("k", pa.float32(), nullable=False), pa.field("t", pa.string(), nullable=False)])
+    table = await client.create_table("ordered.floats", schema, primary_key=["k", "t"], buckets=BUCKETS)
+    await table.upsert([{"k": n / 10, "t": "t"} for n in range(100)])
+    for where in ("k = 0.1 AND t = 't'", f"k = 1.5 AND t = '{'t' * 20_000}'", "k = NULL AND t = 't'"):
+        async with table.scan(where=where).stream() as stream:
+            assert [batch async for batch in stream] == []
+            assert stream.statistics().rows_scanned == 0
+
+
+@pytest.mark.asyncio
 async def test_the_explanation_says_what_will_be_read(client: Client, table: Table) -> None:
     everything = await table.scan().explain()
     assert (everything.source, everything.buckets, everything.ranges) == ("live", (0, 1, 2, 3), ("all keys",))

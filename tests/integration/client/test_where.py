@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aio_client import Client, InvalidResumeToken, SchemaMismatch, Table, UsageError, col, connect, sync
-from table_model.expressions import bind, evaluate
+from table_model.expressions import any_of, bind, evaluate
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 
@@ -164,17 +164,36 @@ async def test_what_is_said_of_the_key_bounds_what_is_read(table: Table) -> None
 
 
 @pytest.mark.asyncio
-async def test_a_column_or_type_that_does_not_fit_is_refused_before_anything_is_read(table: Table) -> None:
+async def test_a_column_or_type_that_does_not_fit_is_refused_before_a_scan_starts(client: Client, table: Table) -> None:
+    before = (await client.server_stats()).scans_started
     with pytest.raises(SchemaMismatch, match=r"scroe.*did you mean"):
         await table.scan(where=col("scroe") > 1).to_arrow()
     with pytest.raises(SchemaMismatch, match="scroe"):
         table.scan(where="scroe > 1")
     with pytest.raises(SchemaMismatch):
         await table.scan(where=col("k") == "text").to_arrow()
+    with pytest.raises(SchemaMismatch, match=r"scroe.*did you mean"):
+        await table.scan(["scroe"]).to_arrow()
+    with pytest.raises(UsageError, match="column names"):
+        table.scan(["\ud800"])
     with pytest.raises(UsageError):
         table.scan(where="score >")
     with pytest.raises(UsageError, match="int"):
         table.scan(where=5)
+    assert (await client.server_stats()).scans_started == before
+
+
+@pytest.mark.asyncio
+async def test_a_predicate_of_many_nodes_is_asked_of_few_rows_at_once(table: Table) -> None:
+    """With 900 searches through text, a chunk of 8,192 rows would hold the server's event loop for half a second."""
+    searches = [col("name").contains(f"{number} no") for number in range(900)]
+    few, many = (any_of([col("k") >= 0, *searches[:count]]) for count in (3, 900))
+    sizes: dict[int, list[int]] = {}
+    for nodes, where in ((3, few), (900, many)):
+        async with table.scan(["k"], where=where).stream() as stream:
+            sizes[nodes] = [batch.num_rows async for batch in stream]
+    assert sum(sizes[3]) == sum(sizes[900]) == await table.count(many) > 300
+    assert max(sizes[900]) < 200 < max(sizes[3])
 
 
 @pytest.mark.asyncio

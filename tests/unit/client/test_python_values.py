@@ -56,6 +56,25 @@ def test_a_value_is_taken_as_what_it_is(text: str, given: list[Any], expected: l
 
 
 @pytest.mark.parametrize(
+    ("text", "scalar", "stored"),
+    [
+        ("time64[ns]", pa.scalar(999, pa.time64("ns")), 999),
+        ("timestamp[ns]", pa.scalar(1_001, pa.timestamp("ns")), 1_001),
+        ("timestamp[s]", pa.scalar(2**40, pa.timestamp("s")), 2**40),
+        ("timestamp[us]", pa.scalar(10_000, pa.date32()), 10_000 * 86_400 * 10**6),
+        ("date32", pa.scalar(10**7, pa.date32()), 10**7),
+    ],
+)
+def test_an_arrow_value_keeps_what_python_has_no_room_for(text: str, scalar: pa.Scalar, stored: int) -> None:
+    type_ = type_of(text)
+    column = column_of([scalar, None], type_)
+    assert column.equals(pa.array([stored, None]).cast(pa.int32() if type_.bit_width == 32 else pa.int64()).cast(type_))
+    struct = pa.struct([("t", type_)])
+    for nested in ({"t": scalar}, pa.scalar({"t": scalar}, pa.struct([("t", scalar.type)]))):
+        assert column_of([nested], struct).field("t").equals(column[:1])
+
+
+@pytest.mark.parametrize(
     ("text", "value", "reason"),
     [
         ("int64", 1.5, "not a whole number"),
@@ -80,6 +99,8 @@ def test_a_value_is_taken_as_what_it_is(text: str, given: list[Any], expected: l
         ("string", "\ud800", "surrogates"),
         ("binary", "x", "of type str, not bytes"),
         ("date32", NOON, "time of day"),
+        ("time64[us]", pa.scalar(999, pa.time64("ns")), "would lose data"),
+        ("timestamp[us]", pa.scalar(2**31 - 1, pa.date32()), "out of bounds"),
         ("time64[us]", dt.time(1, tzinfo=dt.UTC), "time zone"),
         ("time32[ms]", dt.time(1, 2, 3, 4), "more precise than ms"),
         ("timestamp[s]", NOON.replace(microsecond=1), "more precise than s"),

@@ -1,13 +1,14 @@
-"""A framed chunk is the protobuf message of the same fields."""
+"""A framed chunk, or answer, is the protobuf message of the same fields."""
 
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protos.scankv.v1 import scan_pb2
-from streaming_server.scan.framing import ROWS_ALIGNMENT, frame_chunk
+from protos.scankv.v1 import lookup_pb2, scan_pb2
+from streaming_server.scan.framing import ROWS_ALIGNMENT, frame_answer, frame_chunk
 
 
 @given(st.integers(0, 1023), st.integers(0, 70_000), st.integers(1, 65_536))
@@ -32,3 +33,12 @@ def test_a_framed_chunk_parses_as_its_fields(bucket: int, size: int, rows: int) 
 def test_the_rows_of_a_framed_chunk_are_aligned(token: bytes) -> None:
     framed = frame_chunk(scan_pb2.ScanChunk(resume_token=token), pa.py_buffer(b"rows" * 1000))
     assert framed.index(b"rows" * 1000) % ROWS_ALIGNMENT == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20 + 5])
+def test_a_framed_answer_parses_as_its_fields(size: int) -> None:
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    response = lookup_pb2.TopNResponse(log_offsets={1: 5, 7: 0}, version=b"version", index=["score"])
+    framed = frame_answer(response, pa.py_buffer(data))
+    response.rows = data
+    assert lookup_pb2.TopNResponse.FromString(framed) == response

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from streaming_server.scan.base_view import Via
 from streaming_server.scan.explaining import explain
 from streaming_server.scan.index_lookup import chosen_index
-from streaming_server.scan.row_reader import MAX_POINTS
 from streaming_server.storage.cursor import BucketCursor
 from table_model.errors import DataLoss
-from table_model.expressions import Predicate, all_of, col
+from table_model.expressions import MAX_POINTS, Predicate, all_of, col
 from table_model.expressions.nodes import FieldPath
 from table_model.key_range import KeyRange
 from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows

@@ -57,6 +57,20 @@ def test_any_batch_comes_back_to_the_bit(data: st.DataObject) -> None:
     assert_comes_back(RowCodec(definition), data.draw(batches(definition.schema.arrow)))
 
 
+@pytest.mark.parametrize("columns", [1, 6, 7, 8, 15, 16, 63, 64, 65, 130])
+def test_the_nulls_of_any_number_of_columns_come_back(columns: int) -> None:
+    codec = codec_of(*[pa.int8() if number % 3 else pa.string() for number in range(columns)])
+    arrays = [
+        # Of eight columns four have no null, of the next eight the other four.
+        pa.array([None if (number + number // 8) % 2 and row == number % 5 else row for row in range(5)], pa.int8())
+        for number in range(columns)
+    ]
+    batch = batch_of(codec, *(array.cast(codec.schema.types[n + 1]) for n, array in enumerate(arrays)))
+    assert_comes_back(codec, batch)
+    last = codec.schema.names[-1]
+    assert codec.decoder([last]).decode(codec.encode(batch)).column(last).equals(batch.column(last))
+
+
 @given(st.data())
 @many
 def test_equal_rows_are_equal_bytes_wherever_they_lie(data: st.DataObject) -> None:

@@ -17,7 +17,7 @@ import pytest
 from table_model.errors import SchemaMismatch, UsageError
 from table_model.expressions import Predicate, bind, col, predicate_of
 from table_model.expressions.literals import MAX_LIST_VALUES, Literal, literal_of, values_of
-from table_model.expressions.nodes import MAX_DEPTH, MAX_NODES, And, Comparison, Not, Or, any_of
+from table_model.expressions.nodes import MAX_DEPTH, MAX_NODES, MAX_SEARCHED_BYTES, And, Comparison, Not, Or, any_of
 
 SCHEMA = pa.schema(
     [
@@ -123,6 +123,8 @@ def test_the_truth_of_a_predicate_is_refused_and_names_what_to_write(use: Any) -
         (lambda: col("a") == Decimal("1e999999"), "38 digits"),
         (lambda: col("a").starts_with(1), "text or bytes"),  # type: ignore[arg-type]
         (lambda: col(1), "named by text"),  # type: ignore[arg-type]
+        (lambda: col("\ud800"), "named by text"),
+        (lambda: col("a")["\ud800"], "named by text"),
         (lambda: col("a")[0], "named by text"),  # type: ignore[index]
         (lambda: list(col("a")), "iterated"),
         (lambda: col("a") == (col("b") == 1), "join predicates"),
@@ -147,6 +149,11 @@ def test_more_nodes_depth_or_values_than_the_limits_cannot_be_built() -> None:
         full | col("a").is_in([1])
     with pytest.raises(UsageError, match="the limit is 100,000"):
         col("a").is_in(range(MAX_LIST_VALUES + 1))
+    longest = col("a").contains("x" * MAX_SEARCHED_BYTES) & col("a").contains("") & (col("a") == "x" * 2**20)
+    with pytest.raises(UsageError, match="65,536 bytes to look for"):
+        longest & col("b").starts_with(b"x")
+    with pytest.raises(UsageError, match="65,536 bytes to look for"):
+        col("a").contains("é" * (2**15 + 1))
 
 
 @pytest.mark.parametrize(
@@ -184,6 +191,25 @@ def test_lists_of_many_kinds_of_containers_are_one_list() -> None:
     assert values_of(pd.Series([1.0, float("nan")])).has_null
     assert values_of([pd.NA, 1, pd.NaT]) == values_of([None, 1])
     assert values_of([pd.Timestamp(1), None]).array.type == pa.timestamp("ns")
+
+
+def test_lists_of_arrow_times_keep_what_python_has_no_room_for() -> None:
+    late, early = pa.scalar(999, pa.time64("ns")), pa.scalar(5, pa.time32("s"))
+    assert values_of([late, None, early, dt.time(1)]).array.cast(pa.int64()).to_pylist() == [
+        999,
+        None,
+        5 * 10**9,
+        3600 * 10**9,
+    ]
+    far = pa.scalar(10**7, pa.date32())
+    assert values_of([far]).array.cast(pa.int32()).to_pylist() == [10**7]
+    instants = [pa.scalar(1, pa.timestamp("ns", "UTC")), UTC_NOON]
+    assert values_of(instants).array.type == pa.timestamp("ns", "UTC")
+    for mixed in ([far, late], [far, pa.scalar(1, pa.timestamp("s"))], [*instants, pa.scalar(1, pa.timestamp("ns"))]):
+        with pytest.raises(UsageError, match="one kind"):
+            values_of(mixed)
+    with pytest.raises(UsageError, match="together"):
+        values_of([pa.scalar(2**60, pa.timestamp("s")), pa.scalar(1, pa.timestamp("ns"))])
 
 
 @pytest.mark.parametrize(

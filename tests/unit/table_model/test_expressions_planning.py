@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
@@ -101,6 +103,40 @@ def test_is_in_on_a_key_of_one_column_is_sorted_points() -> None:
     assert planned == KeyPlan((encoded(["player"], "ann"), encoded(["player"], "cid")), KeyRange(), None)
 
 
+def test_lists_of_all_key_columns_are_the_sorted_points_of_all_their_values_together() -> None:
+    key = ["player", "round"]
+    planned = plan(col("round").is_in([7, -1]) & col("player").is_in(["bob", "ann"]) & (col("score") > 5), *key)
+    points = tuple(encoded(key, player, number) for player in ("ann", "bob") for number in (-1, 7))
+    assert planned == KeyPlan(points, KeyRange(), bind(col("score") > 5, SCHEMA))
+
+
+def test_a_list_of_one_key_column_beside_a_value_of_the_other_is_points() -> None:
+    key = ["player", "round"]
+    planned = plan((col("player") == "ann") & col("round").is_in([3, 1, None]), *key)
+    assert planned == KeyPlan((encoded(key, "ann", 1), encoded(key, "ann", 3)), KeyRange(), None)
+
+
+def test_lists_that_together_are_over_ten_thousand_keys_are_residual() -> None:
+    players, rounds = col("player").is_in([str(n) for n in range(100)]), col("round").is_in(range(101))
+    assert plan(players & rounds, "player", "round") == KeyPlan(None, KeyRange(), bind(players & rounds, SCHEMA))
+    points = plan(players & col("round").is_in(range(100)), "player", "round").points
+    assert points is not None
+    assert len(points) == 10_000
+    long = [str(n) * 5000 for n in range(10)]
+    assert plan(col("player").is_in(long) & col("round").is_in(range(100)), "player", "round").points is None
+
+
+def test_a_list_of_over_ten_thousand_keys_is_the_range_from_the_first_to_the_last_of_them() -> None:
+    long = col("round").is_in(range(5, 10_006))
+    assert plan(long, "round") == KeyPlan(
+        None, KeyRange(encoded(["round"], 5), encoded(["round"], 10_006)), bind(long, SCHEMA)
+    )
+    assert plan(long & (col("round") < 7), "round").key_range == KeyRange(encoded(["round"], 5), encoded(["round"], 7))
+    assert plan(long & (col("round") == 7), "round").points == (encoded(["round"], 7),)
+    nobody = col("player").is_in([str(n) + "x" * MAX_KEY_BYTES for n in range(10_001)])
+    assert plan(nobody, "player").key_range.is_empty
+
+
 def test_equality_on_leading_columns_with_a_range_on_the_next_is_one_range() -> None:
     key = ["player", "round", "level"]
     planned = plan((col("player") == "ann") & col("round").between(3, 5), *key)
@@ -140,9 +176,18 @@ def test_what_is_no_prefix_of_the_key_is_residual(predicate: Predicate) -> None:
     assert plan(predicate, "player", "round") == KeyPlan(None, KeyRange(), bind(predicate, SCHEMA))
 
 
-@pytest.mark.parametrize("predicate", [col("level") == 0.1, col("level").is_in([0.1]), col("level") != 0.1])
-def test_a_float_that_no_key_can_be_is_residual(predicate: Predicate) -> None:
-    assert plan(predicate, "level") == KeyPlan(None, KeyRange(), bind(predicate, SCHEMA))
+@pytest.mark.parametrize("predicate", [col("level") == 0.1, col("level").is_in([0.1, 1e300]), col("level") == math.nan])
+def test_a_float_that_no_key_can_be_equal_to_has_no_point(predicate: Predicate) -> None:
+    assert plan(predicate, "level") == KeyPlan((), KeyRange(), None)
+
+
+def test_a_float_that_no_key_can_be_is_left_out_of_the_points() -> None:
+    planned = plan(col("level").is_in([0.1, 1.5, -0.0, math.nan]), "level")
+    assert planned == KeyPlan((encoded(["level"], 0.0), encoded(["level"], 1.5)), KeyRange(), None)
+
+
+def test_what_is_not_a_float_that_no_key_can_be_is_every_key() -> None:
+    assert plan(col("level") != 0.1, "level") == KeyPlan(None, KeyRange(), bind(col("level") != 0.1, SCHEMA))
 
 
 @pytest.mark.parametrize(
@@ -180,8 +225,18 @@ def test_bounds_that_contradict_each_other_are_an_empty_range() -> None:
     assert plan(col("round") > 2**31 - 1, "round").key_range.is_empty
 
 
-def test_a_value_longer_than_any_key_is_residual() -> None:
-    predicate = col("player") == "x" * MAX_KEY_BYTES
+def test_a_value_longer_than_any_key_has_no_point() -> None:
+    longest = "x" * (MAX_KEY_BYTES - 2)
+    for too_long in (longest + "x", "\0" + longest[1:]):
+        assert plan(col("player") == too_long, "player") == KeyPlan((), KeyRange(), None)
+        assert plan((col("player") == too_long) & (col("round") == 7), "player", "round").points == ()
+        assert plan(col("player").is_in([too_long, "ann"]), "player").points == (encoded(["player"], "ann"),)
+    assert plan(col("player") == longest, "player").points == (encoded(["player"], longest),)
+    assert plan((col("player") == longest) & (col("round") == 7), "player", "round").points == ()
+
+
+def test_a_range_up_to_a_value_longer_than_any_key_is_residual() -> None:
+    predicate = col("player") < "x" * MAX_KEY_BYTES
     assert plan(predicate, "player") == KeyPlan(None, KeyRange(), bind(predicate, SCHEMA))
 
 

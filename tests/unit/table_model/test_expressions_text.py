@@ -125,6 +125,7 @@ def test_text_is_answered_as_duckdb_answers_it(table: list[dict[str, Any]], text
         ("t like 'ab'", col("t") == "ab"),
         ("t like ''", col("t") == ""),
         ("t like '%'", col("t").starts_with("")),
+        ("t like 'a%%' or t like '%%a%%'", col("t").starts_with("a") | col("t").contains("a")),
         ("d = DATE '2026-01-31'", col("d") == dt.date(2026, 1, 31)),
         ("timestamp > TIMESTAMP '2026-01-31T12:00:00Z'", col("timestamp") > UTC_NOON),
         ("w = TIMESTAMP '2026-01-31 14:00:00+02:00'", col("w") == UTC_NOON),
@@ -174,6 +175,10 @@ def test_nanoseconds_of_a_timestamp_are_kept() -> None:
         ("a = " + "1" * 39, 1, 5, "38 digits"),
         ("a = -'x'", 1, 6, "expected a number"),
         ("a. = 1", 1, 4, "name of a field"),
+        ("a = 1 -- it's\n and b = 'x", 2, 10, "a quote that is opened here is never closed"),
+        ("a = '/*' /* b", 1, 10, "a comment that is opened here is never closed"),
+        ("a = 1e999", 1, 5, "over all floats"),
+        ("b = 1 and a = '\ud800'", 1, 15, "this text is no UTF-8"),
     ],
 )
 def test_text_that_cannot_be_read_is_refused_with_its_place(text: str, line: int, column: int, message: str) -> None:
@@ -196,6 +201,16 @@ def test_an_error_in_a_long_line_shows_the_place_only() -> None:
     assert supported.startswith("supported: ")
 
 
+def test_a_day_is_no_instant_of_a_column_with_a_time_zone() -> None:
+    with pytest.raises(SchemaMismatch, match="give a timestamp with a time zone"):
+        parse_where("z >= DATE '2026-01-31'", pa.schema([("z", pa.timestamp("us", "UTC"))]))
+
+
+def test_a_pattern_that_is_too_long_has_its_place() -> None:
+    with pytest.raises(UsageError, match=r"line 2, column 1: .*65,536 bytes to look for"):
+        parse_where("a like\n'%" + "x" * 2**16 + "x%'")
+
+
 def test_with_a_schema_wrong_columns_and_types_have_their_place_too() -> None:
     with pytest.raises(SchemaMismatch, match=r'line 2, column 6: "j" is not a column') as raised:
         parse_where("i = 1\n and j = 2", SCHEMA)
@@ -204,6 +219,26 @@ def test_with_a_schema_wrong_columns_and_types_have_their_place_too() -> None:
         parse_where("b and not i = 'x'", SCHEMA)
     with pytest.raises(SchemaMismatch, match=r"line 1, column 7: .*type string"):
         parse_where("b and i in (1, 'x')", SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "found"),
+    [
+        ("i == 1", 3, "=="),
+        ("b and t ilike 'x'", 9, "ilike"),
+        ("i isnull", 3, "isnull"),
+        ("i + 1 = 2", 3, "+"),
+        ("upper(t) = 'X'", 6, "("),
+        ("t = x'10'", 6, "'10'"),
+        ("i = 1_000", 6, "_000"),
+    ],
+)
+def test_with_a_schema_too_text_that_cannot_be_read_is_refused_where_reading_ends(
+    text: str, column: int, found: str
+) -> None:
+    with pytest.raises(UsageError, match=f"line 1, column {column}: ") as raised:
+        parse_where(text, SCHEMA)
+    assert f'found "{found}"' in str(raised.value)
 
 
 @pytest.mark.parametrize(

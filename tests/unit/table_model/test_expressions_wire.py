@@ -147,6 +147,10 @@ def nested(levels: int) -> pb.Predicate:
         (lambda: comparison(pb.Literal(time=pb.TimeValue(type="list<" * 1000, value=1))), "200 characters"),
         (lambda: pb.Predicate(text_match=pb.TextMatch(column=A, text="x")), "unknown way"),
         (lambda: pb.Predicate(text_match=pb.TextMatch(column=A, kind=pb.MATCH_KIND_CONTAINS)), "with nothing"),
+        (
+            lambda: pb.Predicate(text_match=pb.TextMatch(column=A, kind=pb.MATCH_KIND_CONTAINS, text="x" * 70_000)),
+            "over 65,536 bytes to look for",
+        ),
         (lambda: in_list("int64", 2, b"", ONE), "no valid Arrow array"),
         (lambda: in_list("int64", 1, b"", b""), "no valid Arrow array"),
         (lambda: in_list("int64", 2**32 - 1, b"", ONE), "over 100,000 values"),
