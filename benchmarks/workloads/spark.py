@@ -65,7 +65,7 @@ def run(bench: Bench) -> Result:
         notes=[
             "Spark: local[2], one session; each run is a load() of its own, with planning and all tasks. The reference "
             "yields batches of 65,536 rows that its worker processes keep, in as many tasks, as a Python data source "
-            "or from mapInArrow. Server, JVM and Python workers share the machine.",
+            "or from mapInArrow. Server, JVM and Python workers share the machine. The bases were built before.",
             *writes.notes,
         ],
     )
