@@ -42,8 +42,11 @@ def job(shared_server: ServerProcess, table: sync.Table) -> WriteJob:
 
 
 @pytest.fixture
-def begun(job: WriteJob) -> Begun:
-    return writing.begin(job, uuid.uuid4().hex, "test")
+def begun(job: WriteJob) -> Iterator[Begun]:
+    begun = writing.begin(job, uuid.uuid4().hex, "test")
+    yield begun
+    # Other tests look for transactions that are left over.
+    writing.abort(job, begun)
 
 
 def row(key: int | None, text: str) -> pa.RecordBatch:
@@ -105,7 +108,6 @@ def test_a_request_that_is_refused_fails_the_task(
         writing.stage(job, begun, 0, batches())
     assert taken == [0, 1, 2]
     assert rows_staged(client, begun) == wrong
-    writing.abort(job, begun)
     assert table.count() == 0
 
 
