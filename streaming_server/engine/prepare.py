@@ -94,7 +94,7 @@ class PreparedRows:
         )
 
     def by_key(self) -> PreparedRows:
-        """The same rows in the order of their keys, in which RocksDB finds and takes them at a third of the cost.
+        """The same rows in the order of their keys, in which RocksDB finds and takes them at half the cost or less.
 
         Rows that are yet to be merged stay as they are.
         """
