@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import queue
 import threading
 from contextlib import suppress
@@ -16,6 +15,7 @@ from aio_client import SnapshotLost, connect
 from spark_bridge import leases
 from spark_bridge.change_rows import another_table, shaping
 from spark_bridge.conform import conform
+from spark_bridge.frozen_worker import freeze_worker
 from table_model.errors import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ BATCH_ROWS: Final = 65_536
 BATCH_BYTES: Final = 4 * 1024 * 1024
 BATCHES_AHEAD: Final = 3
 
-_frozen = False
-
 
 def read_part(part: ScanPart, schema: pa.Schema) -> Generator[pa.RecordBatch, None, None]:
     """The rows of a part, as batches of up to about 65,536 rows in exactly the types of `schema`.
@@ -42,7 +40,7 @@ def read_part(part: ScanPart, schema: pa.Schema) -> Generator[pa.RecordBatch, No
         SchemaMismatch: A value does not fit Spark's type exactly.
         ScanKvError: As `aio_client.ScanStream`, which rides through a restart of the server.
     """
-    _freeze()
+    freeze_worker()
     with PartStream(part, schema) as stream:
         yield from stream
 
@@ -156,12 +154,3 @@ class PartStream:
         batch = conform(rows, self._schema)
         await self._places.acquire()
         self._queue.put(batch)
-
-
-def _freeze() -> None:
-    """Has the garbage collector leave alone what a worker process has loaded: Spark collects after every task."""
-    global _frozen
-    if not _frozen:
-        _frozen = True
-        gc.collect()
-        gc.freeze()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from spark_bridge.errors import short_errors
+from spark_bridge.frozen_worker import freeze_worker
 from spark_bridge.options import ReadOptions
 from spark_bridge.stream_options import StreamOptions
 from spark_bridge.stream_source import ScanKvStreamReader
@@ -41,6 +42,7 @@ class ScanKvDataSource(DataSource):
         from spark_bridge.planning import described
         from spark_bridge.stream_planning import described_changes
 
+        freeze_worker()
         with short_errors():
             options = StreamOptions.parse(self.options)
             return described_changes(options) if options.row_kinds else described(options.read)
@@ -86,6 +88,7 @@ class ScanKvReader(DataSourceReader):
         """
         from spark_bridge.planning import planned
 
+        freeze_worker()
         with short_errors():
             return [InputPartition(part) for part in planned(self._options, self._schema).parts]
 

@@ -11,6 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from spark_bridge.errors import short_errors
+from spark_bridge.frozen_worker import freeze_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,6 +44,7 @@ class ScanKvWriter(DataSourceArrowWriter):
         """
         from spark_bridge.writing import begin, planned_write
 
+        freeze_worker()
         self._job = planned_write(options, schema, replaces=replaces)
         # Not of a family of ids, of which the last one would be kept for good.
         id_ = options.transaction_id or f"spark-{uuid.uuid4().hex}"
@@ -52,6 +54,7 @@ class ScanKvWriter(DataSourceArrowWriter):
         """Stages the rows of a task. Each attempt of it is a part of its own."""
         from spark_bridge.writing import stage
 
+        freeze_worker()
         with short_errors():
             return TaskMessage(stage(self._job, self._begun, _partition(), iterator))
 
@@ -59,6 +62,7 @@ class ScanKvWriter(DataSourceArrowWriter):
         """Commits what the attempts have staged that count, and nothing of others."""
         from spark_bridge.writing import commit
 
+        freeze_worker()
         with short_errors():
             commit(self._job, self._begun, _staged(messages))
 
@@ -85,6 +89,7 @@ class ScanKvStreamWriter(DataSourceStreamArrowWriter):
         """
         from spark_bridge.writing import planned_write
 
+        freeze_worker()
         options.check_stream()
         self._job = planned_write(options, schema, replaces=replaces)
 
@@ -92,6 +97,7 @@ class ScanKvStreamWriter(DataSourceStreamArrowWriter):
         """Stages the rows of a task, unless the micro-batch was committed before."""
         from spark_bridge.writing import begin, stage
 
+        freeze_worker()
         id_ = transaction_id(_property("sql.streaming.queryId"), self._job.options.table, _property(_BATCH))
         with short_errors():
             # A micro-batch that comes again takes part in what is left of it: its parts are named, others do not count.
@@ -102,6 +108,7 @@ class ScanKvStreamWriter(DataSourceStreamArrowWriter):
         """Commits a micro-batch; nothing happens when it is committed."""
         from spark_bridge.writing import commit
 
+        freeze_worker()
         staged = _staged(messages)
         if staged:
             with short_errors():

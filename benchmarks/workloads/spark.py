@@ -6,13 +6,12 @@ import os
 import sys
 import time
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 import spark_bridge
 from aio_client.sync import connect
@@ -20,85 +19,99 @@ from benchmarks import t4
 from benchmarks.bench import Figure, Result, rates_table
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios, progress
 from benchmarks.server import ServerProcess
-from spark_bridge.conform import arrow_schema, conform
+from benchmarks.workloads import spark_writes
+from benchmarks.workloads.spark_there import PARTS, Prebuilt, batches_for
 from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
+    from aio_client.sync import Client, Table
     from benchmarks.bench import Bench
 
-_TABLE, _SMALL, _BUCKETS, _SMALL_ROWS = "bench.spark", "bench.small", 4, 1000
+_TABLE, _BASE_TABLE, _SMALL, _SMALL_ROWS = "bench.spark", "bench.spark_base", "bench.small", 1000
 _LOAD_ROWS: Final = 100_000
-_BATCH_ROWS: Final = 65_536
+_BUILT_WITHIN, _POLL_SECONDS = 300.0, 0.05
 _MILLIS: Final = 1000.0
 
 _COUNT, _SUM, _FAST, _FAST_ONE = "count()", "sum()", "sum() of scan_dataframe", "sum() of scan_dataframe, one column"
+_BASE_COUNT, _BASE_SUM, _BASE_FAST = "count(), base", "sum(), base", "sum() of scan_dataframe, base"
 _THERE_COUNT, _THERE_SUM, _THERE_FAST = "count() of batches", "sum() of batches", "sum() of batches, mapInArrow"
 
 
 def run(bench: Bench) -> Result:
     """Loads the tables, and has one session run all contenders in turn."""
     data = bench.directory / "spark"
-    progress(f"loading {bench.rows:,} rows of T4 into {_BUCKETS} buckets")
     with ServerProcess(data) as server, connect(server.url) as client:
-        for name, rows in ((_TABLE, bench.rows), (_SMALL, _SMALL_ROWS)):
-            table = client.create_table(name, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=_BUCKETS)
-            for batch in t4.batches(rows, _LOAD_ROWS):
-                table.upsert(batch)
+        for name, rows, base in (
+            (_TABLE, bench.rows, "off"),
+            (_BASE_TABLE, bench.rows, "eager"),
+            (_SMALL, _SMALL_ROWS, "off"),
+        ):
+            _load(client, name, rows, base)
     # Another one, so that no rows are in its write buffers.
-    with ServerProcess(data) as server, _session(bench.directory) as spark:
+    with ServerProcess(data, base_cpu_share=1) as server, _session(bench.directory) as spark:
+        with connect(server.url) as client:
+            _wait_for_bases(client.table(_BASE_TABLE))
         spark.dataSource.register(Prebuilt)
         rates = interleaved(bench.runs, _contenders(spark, server.url, bench.rows))
         beyond = [_small(spark, server.url) for _ in range(bench.runs + 1)][1:]
+        writes = spark_writes.run(bench, spark, server.url)
     return Result(
-        figures=[
-            _figure("spark_count", "Spark count() of T4 in 4 buckets, rows/s", rates[_COUNT], rates[_THERE_COUNT]),
-            _figure("spark_sum", "Spark sum() of T4 in 4 buckets, rows/s", rates[_SUM], rates[_THERE_SUM]),
-            _figure("spark_fast_path", "the same by scan_dataframe, all columns", rates[_FAST], rates[_THERE_FAST]),
-            Figure(
-                name="spark_small_table",
-                work=f"load() and count() of {_SMALL_ROWS:,} rows in Spark",
-                against="beyond those of a source with one batch",
-                unit="ms",
-                spread=Spread.of(beyond),
-                at_most=500,
-            ),
-        ],
-        tables=[rates_table("Spark", {name: Spread.of(values) for name, values in rates.items()})],
+        figures=[*_figures(rates), _small_figure(beyond), *writes.figures],
+        tables=[rates_table("Spark", {name: Spread.of(values) for name, values in rates.items()}), *writes.tables],
         notes=[
             "Spark: local[2], one session; each run is a load() of its own, with planning and all tasks. The reference "
             "yields batches of 65,536 rows that its worker processes keep, in as many tasks, as a Python data source "
-            "or from mapInArrow. Server, JVM and Python workers share the machine.",
+            "or from mapInArrow. Server, JVM and Python workers share the machine. The bases were built before.",
+            *writes.notes,
         ],
     )
 
 
-def _contenders(spark: SparkSession, url: str, rows: int) -> dict[str, Callable[[], Timing]]:
-    def loaded() -> DataFrame:
-        return spark.read.format("scankv").option("url", url).load(_TABLE)
+def _load(client: Client, name: str, rows: int, columnar_base: str) -> None:
+    progress(f"loading {rows:,} rows of T4 into {PARTS} buckets of {name}")
+    table = client.create_table(name, t4.SCHEMA, primary_key=t4.PRIMARY_KEY, buckets=PARTS, columnar_base=columnar_base)
+    for batch in t4.batches(rows, _LOAD_ROWS):
+        table.upsert(batch)
 
+
+def _wait_for_bases(table: Table) -> None:
+    progress("waiting for the bases")
+    deadline = time.monotonic() + _BUILT_WITHIN
+    while any(each.base is None or each.base.why_none is not None for each in table.statistics()):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the server does not build the bases")
+        time.sleep(_POLL_SECONDS)
+
+
+def _contenders(spark: SparkSession, url: str, rows: int) -> dict[str, Callable[[], Timing]]:
     def there() -> DataFrame:
         return spark.read.format("prebuilt").option("rows", str(rows)).load()
 
     def mapped() -> DataFrame:
-        numbers = spark.range(0, _BUCKETS, 1, _BUCKETS)
-        return numbers.mapInArrow(partial(_batches_for, rows=rows), spark_schema(t4.SCHEMA))
+        numbers = spark.range(0, PARTS, 1, PARTS)
+        return numbers.mapInArrow(partial(batches_for, rows=rows), spark_schema(t4.SCHEMA))
 
-    fast = partial(spark_bridge.scan_dataframe, spark, url, _TABLE)
+    loaded, fast = partial(_loaded, spark, url), partial(spark_bridge.scan_dataframe, spark, url)
     return {
-        _COUNT: lambda: _counted(loaded, rows),
+        _COUNT: lambda: _counted(partial(loaded, _TABLE), rows),
+        _BASE_COUNT: lambda: _counted(partial(loaded, _BASE_TABLE), rows),
         _THERE_COUNT: lambda: _counted(there, rows),
-        _SUM: lambda: _summed(loaded, rows),
+        _SUM: lambda: _summed(partial(loaded, _TABLE), rows),
+        _BASE_SUM: lambda: _summed(partial(loaded, _BASE_TABLE), rows),
         _THERE_SUM: lambda: _summed(there, rows),
-        _FAST: lambda: _summed(fast, rows),
-        _FAST_ONE: lambda: _summed(partial(fast, columns=["amount"]), rows),
+        _FAST: lambda: _summed(partial(fast, _TABLE), rows),
+        _BASE_FAST: lambda: _summed(partial(fast, _BASE_TABLE), rows),
+        _FAST_ONE: lambda: _summed(partial(fast, _TABLE, columns=["amount"]), rows),
         _THERE_FAST: lambda: _summed(mapped, rows),
     }
+
+
+def _loaded(spark: SparkSession, url: str, table: str) -> DataFrame:
+    return spark.read.format("scankv").option("url", url).load(table)
 
 
 def _counted(load: Callable[[], DataFrame], expected: int) -> Timing:
@@ -115,19 +128,41 @@ def _summed(load: Callable[[], DataFrame], expected: int) -> Timing:
 
 def _small(spark: SparkSession, url: str) -> float:
     """Milliseconds of a small table beyond those of a source that has as many rows at hand."""
-    ours = _counted(lambda: spark.read.format("scankv").option("url", url).load(_SMALL), _SMALL_ROWS)
+    ours = _counted(partial(_loaded, spark, url, _SMALL), _SMALL_ROWS)
     there = _counted(lambda: spark.read.format("prebuilt").options(rows=_SMALL_ROWS, parts=1).load(), _SMALL_ROWS)
     return (ours.seconds - there.seconds) * _MILLIS
 
 
-def _figure(name: str, work: str, measured: list[float], reference: list[float]) -> Figure:
+def _figures(rates: dict[str, list[float]]) -> list[Figure]:
+    return [
+        Figure(
+            name=name,
+            work=work,
+            against="batches that are there already",
+            unit="ratio",
+            spread=paired_ratios(rates[measured], rates[reference]),
+            at_least=0.5,
+        )
+        for name, work, measured, reference in (
+            ("spark_count", "Spark count() of T4 in 4 buckets, rows/s", _COUNT, _THERE_COUNT),
+            ("spark_count_base", "the same out of a columnar base", _BASE_COUNT, _THERE_COUNT),
+            ("spark_sum", "Spark sum() of T4 in 4 buckets, rows/s", _SUM, _THERE_SUM),
+            ("spark_sum_base", "the same out of a columnar base", _BASE_SUM, _THERE_SUM),
+            ("spark_fast_path", "Spark sum() of scan_dataframe, all columns", _FAST, _THERE_FAST),
+            ("spark_fast_path_base", "the same out of a columnar base", _BASE_FAST, _THERE_FAST),
+            ("spark_fast_path_one", "Spark sum() of scan_dataframe, one column", _FAST_ONE, _THERE_FAST),
+        )
+    ]
+
+
+def _small_figure(beyond: list[float]) -> Figure:
     return Figure(
-        name=name,
-        work=work,
-        against="batches that are there already",
-        unit="ratio",
-        spread=paired_ratios(measured, reference),
-        at_least=0.5,
+        name="spark_small_table",
+        work=f"load() and count() of {_SMALL_ROWS:,} rows in Spark",
+        against="beyond those of a source with one batch",
+        unit="ms",
+        spread=Spread.of(beyond),
+        at_most=500,
     )
 
 
@@ -149,59 +184,3 @@ def _session(directory: Path) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
-
-
-class Prebuilt(DataSource):
-    """A data source of T4's columns that reads nothing."""
-
-    @classmethod
-    def name(cls) -> str:
-        """What `format` is given."""
-        return "prebuilt"
-
-    def schema(self) -> StructType:
-        """T4's."""
-        return spark_schema(t4.SCHEMA)
-
-    def reader(self, schema: StructType) -> PrebuiltReader:
-        """Of as many rows as the option says."""
-        return PrebuiltReader(int(self.options["rows"]), int(self.options.get("parts", _BUCKETS)))
-
-
-class PrebuiltReader(DataSourceReader):
-    """Yields one batch again and again."""
-
-    def __init__(self, rows: int, parts: int) -> None:
-        """So many rows in so many tasks."""
-        self._rows = rows
-        self._parts = parts
-
-    def partitions(self) -> list[InputPartition]:
-        """The tasks."""
-        return [InputPartition(number) for number in range(self._parts)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one of them."""
-        return _yielded(_share(self._rows, self._parts, partition.value))
-
-
-def _batches_for(numbers: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    for batch in numbers:
-        for number in batch.column(0).to_pylist():
-            yield from _yielded(_share(rows, _BUCKETS, number))
-
-
-def _share(rows: int, parts: int, number: int) -> int:
-    return rows // parts + (number < rows % parts)
-
-
-def _yielded(rows: int) -> Iterator[pa.RecordBatch]:
-    batch = _batch()
-    for left in range(rows, 0, -_BATCH_ROWS):
-        yield batch.slice(0, min(left, _BATCH_ROWS))
-
-
-@cache
-def _batch() -> pa.RecordBatch:
-    """Made once in each worker process."""
-    return conform(t4.rows(0, _BATCH_ROWS), arrow_schema(spark_schema(t4.SCHEMA)))

@@ -93,6 +93,17 @@ class PreparedRows:
             self.bucket, self.codec, self.batch.filter(chosen), self.keys.filter(chosen), values, written
         )
 
+    def by_key(self) -> PreparedRows:
+        """The same rows in the order of their keys, in which RocksDB finds and takes them at half the cost or less.
+
+        Rows that are yet to be merged stay as they are.
+        """
+        if self.written is not None or _ascend(self.keys):
+            return self
+        order = pc.array_sort_indices(self.keys)
+        values = None if self.values is None else self.values.take(order)
+        return PreparedRows(self.bucket, self.codec, self.batch.take(order), self.keys.take(order), values)
+
     def for_codec(self, codec: RowCodec) -> PreparedRows:
         """The same rows for the codec of a newer schema: columns added since are null."""
         if codec is self.codec:
@@ -263,7 +274,7 @@ def _check_index_sizes(index: IndexCodec, rows: pa.RecordBatch, keys: pa.Array) 
 
 def _last_of_each(keys: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The indices of the last row of each key, ascending."""
-    if pc.all(pc.less(keys[:-1], keys[1:])).as_py():
+    if _ascend(keys):
         # As they often come: telling takes a thirtieth of the time.
         return np.arange(len(keys))
     dictionary = keys.dictionary_encode()
@@ -271,3 +282,8 @@ def _last_of_each(keys: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     # Where an index repeats, the last assignment stays: that is the last row of the key.
     last[dictionary.indices.to_numpy()] = np.arange(len(keys))
     return np.sort(last)
+
+
+def _ascend(keys: pa.Array) -> bool:
+    """Whether each key is greater than the one before."""
+    return bool(pc.all(pc.less(keys[:-1], keys[1:]), min_count=0).as_py())

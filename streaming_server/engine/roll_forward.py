@@ -73,7 +73,7 @@ class RollForward:
             ScanKvError: A bucket cannot be written.
         """
         async with staged_rows(
-            self._files, self._tables, self._executor, lambda request: request.action != READ
+            self._files, self._tables, self._executor, lambda request: request.action != READ, by_key=True
         ) as requests:
             async for rows in requests:
                 await all_ended(self._apply(rows.table, part) for part in rows.parts)

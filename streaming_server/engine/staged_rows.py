@@ -42,6 +42,8 @@ async def staged_rows(
     tables: Mapping[str, LiveTable],
     executor: StorageExecutor,
     wanted: Callable[[StagedRequest], bool],
+    *,
+    by_key: bool = False,
 ) -> AsyncIterator[AsyncIterator[StagedRows]]:
     """The wanted ones of the requests staged in some files, in order; of tables that are not given there are none.
 
@@ -52,6 +54,7 @@ async def staged_rows(
         tables: The tables, by name.
         executor: Runs what blocks.
         wanted: Which of the requests are.
+        by_key: Whether the rows of each request are to be in the order in which a bucket takes them best.
 
     Raises:
         DataLoss: Staged requests are missing, or damaged.
@@ -65,7 +68,7 @@ async def staged_rows(
                     kind = WriteKind(columns=request.columns, overwrite=request.overwrite)
                     table = tables[request.table]
                     _, parts = check_of(table, request.action, data, request.schema_id, kind)()
-                    yield StagedRows(request, table, parts)
+                    yield StagedRows(request, table, [part.by_key() for part in parts] if by_key else parts)
 
     async def ahead() -> AsyncGenerator[StagedRows]:
         reading = read()

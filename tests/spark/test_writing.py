@@ -85,7 +85,9 @@ def attempted(writer: ScanKvWriter, partition: int, first: int, count: int, *, r
     def batches() -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist([{"k": k, "v": "new", "n": k} for k in range(first, first + count)], SCHEMA)
         if rows_that_fail:
-            yield pa.RecordBatch.from_pylist([{"k": 1, "v": "x" * 9_000_000, "n": 1}] * 2, SCHEMA)
+            # With the second of these, the rows above were staged.
+            for _ in range(2):
+                yield pa.RecordBatch.from_pylist([{"k": 1, "v": "x" * 9_000_000, "n": 1}] * 2, SCHEMA)
             raise RuntimeError("the task failed")
 
     with task_context(partition):

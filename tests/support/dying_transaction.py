@@ -49,7 +49,8 @@ _STEP_ROWS = 5
 
 
 def rows(keys: range, value: int) -> bytes:
-    columns = [pa.array(keys, pa.int64()), pa.repeat(pa.scalar(value, pa.int64()), len(keys))]
+    # Against key order, in which a commit takes them.
+    columns = [pa.array(keys[::-1], pa.int64()), pa.repeat(pa.scalar(value, pa.int64()), len(keys))]
     return ipc_stream(SCHEMA, pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
 
 

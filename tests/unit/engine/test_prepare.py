@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streaming_server.engine.merging.rows import Written
 from streaming_server.engine.prepare import KeyEncoder, PreparedRows, prepare
 from streaming_server.storage.row_codec import RowCodec
 from table_model.buckets import bucket_of_one
@@ -42,6 +45,35 @@ def test_each_key_is_once_in_its_bucket_with_its_last_row(pairs: list[tuple[int,
             assert row["k"] not in found
             found[row["k"]] = row["v"]
     assert found == {key: str(value) for key, value in pairs}
+
+
+@given(PAIRS | IN_ORDER | ONCE_AND_IN_ORDER, st.booleans())
+def test_by_key_they_are_the_same_rows_in_key_order(pairs: list[tuple[int, int]], keys_only: bool) -> None:
+    definition = define(pa.schema([("k", pa.int64()), ("v", pa.string())]), buckets=2)
+    codec = RowCodec(definition)
+    batch = pa.RecordBatch.from_pylist([{"k": key, "v": str(value)} for key, value in pairs], schema=codec.schema)
+    rows = batch.select(["k"]) if keys_only else batch
+    for part in prepare(rows, KeyEncoder(definition), codec, keys_only=keys_only):
+        ordered = part.by_key()
+        assert ordered.keys.to_pylist() == sorted(part.keys.to_pylist())
+        assert ordered.by_key() is ordered
+        assert ordered.bucket == part.bucket
+        assert ordered.keys.equals(KeyEncoder(definition).encoded(ordered.batch))
+        if ordered.values is None:
+            assert keys_only
+        else:
+            assert codec.decoder().decode(ordered.values).equals(ordered.batch)
+        by_key = {row["k"]: row for row in part.batch.to_pylist()}
+        assert {row["k"]: row for row in ordered.batch.to_pylist()} == by_key
+
+
+def test_rows_that_are_yet_to_be_merged_keep_their_order() -> None:
+    definition = define(pa.schema([("k", pa.int64()), ("v", pa.string())]))
+    codec = RowCodec(definition)
+    batch = pa.RecordBatch.from_pylist([{"k": 2, "v": "a"}, {"k": 1, "v": "b"}], schema=codec.schema)
+    (part,) = prepared(definition, batch)
+    merging = replace(part, values=None, written=Written(batch, np.arange(3)))
+    assert merging.by_key() is merging
 
 
 def test_the_bucket_is_that_of_the_bucket_key() -> None:
