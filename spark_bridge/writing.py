@@ -204,11 +204,19 @@ def _table(client: sync.Client, options: WriteOptions, schema: pa.Schema) -> syn
         if not options.create:
             message = f'{error.message}; option("create", "true") with primary_key creates it'
             raise TableNotFound(message, table=options.table) from None
+    if CHANGE_TYPE in schema.names and schema.field(CHANGE_TYPE).type != pa.string():
+        raise SchemaMismatch(f'column "{CHANGE_TYPE}" is a string: +I, -U, +U or -D', column=CHANGE_TYPE)
     columns = pa.schema([column for column in schema if column.name != CHANGE_TYPE])
-    engine = options.merge_engine or "last_row"
     try:
         return client.create_table(
-            options.table, columns, primary_key=options.primary_key, buckets=options.buckets, merge_engine=engine
+            options.table,
+            columns,
+            primary_key=options.primary_key,
+            buckets=options.buckets,
+            merge_engine=options.merge_engine or "last_row",
+            aggregates=dict(options.aggregates),
+            version_column=options.version_column,
+            sequence_column=options.sequence_column,
         )
     except TableExists:
         return client.table(options.table)

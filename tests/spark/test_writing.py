@@ -107,6 +107,29 @@ def test_what_is_written_is_there_at_once_in_a_table_that_was_there_or_is_create
     assert client.transactions() == []
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"merge_engine": "aggregate", "aggregates": "n=sum, v = listagg"}, (7, "c,a,b")),
+        ({"merge_engine": "aggregate", "aggregates": '{"n": {"function": "max", "ignore_retract": true}}'}, (4, "b")),
+        ({"merge_engine": "versioned", "version_column": "n"}, (4, "a")),
+        ({"sequence_column": "n, v"}, (4, "a")),
+    ],
+)
+def test_a_table_is_created_with_what_its_merge_engine_goes_by(
+    save: Callable[..., None],
+    spark: SparkSession,
+    client: sync.Client,
+    name: str,
+    options: dict[str, str],
+    kept: tuple[int, str],
+) -> None:
+    for row in [(1, 1, "c"), (1, 4, "a"), (1, 2, "b")]:
+        rows = spark.createDataFrame([row], "k long, n int, v string")
+        save(rows, name, create="true", primary_key="k", **options)
+    assert content(client.table(name)) == [{"k": 1, "n": kept[0], "v": kept[1]}]
+
+
 def test_overwrite_leaves_the_rows_that_were_written_and_no_others(
     save: Callable[..., None], rows: DataFrame, table: sync.Table, load: Callable[..., DataFrame]
 ) -> None:
@@ -178,6 +201,7 @@ def test_every_type_comes_back_as_it_was(
 
 
 COLUMNS = "k long, v string, n int"
+NEW = {"path": "test.refused", "create": "true", "primary_key": "k"}
 
 
 @pytest.mark.parametrize(
@@ -187,6 +211,28 @@ COLUMNS = "k long, v string, n int"
         (COLUMNS, {"operation": "remove"}, False, "option operation is upsert or delete, not 'remove'"),
         (COLUMNS, {"buckets": "3"}, False, "option buckets is of a table that is created"),
         (COLUMNS, {"create": "true"}, False, "option primary_key is missing"),
+        (COLUMNS, {"aggregates": "n=sum"}, False, "option aggregates is of a table that is created"),
+        (
+            COLUMNS,
+            {**NEW, "aggregates": "n: sum"},
+            False,
+            "option aggregates is column=function between commas, or JSON",
+        ),
+        (COLUMNS, {**NEW, "aggregates": '{"n": {"of": "sum"}}'}, False, "option aggregates is column=function"),
+        (COLUMNS, {**NEW, "aggregates": "n=sum, n=max"}, False, 'option aggregates names column "n" twice'),
+        (COLUMNS, {**NEW, "aggregates": "n=sum"}, False, 'aggregates is of merge_engine "aggregate"'),
+        (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregates": "v=sum"}, False, "of which there is no sum"),
+        (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregates": "m=sum"}, False, 'there is no column "m"'),
+        (COLUMNS, {**NEW, "merge_engine": "versioned"}, False, 'merge_engine "versioned" needs a version_column'),
+        (COLUMNS, {**NEW, "merge_engine": "versioned", "version_column": "m"}, False, 'there is no column "m"'),
+        (
+            COLUMNS,
+            {**NEW, "merge_engine": "first_row", "sequence_column": "n"},
+            False,
+            "sequence_column is of merge_engine",
+        ),
+        (COLUMNS, {**NEW, "columns": "k,n"}, False, "option columns does not go with create"),
+        (f"{COLUMNS}, _change_type int", NEW, False, 'column "_change_type" is a string'),
         (COLUMNS, {"create": "maybe"}, False, "option create is true or false, not 'maybe'"),
         (COLUMNS, {"transaction_ttl": "0"}, False, "option transaction_ttl is 1 to"),
         (COLUMNS, {"operation": "delete"}, True, "option operation delete does not go with mode"),
@@ -219,6 +265,7 @@ def test_what_cannot_be_written_is_refused_when_it_is_planned(
     with pytest.raises(ScanKvError, match=re.escape(message)):
         source.writer(schema, overwrite)
     assert client.transactions() == []
+    assert "test.refused" not in [each.name for each in client.tables()]
 
 
 def test_a_refusal_is_an_error_of_save(
