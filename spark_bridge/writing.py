@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
 from spark_bridge.conform import arrow_schema
+from spark_bridge.restarts import riding_through
 from spark_bridge.write_options import DELETE
 from table_model.errors import UsageError
 from table_model.schema import CHANGE_TYPE
@@ -127,7 +128,7 @@ def stage(job: WriteJob, begun: Begun, number: int, batches: Iterable[pa.RecordB
         return StagedPart(begun, "", 0)
     with sync.connect(**asdict(job.config)) as client:
         part = client.transaction_part(begun.token, f"{number}-{uuid.uuid4().hex}")
-        table = client.table(job.options.table)
+        table = riding_through(job.config.address, lambda: client.table(job.options.table))
         for rows in _gathered(batches):
             _stage(part, table, job.options, rows)
         return StagedPart(begun, part.part, part.requests)
@@ -152,7 +153,8 @@ def commit(job: WriteJob, begun: Begun, parts: Sequence[StagedPart]) -> None:
             )
         counted = [(part.part, part.requests) for part in parts]
         if job.replaces:
-            counted.insert(0, _stage_deletes(client, client.table(job.options.table), transaction.token))
+            deletes = riding_through(job.config.address, lambda: _stage_deletes(client, job.options.table, transaction))
+            counted.insert(0, deletes)
         transaction.commit(counted)
 
 
@@ -163,10 +165,11 @@ def abort(job: WriteJob, begun: Begun) -> None:
         client.abort_transaction(begun.token)
 
 
-def _stage_deletes(client: sync.Client, table: sync.Table, token: str) -> tuple[str, int]:
+def _stage_deletes(client: sync.Client, name: str, transaction: sync.Transaction) -> tuple[str, int]:
     """Stages the deletion of all rows that there are now: the part, which is to be applied first, and its requests."""
     # What an earlier try has staged may be of other rows.
-    part = client.transaction_part(token, f"deletes-{uuid.uuid4().hex}")
+    part = client.transaction_part(transaction.token, f"deletes-{uuid.uuid4().hex}")
+    table = client.table(name)
     with table.snapshot() as snapshot, table.scan(table.primary_key).at(snapshot).stream() as chunks:
         for keys in _gathered(chunks):
             part.delete(table, keys, mode="overwrite")

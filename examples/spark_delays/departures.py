@@ -46,7 +46,7 @@ class Departures:
         self._table.delete(self._announced.filter(pc.invert(departed)).select(KEY))
         self._announced = self._hours.popleft() if self._hours else SCHEMA.empty_table()
         self._table.upsert(_announcement(self._announced))
-        return self._announced.num_rows > 0
+        return len(self._announced) > 0
 
 
 def _flights() -> pa.Table:
