@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import pytest
 
 from aio_client.sync import connect
 from examples.spark_delays.check import check_report, check_totals
@@ -11,6 +16,7 @@ from examples.spark_delays.departures import FLIGHTS, Departures, create_flights
 from examples.spark_delays.report import AIRPORTS, write_airports, write_report
 from examples.spark_delays.totals import start_totals
 from scankv.demo.flights import find_flights
+from tests.spark import java
 from tests.spark.checkpoints import forget_last_commit
 
 if TYPE_CHECKING:
@@ -68,3 +74,19 @@ def test_report_and_totals_equal_pandas_while_flights_depart_and_server_and_quer
         write_report(spark, server.url)
         with client.table(FLIGHTS).snapshot() as snapshot:
             assert check_report(client, snapshot, airports)["departures"].sum() == DEPARTURES
+
+
+@pytest.mark.soak
+def test_one_command_runs_all_and_kills_server_and_job_in_between() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.spark_delays", "--start", "2013-01-30", "--hours-per-second", "1"],
+        capture_output=True,
+        text=True,
+        timeout=570,
+        check=False,
+        cwd=java.ROOT,
+        env={**os.environ, **java.environment()},
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert "killing the streaming job" in done.stdout
+    assert f"totals of {DEPARTURES:,} departures, equal to pandas'" in done.stdout
