@@ -21,9 +21,14 @@ WHOLE = f"({LARGE_ROWS}, {LARGE_ROWS}, {LARGE_ROWS * (LARGE_ROWS - 1) // 2})"
 
 @pytest.mark.parametrize(
     ("how", "expected"),
-    [pytest.param("cluster", [WHOLE], marks=pytest.mark.soak), ("connect", [WHOLE, WHOLE, WHOLE, "True"])],
+    [
+        pytest.param("cluster", [WHOLE, "True"], marks=pytest.mark.soak),
+        ("connect", [WHOLE, WHOLE, WHOLE, "True", "True"]),
+    ],
 )
-def test_every_row_is_read_once(shared_server: ServerProcess, large: sync.Table, how: str, expected: list[str]) -> None:
+def test_every_row_is_read_and_written_once(
+    shared_server: ServerProcess, client: sync.Client, large: sync.Table, how: str, expected: list[str]
+) -> None:
     java.check()
     done = subprocess.run(
         [sys.executable, "-m", program.__name__, how, shared_server.url, large.name],
@@ -35,3 +40,6 @@ def test_every_row_is_read_once(shared_server: ServerProcess, large: sync.Table,
         env={**os.environ, **java.environment()},
     )
     assert done.stdout.splitlines() == expected, done.stderr[-5000:]
+    for name in (f"{large.name}_{how}_job", f"{large.name}_{how}_query"):
+        assert client.table(name).scan(["n"]).to_arrow()["n"].to_pylist() == [1] * LARGE_ROWS
+    assert client.transactions() == []
