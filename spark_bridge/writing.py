@@ -12,9 +12,9 @@ import pyarrow as pa
 from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
 from spark_bridge.conform import arrow_schema
 from spark_bridge.restarts import riding_through
-from spark_bridge.write_options import DELETE
+from spark_bridge.write_options import DELETE, UPSERT
 from table_model.errors import UsageError
-from table_model.schema import CHANGE_TYPE
+from table_model.schema import CHANGE_COLUMNS, CHANGE_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -94,6 +94,12 @@ def planned_write(options: WriteOptions, schema: StructType, *, replaces: bool) 
     if CHANGE_TYPE in schema.names and (replaces or options.operation == DELETE):
         what = 'mode("overwrite")' if replaces else "operation=delete"
         raise UsageError(f'column "{CHANGE_TYPE}" says what becomes of each row, and so does {what}: drop one of them')
+    told = [name for name in CHANGE_COLUMNS if name in schema.names and name != CHANGE_TYPE]
+    if told and options.operation == UPSERT and options.columns is None:
+        names = ", ".join(f'"{name}"' for name in told)
+        raise SchemaMismatch(
+            f"no table has columns of a stream of changes: drop({names}) before writing", column=told[0]
+        )
     rows = pa.RecordBatch.from_pylist([], _arrow_columns(schema))
     with sync.connect(options.url) as client:
         table = _table(client, options, rows.schema)

@@ -59,7 +59,7 @@ def save(shared_server: ServerProcess) -> Callable[..., None]:
     """Writes a DataFrame."""
 
     def save(rows: DataFrame, table: str, mode: str = "append", **options: Any) -> None:
-        rows.write.format("scankv").options(url=shared_server.url, **options).mode(mode).save(table)
+        rows.write.format("scankv").options(**{"url": shared_server.url, **options}).mode(mode).save(table)
 
     return save
 
@@ -200,6 +200,7 @@ def test_every_type_comes_back_as_it_was(
     assert copy.scan().ordered().to_arrow().equals(before)
 
 
+NOBODY = "127.0.0.1:1"
 COLUMNS = "k long, v string, n int"
 NEW = {"path": "test.refused", "create": "true", "primary_key": "k"}
 
@@ -243,6 +244,7 @@ NEW = {"path": "test.refused", "create": "true", "primary_key": "k"}
         ("k long, v string", {}, False, 'column "n" is missing'),
         ("k long, v string, n interval month", {}, False, 'column "n": ScanKV has no interval month'),
         ("v string", {"operation": "delete"}, False, 'column "k" is missing'),
+        (f"{COLUMNS}, _change_type string, _log_offset long, _bucket int", {}, False, 'drop("_log_offset", "_bucket")'),
         (f"{COLUMNS}, _change_type string", {}, True, 'column "_change_type" says what becomes of each row'),
         (f"{COLUMNS}, _change_type int", {}, False, 'column "_change_type" cannot be cast to string'),
     ],
@@ -271,13 +273,17 @@ def test_what_cannot_be_written_is_refused_when_it_is_planned(
 def test_a_refusal_is_an_error_of_save(
     save: Callable[..., None], rows: DataFrame, table: sync.Table, client: sync.Client
 ) -> None:
-    for wrong, name, message in [
-        (rows.drop("n"), table.name, 'column "n" is missing'),
-        (rows, f"{table.name}x", 'option("create", "true")'),
+    for wrong, name, options, message in [
+        (rows.drop("n"), table.name, {}, 'column "n" is missing'),
+        (rows, f"{table.name}x", {}, 'option("create", "true")'),
+        (rows, table.name, {"url": NOBODY}, f"no ScanKV server answers at {NOBODY}"),
+        # Spark's default.
+        (rows, table.name, {"mode": "errorifexists"}, 'either the "Append" or "Overwrite" mode'),
     ]:
         with pytest.raises(AnalysisException) as caught:
-            save(wrong, name)
+            save(wrong, name, **options)
         assert message in str(caught.value)
+        assert len(str(caught.value).splitlines()) < 8
     assert client.transactions() == []
 
 
