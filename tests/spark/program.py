@@ -2,7 +2,8 @@
 
 `cluster`: executors in processes of their own, of which some are killed while they read or write. `connect`: the
 session is a client of a Spark Connect server. Both copy the table by a job and by a streaming query, see `copy`.
-`retries`: tasks are tried again, and the first try of one is killed while it writes.
+`retries`: tasks are tried again, and the first try of one is killed while it writes. `discovery`: the data source has
+to be registered.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def cluster(url: str, table: str) -> None:
     rows = spark.read.format("scankv").options(url=url, columns="k", splits=4).load(table)
     say(found(rows.mapInArrow(kill_executor, "k bigint")))
     copy(spark, url, table, "cluster", kill_executor_at_the_end)
+    executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)  # type: ignore[union-attr]
+    say(sum(not executors.apply(number).isActive() for number in range(executors.size())))
     spark.stop()
 
 
@@ -105,6 +108,20 @@ def connect(url: str, table: str) -> None:
     spark.stop()
 
 
+def discovery(url: str, table: str) -> None:
+    """Reads the table where another package ends Spark's search for data sources."""
+    spark = java.configured(SparkSession.builder.master("local[2]")).getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    reading = spark.read.format("scankv").options(url=url, columns="k")
+    try:
+        reading.load(table)
+    except Exception as error:
+        say("[DATA_SOURCE_NOT_FOUND]" in str(error))
+    spark.dataSource.register(spark_bridge.ScanKvDataSource)
+    say(found(reading.load(table)))
+    spark.stop()
+
+
 RETRIED_ROWS = 50_000
 
 
@@ -143,4 +160,5 @@ def found(rows: object) -> object:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", FutureWarning)
-    {"cluster": cluster, "connect": connect, "retries": retries}[sys.argv[1]](*sys.argv[2:])
+    hows = {"cluster": cluster, "connect": connect, "retries": retries, "discovery": discovery}
+    hows[sys.argv[1]](*sys.argv[2:])

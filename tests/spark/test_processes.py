@@ -13,8 +13,29 @@ from tests.spark import java, program
 from tests.spark.large_table import LARGE_ROWS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from aio_client import sync
     from tests.support.server_process import ServerProcess
+
+
+def said(how: str, url: str, table: str, *paths: str) -> list[str]:
+    """Runs a program, for which packages in `paths` can be imported, too; what it prints."""
+    java.check()
+    environment = {**os.environ, **java.environment()}
+    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], *paths])
+    done = subprocess.run(
+        [sys.executable, "-m", program.__name__, how, url, table],
+        capture_output=True,
+        text=True,
+        timeout=570,
+        check=False,
+        cwd=java.ROOT,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout.splitlines()
+
 
 WHOLE = f"({LARGE_ROWS}, {LARGE_ROWS}, {LARGE_ROWS * (LARGE_ROWS - 1) // 2})"
 
@@ -22,24 +43,22 @@ WHOLE = f"({LARGE_ROWS}, {LARGE_ROWS}, {LARGE_ROWS * (LARGE_ROWS - 1) // 2})"
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        pytest.param("cluster", [WHOLE, "True"], marks=pytest.mark.soak),
+        pytest.param("cluster", [WHOLE, "True", "3"], marks=pytest.mark.soak),
         ("connect", [WHOLE, WHOLE, WHOLE, "True", "True"]),
     ],
 )
 def test_every_row_is_read_and_written_once(
     shared_server: ServerProcess, client: sync.Client, large: sync.Table, how: str, expected: list[str]
 ) -> None:
-    java.check()
-    done = subprocess.run(
-        [sys.executable, "-m", program.__name__, how, shared_server.url, large.name],
-        capture_output=True,
-        text=True,
-        timeout=570,
-        check=False,
-        cwd=java.ROOT,
-        env={**os.environ, **java.environment()},
-    )
-    assert done.stdout.splitlines() == expected, done.stderr[-5000:]
+    assert said(how, shared_server.url, large.name) == expected
     for name in (f"{large.name}_{how}_job", f"{large.name}_{how}_query"):
         assert client.table(name).scan(["n"]).to_arrow()["n"].to_pylist() == [1] * LARGE_ROWS
     assert client.transactions() == []
+
+
+@pytest.mark.soak
+def test_where_another_package_ends_the_search_for_data_sources_this_one_can_be_registered(
+    shared_server: ServerProcess, large: sync.Table, tmp_path: Path
+) -> None:
+    (tmp_path / "pyspark_broken.py").write_text("raise ImportError('not today')")
+    assert said("discovery", shared_server.url, large.name, str(tmp_path)) == ["True", WHOLE]
