@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -35,6 +36,7 @@ CAUGHT_UP_WITHIN: Final = 300.0  # seconds
 SPARK: Final = {
     "PYSPARK_PYTHON": sys.executable,
     "PYTHONWARNINGS": "ignore::FutureWarning",  # of PySpark, about pandas 3
+    "SPARK_LOCAL_IP": "127.0.0.1",
     "PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g --conf spark.log.level=ERROR "
     "--conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false --conf spark.sql.shuffle.partitions=2 "
     "pyspark-shell",
@@ -45,15 +47,19 @@ def main() -> int:
     """Runs until all flights have departed, and are in report and totals; returns the exit code."""
     options = _options()
     os.environ.update(SPARK)
+    warnings.simplefilter("ignore", FutureWarning)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with ExitStack() as stack:
+            # First of all, since it forks, which no process should that has a client open.
+            spark = SparkSession.builder.getOrCreate()
+            stack.callback(spark.stop)
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scankv-spark-")))
             server = stack.enter_context(ServerProcess(directory / "data"))
             client = stack.enter_context(connect(server.url))
             print(f"server  {server.url}\nloading the flights before {options.start} ...", flush=True)
             create_flights(client, options.start)
-            _run(server, client, directory / "checkpoint", options)
+            _run(spark, server, client, directory / "checkpoint", options)
     except (ScanKvError, AssertionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -70,12 +76,12 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(server: ServerProcess, client: Client, checkpoint: Path, options: argparse.Namespace) -> None:
+def _run(
+    spark: SparkSession, server: ServerProcess, client: Client, checkpoint: Path, options: argparse.Namespace
+) -> None:
     airports = find_flights().with_name("airports.csv")
     live = ["departures", server.url, options.start, options.end, str(options.hours_per_second)]
     with ExitStack() as stack:
-        spark = SparkSession.builder.getOrCreate()
-        stack.callback(spark.stop)
         write_airports(spark, server.url, airports)
         totals = stack.enter_context(_process("totals", server.url, str(checkpoint)))
         _show("totals", _caught_up(client, totals), "departure_delay")
