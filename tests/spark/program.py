@@ -1,7 +1,7 @@
 """A Spark program in a process of its own, which prints what it found: `python -m tests.spark.program HOW URL TABLE`.
 
-`cluster`: executors in processes of their own, of which some are killed while they read or write. `connect`: the
-session is a client of a Spark Connect server. Both copy the table by a job and by a streaming query, see `copy`.
+`cluster`: executors in processes of their own, of which some are killed while they read or write. `connect` and
+`connect_writing`: the session is a client of a Spark Connect server. Two of them copy the table, see `copy`.
 `retries`: tasks are tried again, and the first try of one is killed while it writes. `discovery`: the data source has
 to be registered.
 """
@@ -92,15 +92,26 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def connect(url: str, table: str) -> None:
-    """Reads the table through data source, view and fast path, and copies it."""
+def connect_writing(url: str, table: str) -> None:
+    """Copies the table."""
+    spark = connected()
+    copy(spark, url, table, "connect_writing", lambda batches: batches)
+    spark.stop()
+
+
+def connected() -> SparkSession:
+    """A client of a Spark Connect server that it starts."""
     builder: SparkSession.Builder = SparkSession.builder.remote("local[2]")
-    spark = java.configured(builder).getOrCreate()
+    return java.configured(builder).getOrCreate()
+
+
+def connect(url: str, table: str) -> None:
+    """Reads the table through data source, view and fast path."""
+    spark = connected()
     say(found(spark.read.format("scankv").options(url=url, columns="k").load(table)))
     spark.sql(f"create temporary view large using scankv options (url '{url}', table '{table}', columns 'k')")
     say(found(spark.sql("select k from large")))
     say(found(spark_bridge.scan_dataframe(spark, url, table, columns=["k"], splits=2)))
-    copy(spark, url, table, "connect", lambda batches: batches)
     try:
         spark.read.format("scankv").options(url=url, splitz=2).load(table).schema  # noqa: B018  # asks the server
     except Exception as error:
@@ -160,5 +171,5 @@ def found(rows: object) -> object:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", FutureWarning)
-    hows = {"cluster": cluster, "connect": connect, "retries": retries, "discovery": discovery}
-    hows[sys.argv[1]](*sys.argv[2:])
+    programs = (cluster, connect, connect_writing, retries, discovery)
+    {each.__name__: each for each in programs}[sys.argv[1]](*sys.argv[2:])

@@ -40,13 +40,12 @@ def said(how: str, url: str, table: str, *paths: str) -> list[str]:
 WHOLE = f"({LARGE_ROWS}, {LARGE_ROWS}, {LARGE_ROWS * (LARGE_ROWS - 1) // 2})"
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        pytest.param("cluster", [WHOLE, "True", "3"], marks=pytest.mark.soak),
-        ("connect", [WHOLE, WHOLE, WHOLE, "True", "True"]),
-    ],
-)
+def test_every_row_is_read_once_by_a_client_of_spark_connect(shared_server: ServerProcess, large: sync.Table) -> None:
+    assert said("connect", shared_server.url, large.name) == [WHOLE, WHOLE, WHOLE, "True"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("how", "expected"), [("cluster", [WHOLE, "True", "3"]), ("connect_writing", ["True"])])
 def test_every_row_is_read_and_written_once(
     shared_server: ServerProcess, client: sync.Client, large: sync.Table, how: str, expected: list[str]
 ) -> None:
