@@ -106,10 +106,8 @@ def _run(
 
 
 def _show(what: str, routes: pd.DataFrame, by: str) -> None:
-    departures, first = routes["departures"].sum(), routes.nlargest(3, by)
-    print(
-        f"\n{what} of {departures:,} departures, equal to pandas'; the greatest {by}:\n{first.to_string(index=False)}\n"
-    )
+    flights, first = routes["flights"].sum(), routes.nlargest(3, by)
+    print(f"\n{what} of {flights:,} flights, equal to pandas'; the greatest {by}:\n{first.to_string(index=False)}\n")
 
 
 def _caught_up(client: Client, totals: subprocess.Popen[bytes]) -> pd.DataFrame:

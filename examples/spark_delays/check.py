@@ -23,7 +23,7 @@ def check_report(client: Client, snapshot: Snapshot, airports: Path) -> pd.DataF
     found = client.table(REPORT).scan().ordered().to_pandas()
     flights = client.table(FLIGHTS).scan().at(snapshot).to_pandas()
     wanted = flights.groupby(ROUTE).agg(
-        departures=("dep_delay", "count"),
+        flights=("dep_delay", "count"),
         mean_departure_delay=("dep_delay", "mean"),
         worst_departure_delay=("dep_delay", "max"),
         mean_arrival_delay=("arr_delay", "mean"),
@@ -38,13 +38,13 @@ def check_totals(client: Client) -> pd.DataFrame:
     found = client.table(TOTALS).scan().ordered().to_pandas()
     flights = client.table(FLIGHTS).scan().to_pandas()
     wanted = flights.groupby(ROUTE).agg(
-        departures=("dep_delay", "count"),
+        flights=("dep_delay", "count"),
         departure_delay=("dep_delay", "sum"),
         arrivals=("arr_delay", "count"),
         arrival_delay=("arr_delay", "sum"),
     )
-    # Of a route without departures there may be a row of nulls and zeros in one of them, and none in the other.
-    _check_equal(found[found["departures"] > 0].set_index(ROUTE).fillna(0), wanted[wanted["departures"] > 0])
+    # Of a route whose flights were all cancelled, there is a row of zeros.
+    _check_equal(found[found["flights"] > 0].set_index(ROUTE).fillna(0), wanted)
     return found
 
 

@@ -1,6 +1,6 @@
 """`python -m examples.spark_delays.departures URL START END HOURS_PER_SECOND`: a live table of flights.
 
-Hour by hour, flights are announced without delays; then they have departed, with the delays they had, or are cancelled.
+Hour by hour, flights are announced as on time; then they have departed, with the delays they had, or are cancelled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aio_client.sync import Client
 
 FLIGHTS: Final = "demo.flights"
-NOT_KNOWN_BEFORE: Final = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
+ANNOUNCED: Final = {"dep_time": None, "dep_delay": 0, "arr_time": None, "arr_delay": 0, "air_time": None}
 
 
 def create_flights(client: Client, before: str) -> None:
@@ -55,9 +55,9 @@ def _flights() -> pa.Table:
 
 
 def _announcement(flights: pa.Table) -> pa.Table:
-    for name in NOT_KNOWN_BEFORE:
-        unknown = pa.nulls(flights.num_rows, pa.int64())
-        flights = flights.set_column(flights.column_names.index(name), name, unknown)
+    for name, value in ANNOUNCED.items():
+        values = pa.repeat(pa.scalar(value, pa.int64()), len(flights))
+        flights = flights.set_column(flights.column_names.index(name), name, values)
     return flights
 
 

@@ -34,7 +34,7 @@ def write_report(spark: SparkSession, url: str, **options: str) -> None:
     airports = spark.read.format("scankv").options(url=url, columns="faa,name").load(AIRPORTS)
 
     routes = flights.groupBy("origin", "dest").agg(
-        F.count("dep_delay").alias("departures"),
+        F.count("dep_delay").alias("flights"),
         F.avg("dep_delay").alias("mean_departure_delay"),
         F.max("dep_delay").alias("worst_departure_delay"),
         F.avg("arr_delay").alias("mean_arrival_delay"),

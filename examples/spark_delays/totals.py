@@ -28,7 +28,7 @@ def start_totals(spark: SparkSession, url: str, checkpoint: str) -> StreamingQue
         "_change_type",
         "origin",
         "dest",
-        F.col("dep_delay").alias("departures"),
+        F.col("dep_delay").alias("flights"),
         F.col("dep_delay").alias("departure_delay"),
         F.col("arr_delay").alias("arrivals"),
         F.col("arr_delay").alias("arrival_delay"),
@@ -39,7 +39,7 @@ def start_totals(spark: SparkSession, url: str, checkpoint: str) -> StreamingQue
         create="true",
         primary_key="origin,dest",
         merge_engine="aggregate",
-        aggregates="departures=count, departure_delay=sum, arrivals=count, arrival_delay=sum",
+        aggregates="flights=count, departure_delay=sum, arrivals=count, arrival_delay=sum",
     )
     return writing.trigger(processingTime="1 second").start()
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
 
 LAST_DAY, END = "2013-01-31", "2013-02-01"
-DEPARTURES = 26_353
+FLIGHTS_IN_JANUARY = 26_353
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def test_report_and_totals_equal_pandas_while_flights_depart_and_server_and_quer
             check_totals(client)
         write_report(spark, server.url)
         with client.table(FLIGHTS).snapshot() as snapshot:
-            assert check_report(client, snapshot, airports)["departures"].sum() == DEPARTURES
+            assert check_report(client, snapshot, airports)["flights"].sum() == FLIGHTS_IN_JANUARY
 
 
 @pytest.mark.soak
@@ -89,4 +89,4 @@ def test_one_command_runs_all_and_kills_server_and_job_in_between() -> None:
     )
     assert done.returncode == 0, done.stderr[-5000:]
     assert "killing the streaming job" in done.stdout
-    assert f"totals of {DEPARTURES:,} departures, equal to pandas'" in done.stdout
+    assert f"totals of {FLIGHTS_IN_JANUARY:,} flights, equal to pandas'" in done.stdout
