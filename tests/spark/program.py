@@ -36,7 +36,7 @@ def cluster(url: str, table: str) -> None:
     rows = spark.read.format("scankv").options(url=url, columns="k", splits=4).load(table)
     say(found(rows.mapInArrow(kill_executor, "k bigint")))
     copy(spark, url, table, "cluster", kill_executor_at_the_end)
-    executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)  # type: ignore[union-attr]
+    executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)
     say(sum(not executors.apply(number).isActive() for number in range(executors.size())))
     spark.stop()
 
