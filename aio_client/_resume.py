@@ -16,6 +16,7 @@ from table_model.errors import (
     TooManyScans,
     Unavailable,
 )
+from table_model.log_positions import PositionKind
 from table_model.scan_spec import Resume
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def verdict(error: ScanKvError, spec: ScanSpec, *, started: bool, complete: bool
     | a cut with nothing missing | - | end well |
     | a cut, `Resume.NEVER` | raise | raise |
     | a cut, pinned | retry | retry |
-    | a cut of the changelog | raise; retry with a token or a consumer | retry |
+    | a cut of the changelog | raise; retry with a token, a consumer, or from offsets on | retry |
     | a cut, live, `Resume.LATEST` | raise; retry with a token | retry |
     | a cut, live, no choice | raise; retry with a token | raise |
     | `TooManyScans` | retry, always | as every cut |
@@ -103,8 +104,9 @@ def verdict(error: ScanKvError, spec: ScanSpec, *, started: bool, complete: bool
 def _rides_through(spec: ScanSpec) -> bool:
     """Whether a scan waits for a server that is not there: where it stands is known, so waiting changes no row."""
     known = spec.snapshot_id is not None or spec.resume_token is not None
-    is_consumer = spec.log is not None and spec.log.consumer_id is not None
-    return spec.resume is not Resume.NEVER and (known or is_consumer)
+    if spec.log is not None:
+        known = known or spec.log.consumer_id is not None or spec.log.start.kind is PositionKind.OFFSETS
+    return spec.resume is not Resume.NEVER and known
 
 
 def _goes_on(spec: ScanSpec) -> bool:

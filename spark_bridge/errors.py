@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from copy import copy
 from typing import TYPE_CHECKING
 
 from table_model.errors import ScanKvError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import TracebackType
 
 
-@contextmanager
-def short_errors() -> Iterator[None]:
+class short_errors:
     """Raises our errors without the calls that led to them: Spark puts all of those into its message, before ours."""
-    try:
-        yield
-    except ScanKvError as error:
-        # A copy: the context manager would put the traceback back on the error itself.
-        raise copy(error) from None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Not a generator with `contextmanager`, which would be two calls more.
+        if isinstance(error, ScanKvError):
+            raise error.with_traceback(None) from None

@@ -10,12 +10,13 @@ from __future__ import annotations
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aio_client import ScanKvError, SnapshotLost, StartFrom, sync
 from spark_bridge.followed_log import FollowedLog
 from spark_bridge.leases import Lease, stream_expired
 from spark_bridge.planning import ScanPart, check_columns, chosen_columns
+from spark_bridge.restarts import riding_through
 from spark_bridge.stream_offset import Rows, StreamOffset
 from spark_bridge.types import spark_schema
 from table_model.errors import SchemaMismatch
@@ -24,13 +25,15 @@ from table_model.options import TableOptions
 from table_model.schema import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql.types import StructType
 
     from aio_client import ScanSpec
     from spark_bridge.options import ReadOptions
     from spark_bridge.stream_options import StreamOptions
+
+_Answer = TypeVar("_Answer")
 
 SPLITS_PER_TRIGGER: Final = 8
 """How many tasks' rows of the whole table one micro-batch reads, where no limit says."""
@@ -80,8 +83,8 @@ class StreamPlanner:
         self._columns = [name for name in schema.names if name not in CHANGE_COLUMNS]
         self._client = sync.connect(options.read.url)
         try:
-            self._table = self._client.table(options.read.table)
-            self._check(schema)
+            self._table = self._riding_through(lambda: self._client.table(options.read.table))
+            self._riding_through(lambda: self._check(schema))
         except BaseException:
             self._client.close()
             raise
@@ -99,7 +102,7 @@ class StreamPlanner:
 
     def stop_at_latest(self) -> None:
         """Lets the query end with the changes there are now."""
-        self._stop = self._log.look()
+        self._stop = self._riding_through(self._log.look)
 
     def seen(self) -> dict[str, Any] | None:
         """Where the changelog ended when it was looked at last, as an offset; None before the first look."""
@@ -117,15 +120,18 @@ class StreamPlanner:
         """
         offset = StreamOffset.of(start)
         if offset is None:
-            return self._first(unlimited=unlimited).to_json()
-        self._keep(offset)
-        return self._after(offset, unlimited=unlimited).to_json()
+            return self._riding_through(lambda: self._first(unlimited=unlimited)).to_json()
+        self._riding_through(lambda: self._keep(offset))
+        return self._riding_through(lambda: self._after(offset, unlimited=unlimited)).to_json()
 
     def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ScanPart]:
         """What the tasks of a micro-batch read, of its two offsets alone; none where they are the same."""
         before, after = StreamOffset.of(start), StreamOffset.of(end)
         if after is None or before == after:
             return []
+        return self._riding_through(lambda: self._parts(before, after))
+
+    def _parts(self, before: StreamOffset | None, after: StreamOffset) -> list[ScanPart]:
         self._keep(after if before is None else before, begin=after.since if before is None else None)
         if after.rows is not None:
             read = before.rows.next if before is not None and before.rows is not None else 0
@@ -156,6 +162,9 @@ class StreamPlanner:
                 self._release(offset.rows)
             return
         self._log.let_go(offset.consumer_id, offset.log_offsets)
+
+    def _riding_through(self, ask: Callable[[], _Answer]) -> _Answer:
+        return riding_through(self._client.config.address, ask)
 
     def _check(self, schema: StructType) -> None:
         there = chosen_columns(self._table.schema, self._options.read.columns)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_bridge.options import check_number, listed, named, seconds, whole_number, wrong
+from table_model.agg import Aggregator
 from table_model.limits import MAX_BUCKETS, MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+from table_model.types import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,10 +28,13 @@ _NAMES: Final = (
     "primary_key",
     "buckets",
     "merge_engine",
+    "aggregates",
+    "version_column",
+    "sequence_column",
     "transaction_id",
     "transaction_ttl",
 )
-_OF_CREATE: Final = ("primary_key", "buckets", "merge_engine")
+_OF_CREATE: Final = ("primary_key", "buckets", "merge_engine", "aggregates", "version_column", "sequence_column")
 # What Spark adds for itself to the options of a streaming query.
 _OF_SPARK: Final = ("checkpointlocation", "queryname")
 
@@ -46,6 +52,9 @@ class WriteOptions:
         primary_key: The key columns of a table that is created.
         buckets: How many buckets it has. None: as many as the server makes.
         merge_engine: Its merge engine. None: `last_row`.
+        aggregates: By column, what becomes of it; of `merge_engine="aggregate"`.
+        version_column: The column that says which row is newer; of `merge_engine="versioned"`, which needs it.
+        sequence_column: The columns that say so; of `merge_engine="last_row"`.
         transaction_id: Names what is written, so that it is written once however often the job is run. None: it has no
             name. See `aio_client.Client.transaction`.
         transaction_ttl: Seconds without a word from the job after which what it has written is dropped, 1 to 604,800.
@@ -59,6 +68,9 @@ class WriteOptions:
     primary_key: tuple[str, ...] = ()
     buckets: int | None = None
     merge_engine: str | None = None
+    aggregates: tuple[tuple[str, Aggregator], ...] = ()
+    version_column: str | None = None
+    sequence_column: tuple[str, ...] = ()
     transaction_id: str | None = None
     transaction_ttl: float = TRANSACTION_TTL
 
@@ -76,6 +88,8 @@ class WriteOptions:
             raise wrong("primary_key", "is missing: with create=true it names the key columns of the table")
         if self.create and self.operation == DELETE:
             raise wrong("create", "does not go with operation=delete")
+        if self.create and self.columns is not None:
+            raise wrong("columns", "does not go with create=true: the table has the columns of the DataFrame")
         for name in _OF_CREATE:
             if getattr(self, name) and not self.create:
                 raise wrong(name, "is of a table that is created: it goes with create=true")
@@ -92,13 +106,15 @@ class WriteOptions:
         if not table:
             raise wrong("table", 'is missing: save("database.table"), or option("table", ...)')
         values: dict[str, Any] = dict(texts)
-        for name in ("columns", "primary_key"):
+        for name in ("columns", "primary_key", "sequence_column"):
             if name in texts:
                 values[name] = tuple(listed(name, texts[name]))
         if "buckets" in texts:
             values["buckets"] = whole_number("buckets", texts["buckets"])
         if "transaction_ttl" in texts:
             values["transaction_ttl"] = seconds("transaction_ttl", texts["transaction_ttl"])
+        if "aggregates" in texts:
+            values["aggregates"] = _aggregates(texts["aggregates"])
         if "create" in texts:
             values["create"] = _is_true("create", texts["create"])
         return cls(table=table, **values)
@@ -114,6 +130,22 @@ class WriteOptions:
         """Raises UsageError when an option is only for writing a DataFrame once."""
         if self.transaction_id is not None:
             raise wrong("transaction_id", "is not for writeStream: each micro-batch has its own")
+
+
+def _aggregates(text: str) -> tuple[tuple[str, Aggregator], ...]:
+    """Functions by column: `n=count, total=sum`, or, for those with parameters, JSON as in a table file."""
+    try:
+        if text.lstrip().startswith("{"):
+            found = list(json.loads(text).items())
+        else:
+            found = [tuple(part.strip() for part in each.split("=")) for each in text.split(",")]
+        aggregates = tuple((column, Aggregator.of_config(each)) for column, each in found)
+    except ValueError:
+        example = '{"worst": {"function": "max", "ignore_retract": true}}'
+        raise wrong("aggregates", f"is column=function between commas, or JSON such as {example}") from None
+    if twice := first_repeated(column for column, _ in aggregates):
+        raise wrong("aggregates", f'names column "{twice}" twice')
+    return aggregates
 
 
 def _is_true(option: str, text: str) -> bool:

@@ -87,11 +87,12 @@ class ScanKvStreamWriter(DataSourceStreamArrowWriter):
         Raises:
             ScanKvError: As `spark_bridge.writing.planned_write`.
         """
+        from spark_bridge.restarts import riding_through
         from spark_bridge.writing import planned_write
 
         freeze_worker()
         options.check_stream()
-        self._job = planned_write(options, schema, replaces=replaces)
+        self._job = riding_through(options.url, lambda: planned_write(options, schema, replaces=replaces))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
         """Stages the rows of a task, unless the micro-batch was committed before."""

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
 from spark_bridge.conform import arrow_schema
-from spark_bridge.write_options import DELETE
+from spark_bridge.restarts import riding_through
+from spark_bridge.write_options import DELETE, UPSERT
 from table_model.errors import UsageError
-from table_model.schema import CHANGE_TYPE
+from table_model.schema import CHANGE_COLUMNS, CHANGE_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -95,6 +96,12 @@ def planned_write(options: WriteOptions, schema: StructType, *, replaces: bool) 
     if CHANGE_TYPE in schema.names and (replaces or options.operation == DELETE):
         what = 'mode("overwrite")' if replaces else "operation=delete"
         raise UsageError(f'column "{CHANGE_TYPE}" says what becomes of each row, and so does {what}: drop one of them')
+    told = [name for name in CHANGE_COLUMNS if name in schema.names and name != CHANGE_TYPE]
+    if told and options.operation == UPSERT and options.columns is None:
+        names = ", ".join(f'"{name}"' for name in told)
+        raise SchemaMismatch(
+            f"no table has columns of a stream of changes: drop({names}) before writing", column=told[0]
+        )
     rows = pa.RecordBatch.from_pylist([], _arrow_columns(schema))
     with sync.connect(options.url) as client:
         table = _table(client, options, rows.schema)
@@ -131,7 +138,7 @@ def stage(job: WriteJob, begun: Begun, number: int, batches: Iterable[pa.RecordB
     # Closed first, the client has a request that is under way end when the rows break off.
     with ThreadPoolExecutor(1, "scankv-staging") as thread, sync.connect(**asdict(job.config)) as client:
         part = client.transaction_part(begun.token, f"{number}-{uuid.uuid4().hex}")
-        table = client.table(job.options.table)
+        table = riding_through(job.config.address, lambda: client.table(job.options.table))
         under_way: Future[None] | None = None
         for rows in _gathered(batches):
             if under_way is not None:
@@ -161,7 +168,8 @@ def commit(job: WriteJob, begun: Begun, parts: Sequence[StagedPart]) -> None:
             )
         counted = [(part.part, part.requests) for part in parts]
         if job.replaces:
-            counted.insert(0, _stage_deletes(client, client.table(job.options.table), transaction.token))
+            deletes = riding_through(job.config.address, lambda: _stage_deletes(client, job.options.table, transaction))
+            counted.insert(0, deletes)
         transaction.commit(counted)
 
 
@@ -172,10 +180,11 @@ def abort(job: WriteJob, begun: Begun) -> None:
         client.abort_transaction(begun.token)
 
 
-def _stage_deletes(client: sync.Client, table: sync.Table, token: str) -> tuple[str, int]:
+def _stage_deletes(client: sync.Client, name: str, transaction: sync.Transaction) -> tuple[str, int]:
     """Stages the deletion of all rows that there are now: the part, which is to be applied first, and its requests."""
     # What an earlier try has staged may be of other rows.
-    part = client.transaction_part(token, f"deletes-{uuid.uuid4().hex}")
+    part = client.transaction_part(transaction.token, f"deletes-{uuid.uuid4().hex}")
+    table = client.table(name)
     with table.snapshot() as snapshot, table.scan(table.primary_key).at(snapshot).stream() as chunks:
         for keys in _gathered(chunks):
             part.delete(table, keys, mode="overwrite")
@@ -213,11 +222,19 @@ def _table(client: sync.Client, options: WriteOptions, schema: pa.Schema) -> syn
         if not options.create:
             message = f'{error.message}; option("create", "true") with primary_key creates it'
             raise TableNotFound(message, table=options.table) from None
+    if CHANGE_TYPE in schema.names and schema.field(CHANGE_TYPE).type != pa.string():
+        raise SchemaMismatch(f'column "{CHANGE_TYPE}" is a string: +I, -U, +U or -D', column=CHANGE_TYPE)
     columns = pa.schema([column for column in schema if column.name != CHANGE_TYPE])
-    engine = options.merge_engine or "last_row"
     try:
         return client.create_table(
-            options.table, columns, primary_key=options.primary_key, buckets=options.buckets, merge_engine=engine
+            options.table,
+            columns,
+            primary_key=options.primary_key,
+            buckets=options.buckets,
+            merge_engine=options.merge_engine or "last_row",
+            aggregates=dict(options.aggregates),
+            version_column=options.version_column,
+            sequence_column=options.sequence_column,
         )
     except TableExists:
         return client.table(options.table)

@@ -48,6 +48,20 @@ class Aggregator:
     function: str
     parameters: tuple[tuple[str, str], ...] = ()
 
+    @classmethod
+    def of_config(cls, value: object) -> Aggregator:
+        """As configuration has it: a name, or a mapping with `function` and the parameters. Raises ValueError."""
+        if isinstance(value, str):
+            return cls(value)
+        if not isinstance(value, dict) or not isinstance(value.get("function"), str):
+            raise ValueError('is the name of a function, or has a "function" and its parameters')
+        parameters = {
+            name: str(each).lower() if isinstance(each, bool) else str(each)
+            for name, each in value.items()
+            if name != "function"
+        }
+        return cls(value["function"], tuple(sorted(parameters.items())))
+
     def __str__(self) -> str:
         """As it is written: `agg.collect(distinct=True)`."""
         name = f"installed({self.function!r}" if "." in self.function else f"{self.function}("

@@ -120,15 +120,9 @@ def _names(path: Path, values: dict[str, Any], name: str) -> list[str]:
 
 
 def _aggregator(path: Path, column: str, value: object) -> Aggregator:
-    if isinstance(value, str):
-        return Aggregator(value)
-    if not isinstance(value, dict) or not isinstance(value.get("function"), str):
+    try:
+        return Aggregator.of_config(value)
+    except ValueError:
         raise UsageError(
             f'{path}: the aggregate of "{column}" is the name of a function, or {{ function = "...", ... }}'
-        )
-    parameters = {
-        name: str(each).lower() if isinstance(each, bool) else str(each)
-        for name, each in value.items()
-        if name != "function"
-    }
-    return Aggregator(value["function"], tuple(sorted(parameters.items())))
+        ) from None

@@ -1,7 +1,9 @@
 """A Spark program in a process of its own, which prints what it found: `python -m tests.spark.program HOW URL TABLE`.
 
-`cluster`: executors in processes of their own, of which one is killed while it reads. `connect`: the session is a
-client of a Spark Connect server. `retries`: tasks are tried again, and the first try of one is killed while it writes.
+`cluster`: executors in processes of their own, of which some are killed while they read or write. `connect` and
+`connect_writing`: the session is a client of a Spark Connect server. Two of them copy the table, see `copy`.
+`retries`: tasks are tried again, and the first try of one is killed while it writes. `discovery`: the data source has
+to be registered.
 """
 
 from __future__ import annotations
@@ -9,42 +11,80 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import spark_bridge
 from tests.spark import java
+from tests.spark.large_table import LARGE_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
 
 def cluster(url: str, table: str) -> None:
-    """Reads the table in four tasks; the first try of one of them kills its executor."""
+    """Reads the table in four tasks, and copies it; the first try of one task of each job kills its executor."""
     spark = java.configured(SparkSession.builder.master("local-cluster[2,1,1024]")).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     rows = spark.read.format("scankv").options(url=url, columns="k", splits=4).load(table)
     say(found(rows.mapInArrow(kill_executor, "k bigint")))
+    copy(spark, url, table, "cluster", kill_executor_at_the_end)
+    executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)
+    say(sum(not executors.apply(number).isActive() for number in range(executors.size())))
     spark.stop()
 
 
 def kill_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Ends the executor of the first try of partition 0 behind its first batch."""
+    for batch in batches:
+        yield batch
+        end_executor()
+
+
+def kill_executor_at_the_end(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same behind its last batch; of a streaming query, in its first micro-batch."""
+    yield from batches
+    end_executor()
+
+
+def end_executor() -> None:
+    """Ends the executor of the first try of partition 0; of a streaming query, in its first micro-batch."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
-    for batch in batches:
-        if context.partitionId() == 0 and context.attemptNumber() == 0:
-            os.kill(parent_of(os.getppid()), signal.SIGKILL)
-            signal.pause()
-        yield batch
+    is_first = context.getLocalProperty("streaming.sql.batchId") in (None, "0")
+    if is_first and context.partitionId() == 0 and context.attemptNumber() == 0:
+        os.kill(parent_of(os.getppid()), signal.SIGKILL)
+        signal.pause()
+
+
+Batches: TypeAlias = "Iterator[pa.RecordBatch]"
+
+
+def copy(spark: SparkSession, url: str, table: str, name: str, through: Callable[[Batches], Batches]) -> None:
+    """Adds each row up in two tables that it makes, `<table>_<name>_job` by a job, `..._query` by a streaming query."""
+    adding_up = {"create": "true", "primary_key": "k", "merge_engine": "aggregate", "aggregates": "n=sum"}
+    rows = spark.read.format("scankv").options(url=url, columns="k", splits=4).load(table)
+    rows = rows.selectExpr("k", "1L AS n").mapInArrow(through, "k long, n long")
+    rows.write.format("scankv").options(url=url, **adding_up).mode("append").save(f"{table}_{name}_job")
+
+    reading = spark.readStream.format("scankv").options(url=url, columns="k", row_kinds="true", rows_per_split=3000)
+    changes = reading.option("max_rows_per_trigger", LARGE_ROWS // 2).load(table)
+    changes = changes.selectExpr("k", "1L AS n", "_change_type")
+    changes = changes.mapInArrow(through, "k long, n long, _change_type string")
+    with tempfile.TemporaryDirectory() as checkpoint:
+        writing = changes.writeStream.format("scankv").options(url=url, table=f"{table}_{name}_query", **adding_up)
+        query = writing.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        query.awaitTermination()
+        say(len({progress["batchId"] for progress in query.recentProgress}) > 1)
 
 
 def parent_of(pid: int) -> int:
@@ -52,10 +92,22 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def connect_writing(url: str, table: str) -> None:
+    """Copies the table."""
+    spark = connected()
+    copy(spark, url, table, "connect_writing", lambda batches: batches)
+    spark.stop()
+
+
+def connected() -> SparkSession:
+    """A client of a Spark Connect server that it starts."""
+    builder: SparkSession.Builder = SparkSession.builder.remote("local[2]")
+    return java.configured(builder).getOrCreate()
+
+
 def connect(url: str, table: str) -> None:
     """Reads the table through data source, view and fast path."""
-    builder: SparkSession.Builder = SparkSession.builder.remote("local[2]")
-    spark = java.configured(builder).getOrCreate()
+    spark = connected()
     say(found(spark.read.format("scankv").options(url=url, columns="k").load(table)))
     spark.sql(f"create temporary view large using scankv options (url '{url}', table '{table}', columns 'k')")
     say(found(spark.sql("select k from large")))
@@ -64,6 +116,20 @@ def connect(url: str, table: str) -> None:
         spark.read.format("scankv").options(url=url, splitz=2).load(table).schema  # noqa: B018  # asks the server
     except Exception as error:
         say('there is no option "splitz"' in str(error))
+    spark.stop()
+
+
+def discovery(url: str, table: str) -> None:
+    """Reads the table where another package ends Spark's search for data sources."""
+    spark = java.configured(SparkSession.builder.master("local[2]")).getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    reading = spark.read.format("scankv").options(url=url, columns="k")
+    try:
+        reading.load(table)
+    except Exception as error:
+        say("[DATA_SOURCE_NOT_FOUND]" in str(error))
+    spark.dataSource.register(spark_bridge.ScanKvDataSource)
+    say(found(reading.load(table)))
     spark.stop()
 
 
@@ -105,4 +171,5 @@ def found(rows: object) -> object:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", FutureWarning)
-    {"cluster": cluster, "connect": connect, "retries": retries}[sys.argv[1]](*sys.argv[2:])
+    programs = (cluster, connect, connect_writing, retries, discovery)
+    {each.__name__: each for each in programs}[sys.argv[1]](*sys.argv[2:])

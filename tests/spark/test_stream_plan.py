@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -430,16 +431,18 @@ def test_a_table_that_was_created_again_is_not_taken_for_the_one_before(
 
 
 def test_a_query_goes_on_when_the_server_is_killed_and_started_again(server: ServerProcess) -> None:
-    with sync.connect(server.url) as client:
+    with sync.connect(server.url) as client, ThreadPoolExecutor(1) as pool:
         table = filled(client, "test.killed")
-        follower = Query(server.url, table.name, max_rows_per_trigger=300)
+        follower = Query(server.url, table.name, max_rows_per_trigger=600)
         follower.start()
-        for _ in range(3):
-            assert follower.run_batch()
+        # Rows of the table, then changes; asked for while the server is away.
+        for step in (follower.plan, follower.run_batch, follower.run_batch, follower.plan, follower.run_batch):
             server.kill()
+            asked = pool.submit(step)
             server.restart()
+            assert asked.result()
             client.wait_ready()
-            write(table, range(100), len(follower.batches))
+            write(table, range(100), len(follower.offsets))
         follower.run()
         follower.stop()
         assert follower.state() == rows_of(table)

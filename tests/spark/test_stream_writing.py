@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 import spark_bridge
 from aio_client import agg, sync
 from spark_bridge.types import spark_schema
+from tests.spark.checkpoints import forget_last_commit
 from tests.spark.task import task_context
 
 if TYPE_CHECKING:
@@ -66,14 +68,6 @@ def run(tmp_path: Path) -> Callable[[DataStreamWriter], None]:
     return run
 
 
-def forget_last_commit(tmp_path: Path) -> None:
-    """Has Spark find its last micro-batch planned and not committed, as after a crash behind the sink's commit."""
-    commits = tmp_path / "checkpoint" / "commits"
-    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-    (commits / str(last)).unlink()
-    (commits / f".{last}.crc").unlink(missing_ok=True)
-
-
 def test_each_micro_batch_counts_once_when_it_fails_and_when_it_comes_again(
     numbers: Callable[[], DataFrame],
     run: Callable[[DataStreamWriter], None],
@@ -102,7 +96,7 @@ def test_each_micro_batch_counts_once_when_it_fails_and_when_it_comes_again(
     for _ in range(2):
         write()
         assert content(table) == dict.fromkeys(range(4), 1 + 2)
-        forget_last_commit(tmp_path)
+        forget_last_commit(tmp_path / "checkpoint")
     assert client.transactions() == []
 
 
@@ -137,7 +131,7 @@ def test_foreach_batch_with_an_id_counts_once(
     for _ in range(2):
         run(numbers().writeStream.foreachBatch(write).outputMode("update"))
         assert content(table) == dict.fromkeys(range(4), 1 + 2)
-        forget_last_commit(tmp_path)
+        forget_last_commit(tmp_path / "checkpoint")
 
 
 def test_what_cannot_be_written_is_refused_before_any_task_starts(
@@ -190,20 +184,20 @@ class Query:
 
 
 def test_a_micro_batch_that_was_committed_is_known_over_restarts_of_the_server(server: ServerProcess) -> None:
-    with sync.connect(server.url) as client:
+    with sync.connect(server.url) as client, ThreadPoolExecutor(1) as pool:
         table = adding_up(client, "test.restarted")
         query = Query(server.url, table.name)
         # Never committed, nor aborted with anything that tells its transaction.
         query.staged(7, 10)
         query.abort(7, [None, None])
-        messages = query.staged(7, 10)
         server.kill()
+        asked = pool.submit(query.staged, 7, 10)
         server.restart()
-        client.wait_ready()
-        query.commit(7, messages)
+        messages = asked.result()
         server.kill()
+        committed = pool.submit(query.commit, 7, messages)
         server.restart()
-        client.wait_ready()
+        committed.result()
         for again in (messages, query.staged(7, 10)):
             query.commit(7, again)
         assert content(table) == dict.fromkeys(range(10), 1)

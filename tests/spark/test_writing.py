@@ -59,7 +59,7 @@ def save(shared_server: ServerProcess) -> Callable[..., None]:
     """Writes a DataFrame."""
 
     def save(rows: DataFrame, table: str, mode: str = "append", **options: Any) -> None:
-        rows.write.format("scankv").options(url=shared_server.url, **options).mode(mode).save(table)
+        rows.write.format("scankv").options(**{"url": shared_server.url, **options}).mode(mode).save(table)
 
     return save
 
@@ -107,6 +107,29 @@ def test_what_is_written_is_there_at_once_in_a_table_that_was_there_or_is_create
     assert (found.primary_key, found.buckets, found.merge_engine) == (["v", "k"], 3, "first_row")
     assert content(found) == expected(rows)
     assert client.transactions() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"merge_engine": "aggregate", "aggregates": "n=sum, v = listagg"}, (7, "c,a,b")),
+        ({"merge_engine": "aggregate", "aggregates": '{"n": {"function": "max", "ignore_retract": true}}'}, (4, "b")),
+        ({"merge_engine": "versioned", "version_column": "n"}, (4, "a")),
+        ({"sequence_column": "n, v"}, (4, "a")),
+    ],
+)
+def test_a_table_is_created_with_what_its_merge_engine_goes_by(
+    save: Callable[..., None],
+    spark: SparkSession,
+    client: sync.Client,
+    name: str,
+    options: dict[str, str],
+    kept: tuple[int, str],
+) -> None:
+    for row in [(1, 1, "c"), (1, 4, "a"), (1, 2, "b")]:
+        rows = spark.createDataFrame([row], "k long, n int, v string")
+        save(rows, name, create="true", primary_key="k", **options)
+    assert content(client.table(name)) == [{"k": 1, "n": kept[0], "v": kept[1]}]
 
 
 def test_overwrite_leaves_the_rows_that_were_written_and_no_others(
@@ -179,7 +202,9 @@ def test_every_type_comes_back_as_it_was(
     assert copy.scan().ordered().to_arrow().equals(before)
 
 
+NOBODY = "127.0.0.1:1"
 COLUMNS = "k long, v string, n int"
+NEW = {"path": "test.refused", "create": "true", "primary_key": "k"}
 
 
 @pytest.mark.parametrize(
@@ -189,6 +214,28 @@ COLUMNS = "k long, v string, n int"
         (COLUMNS, {"operation": "remove"}, False, "option operation is upsert or delete, not 'remove'"),
         (COLUMNS, {"buckets": "3"}, False, "option buckets is of a table that is created"),
         (COLUMNS, {"create": "true"}, False, "option primary_key is missing"),
+        (COLUMNS, {"aggregates": "n=sum"}, False, "option aggregates is of a table that is created"),
+        (
+            COLUMNS,
+            {**NEW, "aggregates": "n: sum"},
+            False,
+            "option aggregates is column=function between commas, or JSON",
+        ),
+        (COLUMNS, {**NEW, "aggregates": '{"n": {"of": "sum"}}'}, False, "option aggregates is column=function"),
+        (COLUMNS, {**NEW, "aggregates": "n=sum, n=max"}, False, 'option aggregates names column "n" twice'),
+        (COLUMNS, {**NEW, "aggregates": "n=sum"}, False, 'aggregates is of merge_engine "aggregate"'),
+        (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregates": "v=sum"}, False, "of which there is no sum"),
+        (COLUMNS, {**NEW, "merge_engine": "aggregate", "aggregates": "m=sum"}, False, 'there is no column "m"'),
+        (COLUMNS, {**NEW, "merge_engine": "versioned"}, False, 'merge_engine "versioned" needs a version_column'),
+        (COLUMNS, {**NEW, "merge_engine": "versioned", "version_column": "m"}, False, 'there is no column "m"'),
+        (
+            COLUMNS,
+            {**NEW, "merge_engine": "first_row", "sequence_column": "n"},
+            False,
+            "sequence_column is of merge_engine",
+        ),
+        (COLUMNS, {**NEW, "columns": "k,n"}, False, "option columns does not go with create"),
+        (f"{COLUMNS}, _change_type int", NEW, False, 'column "_change_type" is a string'),
         (COLUMNS, {"create": "maybe"}, False, "option create is true or false, not 'maybe'"),
         (COLUMNS, {"transaction_ttl": "0"}, False, "option transaction_ttl is 1 to"),
         (COLUMNS, {"operation": "delete"}, True, "option operation delete does not go with mode"),
@@ -199,6 +246,7 @@ COLUMNS = "k long, v string, n int"
         ("k long, v string", {}, False, 'column "n" is missing'),
         ("k long, v string, n interval month", {}, False, 'column "n": ScanKV has no interval month'),
         ("v string", {"operation": "delete"}, False, 'column "k" is missing'),
+        (f"{COLUMNS}, _change_type string, _log_offset long, _bucket int", {}, False, 'drop("_log_offset", "_bucket")'),
         (f"{COLUMNS}, _change_type string", {}, True, 'column "_change_type" says what becomes of each row'),
         (f"{COLUMNS}, _change_type int", {}, False, 'column "_change_type" cannot be cast to string'),
     ],
@@ -221,18 +269,23 @@ def test_what_cannot_be_written_is_refused_when_it_is_planned(
     with pytest.raises(ScanKvError, match=re.escape(message)):
         source.writer(schema, overwrite)
     assert client.transactions() == []
+    assert "test.refused" not in [each.name for each in client.tables()]
 
 
 def test_a_refusal_is_an_error_of_save(
     save: Callable[..., None], rows: DataFrame, table: sync.Table, client: sync.Client
 ) -> None:
-    for wrong, name, message in [
-        (rows.drop("n"), table.name, 'column "n" is missing'),
-        (rows, f"{table.name}x", 'option("create", "true")'),
+    for wrong, name, options, message in [
+        (rows.drop("n"), table.name, {}, 'column "n" is missing'),
+        (rows, f"{table.name}x", {}, 'option("create", "true")'),
+        (rows, table.name, {"url": NOBODY}, f"no ScanKV server answers at {NOBODY}"),
+        # Spark's default.
+        (rows, table.name, {"mode": "errorifexists"}, 'either the "Append" or "Overwrite" mode'),
     ]:
         with pytest.raises(AnalysisException) as caught:
-            save(wrong, name)
+            save(wrong, name, **options)
         assert message in str(caught.value)
+        assert str(caught.value).count("  File ") <= 2
     assert client.transactions() == []
 
 

@@ -33,6 +33,7 @@ from aio_client import (
 from aio_client._progress import ScanProgress
 from aio_client._protocol import EndedWithoutTrailer
 from aio_client._resume import Verdict, verdict
+from table_model.log_positions import LogSpec, StartFrom
 from tests.unit.client.messages import (
     LOG_OFFSETS,
     chunks,
@@ -67,6 +68,7 @@ PINNED_LATEST = ScanSpec("a.b", snapshot_id="s", resume=Resume.LATEST)
 PINNED_NEVER = ScanSpec("a.b", snapshot_id="s", resume=Resume.NEVER)
 FROM_TOKEN = ScanSpec("a.b", resume_token=b"t")
 FROM_TOKEN_NEVER = ScanSpec("a.b", resume_token=b"t", resume=Resume.NEVER)
+FROM_OFFSETS = ScanSpec("a.b", log=LogSpec(start=StartFrom.offsets({0: 3})))
 SPECS = [LIVE, LIVE_NEVER, LATEST, PINNED, PINNED_LATEST, PINNED_NEVER, FROM_TOKEN, FROM_TOKEN_NEVER]
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -114,7 +116,7 @@ def test_only_a_scan_that_knows_where_it_stands_waits_for_a_server(error: type[S
     if error is not TooManyScans:
         for spec in (LIVE, LIVE_NEVER, LATEST, PINNED_NEVER, FROM_TOKEN_NEVER):
             assert decided(error, spec, started=False) is Verdict.RAISE
-    for spec in (PINNED, PINNED_LATEST, FROM_TOKEN):
+    for spec in (PINNED, PINNED_LATEST, FROM_TOKEN, FROM_OFFSETS):
         assert decided(error, spec, started=False) is Verdict.RETRY
 
 

@@ -1,0 +1,42 @@
+"""Riding through a restart of the server, where a query or a job that runs asks what may be asked again."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from aio_client import sync
+from table_model.errors import ConnectionFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Answer = TypeVar("_Answer")
+
+_PAUSE_SECONDS: Final = 0.1
+
+
+def riding_through(address: str | None, ask: Callable[[], _Answer]) -> _Answer:
+    """Asks, and asks again when the server is back where it was away.
+
+    What only asks something fails at once where there is no server, as `load()` should; a query that has been running
+    for days should not.
+
+    Args:
+        address: The server; None: as for `aio_client.sync.connect`.
+        ask: What may be done any number of times.
+
+    Raises:
+        ConnectionFailed: The server was away for the operation timeout.
+    """
+    deadline = None
+    while True:
+        try:
+            return ask()
+        except ConnectionFailed:
+            with sync.connect(address) as client:
+                deadline = deadline or time.monotonic() + client.config.operation_timeout
+                if time.monotonic() >= deadline:
+                    raise
+                client.wait_ready(deadline - time.monotonic())
+            time.sleep(_PAUSE_SECONDS)

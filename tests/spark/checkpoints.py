@@ -1,0 +1,16 @@
+"""What a crash leaves in the checkpoint of a streaming query."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    """Has Spark find its last micro-batch planned and not committed, as after a crash behind the sink's commit."""
+    commits = checkpoint / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink(missing_ok=True)
