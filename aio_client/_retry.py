@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from copy import copy
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from table_model.errors import ScanKvError
@@ -17,6 +18,8 @@ _Result = TypeVar("_Result")
 
 _FIRST_SECONDS: Final = 0.1
 _LONGEST_SECONDS: Final = 2.0
+_LEAST_SECONDS: Final = 0.02
+"""What an attempt that has less time says would only hide what was wrong before."""
 
 
 def backoff(failures: int, retry_after: float | None = None) -> float:
@@ -50,18 +53,23 @@ async def with_retries(
         ScanKvError: That of the last attempt, with a note of the earlier ones.
     """
     deadline = clock() + timeout
-    earlier: Counter[str] = Counter()  # As text: the errors themselves would keep alive whatever was running.
+    earlier: Counter[str] = Counter()
     while True:
         try:
             return await attempt(deadline)
         except ScanKvError as error:
             again = retries(error)
             seconds = backoff(earlier.total() + 1, error.retry_after)
-            if not again or clock() + seconds >= deadline:
+            if not again or clock() + seconds + _LEAST_SECONDS >= deadline:
                 _note(error, earlier)
                 raise
-            earlier[f"{type(error).__name__}: {error.message}"] += 1
+            last = copy(error)  # Without what was running.
         await pause(seconds)
+        # It may have taken longer.
+        if clock() + _LEAST_SECONDS >= deadline:
+            _note(last, earlier)
+            raise last
+        earlier[f"{type(last).__name__}: {last.message}"] += 1
 
 
 def _note(error: ScanKvError, earlier: Counter[str]) -> None:

@@ -105,6 +105,20 @@ async def test_a_server_that_says_to_come_after_the_end_is_not_asked_again() -> 
     assert clock.pauses == []
 
 
+async def test_a_pause_that_takes_too_long_ends_it_with_what_was_wrong_before() -> None:
+    clock = Clock()
+
+    async def long(seconds: float) -> None:
+        clock.now += 59.99 if clock.pauses else seconds
+        clock.pauses.append(seconds)
+
+    attempt = FailsThenSucceeds(clock, TooManyScans("too many"), Unavailable("away"))
+    with pytest.raises(Unavailable, match="away") as caught:
+        await with_retries(attempt, timeout=60, retries=lambda _: True, pause=long, clock=clock)
+    assert len(clock.pauses) == 2
+    assert caught.value.__notes__ == ["1 attempts before this one failed as well:", "  1 x TooManyScans: too many"]
+
+
 async def test_what_a_pause_raises_ends_it() -> None:
     clock = Clock()
 
