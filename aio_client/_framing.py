@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _VARINT: Final = 0
 _LENGTH_DELIMITED: Final = 2
 _FIXED32: Final = 5
+_VARINT_BITS: Final = 70
 _CHUNK_TAG: Final = scan_pb2.ScanKvResponse.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 _RECORD_BATCH_TAG: Final = scan_pb2.ScanChunk.RECORD_BATCH_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 _ALIGNMENT: Final = 8
@@ -88,12 +89,12 @@ def _rows_in(message: bytes) -> tuple[bytes, slice] | None:
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """A number, and the place behind it. Raises IndexError where the message ends before."""
-    number = shift = 0
-    while True:
+    """A number, and the place behind it. Raises IndexError where the message ends before, or there is none."""
+    number = 0
+    for shift in range(0, _VARINT_BITS, 7):
         byte = message[place]
         place += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, place
-        shift += 7
+    raise IndexError

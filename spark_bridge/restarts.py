@@ -16,7 +16,7 @@ _Answer = TypeVar("_Answer")
 _PAUSE_SECONDS: Final = 0.1
 
 
-def riding_through(address: str | None, ask: Callable[[], _Answer]) -> _Answer:
+def riding_through(address: str | None, ask: Callable[[], _Answer], *, timeout: float = 60.0) -> _Answer:
     """Asks, and asks again when the server is back where it was away.
 
     What only asks something fails at once where there is no server, as `load()` should; a query that has been running
@@ -25,18 +25,20 @@ def riding_through(address: str | None, ask: Callable[[], _Answer]) -> _Answer:
     Args:
         address: The server; None: as for `aio_client.sync.connect`.
         ask: What may be done any number of times.
+        timeout: Seconds that the server may be away.
 
     Raises:
-        ConnectionFailed: The server was away for the operation timeout.
+        ConnectionFailed: The server was away for longer.
     """
     deadline = None
     while True:
         try:
             return ask()
         except ConnectionFailed:
+            deadline = deadline or time.monotonic() + timeout
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise
             with sync.connect(address) as client:
-                deadline = deadline or time.monotonic() + client.config.operation_timeout
-                if time.monotonic() >= deadline:
-                    raise
-                client.wait_ready(deadline - time.monotonic())
+                client.wait_ready(left)
             time.sleep(_PAUSE_SECONDS)

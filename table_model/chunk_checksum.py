@@ -8,7 +8,7 @@ import google_crc32c
 def chunk_crc32c(before: int, record_batch: int, changes: bytes = b"") -> int:
     """The checksum of a chunk.
 
-    The rows come in by a checksum of their own. That of a columnar base's is kept, so that nothing looks at them again.
+    The rows come in by a checksum of their own. Those of a columnar base have theirs already.
 
     Args:
         before: The checksum of the chunk before; 0 for the first.

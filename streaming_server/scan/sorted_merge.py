@@ -101,9 +101,7 @@ class Merge:
             return False
         before = below.take(pa.array(self.replaced))
         if pa.types.is_floating(below.type):  # -0.0 equals 0.0
-            bits = (
-                pa.int64() if below.type == pa.float64() else pa.int32() if below.type == pa.float32() else pa.int16()
-            )
+            bits = _BITS[below.type.bit_width]
             before, above = before.view(bits), above.view(bits)
         return bool(before.equals(above))
 

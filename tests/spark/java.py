@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,19 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
+
+
+def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a module in a process of its own, with these variables besides; within the time that a test has."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=570,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, **environment(), **variables},
+    )
 
 
 def configured(builder: SparkSession.Builder) -> SparkSession.Builder:

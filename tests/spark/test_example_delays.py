@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -78,15 +75,7 @@ def test_report_and_totals_equal_pandas_while_flights_depart_and_server_and_quer
 
 @pytest.mark.soak
 def test_one_command_runs_all_and_kills_server_and_job_in_between() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.spark_delays", "--start", "2013-01-30", "--hours-per-second", "1"],
-        capture_output=True,
-        text=True,
-        timeout=570,
-        check=False,
-        cwd=java.ROOT,
-        env={**os.environ, **java.environment()},
-    )
+    done = java.run("examples.spark_delays", "--start", "2013-01-30", "--hours-per-second", "1")
     assert done.returncode == 0, done.stderr[-5000:]
     assert "killing the streaming job" in done.stdout
     assert f"totals of {FLIGHTS_IN_JANUARY:,} flights, equal to pandas'" in done.stdout

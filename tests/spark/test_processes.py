@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,17 +20,8 @@ if TYPE_CHECKING:
 def said(how: str, url: str, table: str, *paths: str) -> list[str]:
     """Runs a program, for which packages in `paths` can be imported, too; what it prints."""
     java.check()
-    environment = {**os.environ, **java.environment()}
-    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], *paths])
-    done = subprocess.run(
-        [sys.executable, "-m", program.__name__, how, url, table],
-        capture_output=True,
-        text=True,
-        timeout=570,
-        check=False,
-        cwd=java.ROOT,
-        env=environment,
-    )
+    importable = os.pathsep.join([java.environment()["PYTHONPATH"], *paths])
+    done = java.run(program.__name__, how, url, table, PYTHONPATH=importable)
     assert done.returncode == 0, done.stderr[-5000:]
     return done.stdout.splitlines()
 

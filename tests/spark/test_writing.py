@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import os
 import pickle
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -400,14 +397,6 @@ def test_tasks_that_are_killed_and_tried_again_write_their_rows_once(
 ) -> None:
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("n", pa.int64()), ("v", pa.string())])
     table = client.create_table(name, schema, primary_key=["k"], merge_engine="aggregate", aggregates={"n": agg.sum()})
-    done = subprocess.run(
-        [sys.executable, "-m", program.__name__, "retries", shared_server.url, name],
-        capture_output=True,
-        text=True,
-        timeout=570,
-        check=False,
-        cwd=java.ROOT,
-        env={**os.environ, **java.environment()},
-    )
+    done = java.run(program.__name__, "retries", shared_server.url, name)
     assert done.stdout.splitlines() == ["written"], done.stderr[-5000:]
     assert [row["n"] for row in table.scan(["n"]).ordered().to_arrow().to_pylist()] == [1] * program.RETRIED_ROWS
