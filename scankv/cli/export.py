@@ -123,6 +123,7 @@ def _origin(table: sync.Table, snapshot: sync.Snapshot, schema: pa.Schema, where
         primary_key=table.primary_key,
         bucket_key=table.bucket_key,
         buckets=table.buckets,
+        table_incarnation=snapshot.log_offsets.table_incarnation,
         log_offsets={str(bucket): offset for bucket, offset in sorted(snapshot.log_offsets.items())},
         view_time=snapshot.taken_at.isoformat(),
         where=where,

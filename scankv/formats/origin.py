@@ -29,6 +29,7 @@ class Origin:
         primary_key: The key columns of the table, also when they are not in the file.
         bucket_key: Those that choose the bucket.
         buckets: The number of buckets.
+        table_incarnation: Differs for every creation of a table, also of the same name.
         log_offsets: For every bucket, the offset of the first change that the rows do not show.
         view_time: The instant, in UTC, as ISO 8601.
         where: The predicate that was true of the rows; None for all rows.
@@ -40,6 +41,7 @@ class Origin:
     primary_key: list[str]
     bucket_key: list[str]
     buckets: int
+    table_incarnation: str
     log_offsets: dict[str, int]
     view_time: str
     where: str | None = None
