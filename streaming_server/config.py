@@ -181,7 +181,7 @@ class ServerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise UsageError(f"{name} = {value}: it must be from {low} to {high}", option=name)
-        if not self.insecure and not _is_loopback(self.host):
+        if not self.insecure and not is_loopback(self.host):
             raise UsageError(
                 f"host = {self.host}: this server has neither encryption nor authentication, so it listens on loopback "
                 "only; to let others in nevertheless, give --insecure",
@@ -268,7 +268,8 @@ def _convert(name: str, value: object, to: type) -> object:
         raise UsageError(f"{name} = {value!r}: it must be {kind}", option=name) from None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address reaches this machine alone."""
     if host == "localhost":
         return True
     try:
