@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import tomllib
 from dataclasses import dataclass, fields
-from pathlib import Path  # noqa: TC003 (load_config reads the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
 
 from table_model.errors import UsageError, did_you_mean
@@ -16,6 +15,7 @@ from table_model.limits import (
     MIN_CHUNK_BYTES,
     MIN_LEASE_SECONDS,
 )
+from table_model.toml import toml_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -220,19 +220,10 @@ def load_config(
 
 def as_toml(config: ServerConfig) -> str:
     """The settings as a TOML file that `load_config` reads."""
-    lines = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, bool):
-            text = str(value).lower()
-        elif isinstance(value, int | float):
-            text = str(value)
-        elif isinstance(value, tuple):
-            text = json.dumps(value)
-        else:
-            text = '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
-        lines.append(f"{field.name} = {text}\n")
-    return "".join(lines)
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    return "".join(
+        f"{name} = {toml_value(str(value) if isinstance(value, Path) else value)}\n" for name, value in values.items()
+    )
 
 
 def _read_file(path: Path) -> dict[str, object]:
