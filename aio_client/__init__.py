@@ -60,6 +60,7 @@ from table_model.errors import (
     SnapshotNotTaken,
     TableExists,
     TableNotFound,
+    TableRecreated,
     TooManyConsumers,
     TooManyLocks,
     TooManyScans,
@@ -78,6 +79,7 @@ from table_model.errors import (
     WriterFenced,
 )
 from table_model.expressions import Column, Predicate, col
+from table_model.log_offsets import LogOffsets
 from table_model.log_positions import ScanSource, StartFrom, StopAt
 from table_model.scan_spec import Resume, ScanSpec
 
@@ -106,6 +108,7 @@ __all__ = [
     "InvalidResumeToken",
     "LiveScan",
     "LockLost",
+    "LogOffsets",
     "PositionExpired",
     "PositionOutOfRange",
     "Predicate",
@@ -138,6 +141,7 @@ __all__ = [
     "TableBases",
     "TableExists",
     "TableNotFound",
+    "TableRecreated",
     "TooManyConsumers",
     "TooManyLocks",
     "TooManyScans",

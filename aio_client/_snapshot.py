@@ -28,6 +28,7 @@ from table_model.errors import (
 )
 from table_model.key_range import KeyRange
 from table_model.limits import MAX_SPLITS
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -94,9 +95,9 @@ class Snapshot(Lease):
         return self._message.table
 
     @property
-    def log_offsets(self) -> dict[int, int]:
+    def log_offsets(self) -> LogOffsets:
         """For every bucket, the offset of the first change that is not in the view."""
-        return dict(self._message.log_offsets)
+        return LogOffsets.of(self._message.log_offsets, self._message.table_incarnation)
 
     @property
     def schema(self) -> pa.Schema:

@@ -4,6 +4,7 @@
     ├── ServerRefused            the server said no
     │   ├── TableNotFound
     │   ├── TableExists
+    │   ├── TableRecreated
     │   ├── InvalidRequest
     │   │   ├── SchemaMismatch
     │   │   ├── InvalidOption
@@ -110,6 +111,16 @@ class TableExists(ServerRefused):
 
     code = "ALREADY_EXISTS"
     reason = "TABLE_EXISTS"
+
+
+class TableRecreated(ServerRefused):
+    """Log offsets are of a table that was dropped and created again since; nothing was done.
+
+    The offsets name other changes now, or none: whoever kept them has to begin again.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "TABLE_RECREATED"
 
 
 class InvalidRequest(ServerRefused):
@@ -273,8 +284,7 @@ class TooManyWriters(ServerRefused):
 class WriteConflict(ServerRefused):
     """A row that a conditional write is about has changed since the version that it was to be of; nothing was written.
 
-    `details` has `bucket`, and `keys`, which says how many of the bucket's keys that is true of; neither where the
-    table was dropped, and made anew.
+    `details` has `bucket`, and `keys`, which says how many of the bucket's keys that is true of.
     """
 
     code = "ABORTED"
