@@ -50,6 +50,7 @@ NAMES = [
     "ScanStream",
     "ScanTooLong",
     "SchemaMismatch",
+    "ServerBusy",
     "ServerDraining",
     "ServerRefused",
     "ServerStats",
