@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, TypeVar
 
-from aio_client._retry import with_retries
+from aio_client._retry import PASSING_ERRORS, with_retries
 from protos.scankv.v1 import consumer_pb2
-from table_model.errors import DeadlineExceeded, ServerDraining, Unavailable
 from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
@@ -36,11 +34,10 @@ async def call_again(
     """Makes a call until it is answered, for the operation timeout."""
 
     async def attempt(deadline: float) -> _Response:
-        timeout = max(0.0, min(transport.config.attempt_timeout, deadline - time.monotonic()))
-        return await transport.call(method(), request, timeout=timeout)
+        return await transport.attempt(method, request, deadline=deadline)
 
     return await with_retries(
         attempt,
         timeout=transport.config.operation_timeout,
-        retries=lambda error: isinstance(error, Unavailable | DeadlineExceeded | ServerDraining),
+        retries=lambda error: isinstance(error, PASSING_ERRORS),
     )

@@ -154,7 +154,9 @@ class ChangesOfTable(ABC):
             table=self.name, consumer_id=consumer_id, start=changelog(LogSpec(start=start, clamp=clamp))
         )
         # Not repeated: it would fence a stream that was opened meanwhile.
-        response = await self._transport.call(self._transport.services.consumers.ResetConsumer, request)
+        response = await self._transport.call(
+            lambda: self._transport.services.consumers.ResetConsumer, request, repeatable=False
+        )
         return LogOffsets.of(response.log_offsets, response.table_incarnation)
 
     async def delete_consumer(self, consumer_id: str) -> None:
@@ -166,7 +168,7 @@ class ChangesOfTable(ABC):
         """
         _check(consumer_id)
         request = consumer_pb2.DeleteConsumerRequest(table=self.name, consumer_id=consumer_id)
-        await self._transport.call(self._transport.services.consumers.DeleteConsumer, request)
+        await self._transport.call(lambda: self._transport.services.consumers.DeleteConsumer, request, repeatable=False)
 
 
 def _check(consumer_id: str) -> None:

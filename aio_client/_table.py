@@ -522,14 +522,14 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
 
     async def _described(self) -> table_pb2.GetTableResponse:
         request = table_pb2.GetTableRequest(name=self.name, statistics=True)
-        return await self._transport.call(self._transport.services.tables.GetTable, request)
+        return await self._transport.call(lambda: self._transport.services.tables.GetTable, request)
 
     def _predicate(self, where: Where | None) -> Predicate | None:
         return None if where is None else predicate_of(where, self.schema)
 
     async def _refresh(self) -> None:
         request = table_pb2.GetTableRequest(name=self.name)
-        response = await self._transport.call(self._transport.services.tables.GetTable, request)
+        response = await self._transport.call(lambda: self._transport.services.tables.GetTable, request)
         self._shape = TableShape.of(response.table)
 
     async def _write(
@@ -559,7 +559,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
         """Reads the rows of some keys, in halves when their rows do not fit into one answer."""
         request = lookup_pb2.LookupRequest(table=self.name, keys=to_ipc(keys))
         try:
-            response = await self._transport.call(self._transport.services.lookups.Lookup, request)
+            response = await self._transport.call(lambda: self._transport.services.lookups.Lookup, request)
         except RequestTooLarge:
             if keys.num_rows == 1:
                 raise

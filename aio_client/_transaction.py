@@ -436,7 +436,7 @@ async def _abandon(transaction: Transaction) -> None:
 async def list_transactions(transport: Transport) -> list[TransactionInfo]:
     """The open transactions of all clients, the oldest first."""
     request = transaction_pb2.ListTransactionsRequest()
-    response = await transport.call(transport.services.transactions.ListTransactions, request)
+    response = await transport.call(lambda: transport.services.transactions.ListTransactions, request)
     return [TransactionInfo.of(each) for each in response.transactions]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from aio_client._retry import with_retries
+from aio_client._retry import PASSING_ERRORS, with_retries
 from protos.scankv.v1 import write_pb2
-from table_model.errors import DeadlineExceeded, ServerDraining, Unavailable
 
 if TYPE_CHECKING:
-    from aio_client._transport import Transport
+    from aio_client._transport import Method, Transport
 
 Request: TypeAlias = write_pb2.UpsertRequest | write_pb2.DeleteRequest
 """One write."""
@@ -30,19 +29,18 @@ async def write_until_answered(transport: Transport, request: Request) -> write_
     # Two clocks: one stops while the machine sleeps, the other may be set.
     first, first_of_day = time.monotonic(), time.time()
 
-    async def attempt(deadline: float) -> write_pb2.WriteResponse:
-        now = time.monotonic()
-        age = max(now - first, time.time() - first_of_day)
+    def method() -> Method[Any, write_pb2.WriteResponse]:
+        # Called when the request is sent: what it has waited in this client is part of its age.
+        age = max(time.monotonic() - first, time.time() - first_of_day)
         request.writer.sent_millis_ago = max(0, round(age * 1000))
-        timeout = max(0.0, min(transport.config.attempt_timeout, deadline - now))
-        # Asked for each time, because it belongs to a connection, which may be replaced.
         writes = transport.services.writes
-        if isinstance(request, write_pb2.DeleteRequest):
-            return await transport.call(writes.Delete, request, timeout=timeout)
-        return await transport.call(writes.Upsert, request, timeout=timeout)
+        return writes.Delete if isinstance(request, write_pb2.DeleteRequest) else writes.Upsert
+
+    async def attempt(deadline: float) -> write_pb2.WriteResponse:
+        return await transport.attempt(method, request, deadline=deadline)
 
     return await with_retries(
         attempt,
         timeout=transport.config.operation_timeout,
-        retries=lambda error: isinstance(error, Unavailable | DeadlineExceeded | ServerDraining),
+        retries=lambda error: isinstance(error, PASSING_ERRORS),
     )

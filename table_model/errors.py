@@ -12,6 +12,7 @@
     │   │   └── InvalidResumeToken
     │   ├── UnknownField
     │   ├── RequestTooLarge
+    │   ├── ServerBusy
     │   ├── TooManyScans
     │   ├── ScanNotFound
     │   ├── ScanCancelled
@@ -166,6 +167,16 @@ class RequestTooLarge(ServerRefused):
 
     code = "RESOURCE_EXHAUSTED"
     reason = "REQUEST_TOO_LARGE"
+
+
+class ServerBusy(ServerRefused):
+    """The server has as much of other requests in memory as it allows, and has not begun with this one.
+
+    `retry_after` says when to try again; a client does so by itself, for its operation timeout.
+    """
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "SERVER_BUSY"
 
 
 class PositionExpired(ServerRefused):
@@ -375,7 +386,13 @@ class ConnectionFailed(ScanKvError):
 
 
 class Unavailable(ConnectionFailed):
-    """No server answers at the address, or the connection broke."""
+    """No server answers at the address, or the connection broke.
+
+    Attributes:
+        shed: Whether the call alone was dropped, by gRPC or a proxy, while there was a server to connect to.
+    """
+
+    shed: bool = False
 
     code = "UNAVAILABLE"
     reason = "UNAVAILABLE"

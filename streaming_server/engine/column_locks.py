@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
     from table_model.schema import TableDefinition
 
@@ -44,7 +44,7 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ColumnLock:
-    """One lock: of a table's columns, until `expires` on the monotonic clock."""
+    """One lock: of a table's columns, until `expires` on the monotonic clock of the server."""
 
     lock_id: str
     table: str
@@ -52,11 +52,12 @@ class ColumnLock:
     owner: str
     ttl: float
     expires: float
+    clock: ServerClock
 
     @property
     def remaining(self) -> float:
         """Seconds that are left of it."""
-        return max(self.expires - time.monotonic(), 0.0)
+        return max(self.expires - self.clock.monotonic(), 0.0)
 
 
 class TableLocks:
@@ -66,9 +67,11 @@ class TableLocks:
         definition: The table, as of when it was made or loaded.
         path: Its directory.
         executor: Runs what blocks.
+        clock: The server's.
     """
 
-    def __init__(self, definition: TableDefinition, path: Path, executor: StorageExecutor) -> None:
+    def __init__(self, definition: TableDefinition, path: Path, executor: StorageExecutor, clock: ServerClock) -> None:
+        self._clock = clock
         self.table = definition.name
         self._file = LockFile(path)
         self._executor = executor
@@ -87,7 +90,8 @@ class TableLocks:
             columns=record.columns,
             owner=record.owner,
             ttl=record.ttl,
-            expires=time.monotonic() + record.ttl,
+            expires=self._clock.monotonic() + record.ttl,
+            clock=self._clock,
         )
 
     def live(self) -> list[ColumnLock]:
@@ -170,7 +174,7 @@ class TableLocks:
         before = list(self._writes)
         if before:
             await asyncio.wait(before)
-        lock.expires = time.monotonic() + lock.ttl
+        lock.expires = self._clock.monotonic() + lock.ttl
         return lock
 
     def _of_owner(self, owner: str, columns: Sequence[str]) -> list[str]:
@@ -195,7 +199,7 @@ class TableLocks:
         async with self._changing:
             lock = self._found(lock_id)
             seconds = lock.ttl if ttl is None else ttl
-            changed, lock.ttl, lock.expires = seconds != lock.ttl, seconds, time.monotonic() + seconds
+            changed, lock.ttl, lock.expires = seconds != lock.ttl, seconds, self._clock.monotonic() + seconds
             if changed:
                 await self._store()
         return lock
@@ -260,16 +264,18 @@ class ColumnLocks:
 
     Args:
         executor: Runs what blocks.
+        clock: The server's.
     """
 
-    def __init__(self, executor: StorageExecutor) -> None:
+    def __init__(self, executor: StorageExecutor, clock: ServerClock) -> None:
         self._executor = executor
+        self._clock = clock
         self._tables: dict[str, TableLocks] = {}
-        self._reaper = Reaper(self._next_expiry, self._expire)
+        self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     def add(self, definition: TableDefinition, path: Path) -> None:
         """Takes notice of a table, and of the locks that its directory has: their time to live begins now."""
-        self._tables[definition.name] = TableLocks(definition, path, self._executor)
+        self._tables[definition.name] = TableLocks(definition, path, self._executor, self._clock)
 
     async def drop(self, table: str) -> None:
         """Forgets the locks of a table that is being dropped."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.scan.base_view import BaseView
@@ -61,9 +61,11 @@ class Pinning:
     Args:
         buckets: All buckets of the table.
         executor: Runs what blocks.
+        clock: The server's.
     """
 
-    def __init__(self, buckets: Sequence[LiveBucket], executor: StorageExecutor) -> None:
+    def __init__(self, buckets: Sequence[LiveBucket], executor: StorageExecutor, clock: ServerClock) -> None:
+        self._clock = clock
         self._buckets = buckets
         self._executor = executor
         self._lock = asyncio.Lock()
@@ -141,7 +143,7 @@ class Pinning:
                         await mutexes.enter_async_context(live.mutex)
                     opened = [await live.opened() for live in self._buckets]
                     states = {live.number: bucket.state for live, bucket in zip(self._buckets, opened, strict=True)}
-                    instant, now = definition(), time.time_ns() // 1000
+                    instant, now = definition(), self._clock.commit_micros()
                     bases = self._bases() if base_paths else {}
                     await self._made(opened, paths)
                     # Also while writers are held: a base is not removed before another one has taken its place.

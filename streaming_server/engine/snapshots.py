@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections import OrderedDict
 from contextlib import asynccontextmanager, contextmanager
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_table import LiveTable
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 class Snapshots:
     """The pinned snapshots of a server. Bound to its event loop.
 
-    Leases and views are on disk, and outlive the server; each lease's time to live begins anew with it. Time is
+    Leases and views are on disk, and outlive the server; each lease's time to live begins anew with it. Rule: time is
     measured by the monotonic clock, so that setting the machine's clock ends no lease.
 
     Args:
@@ -63,6 +63,7 @@ class Snapshots:
         trash: Where what is removed is moved to first.
         resources: Shared by all buckets of the process.
         executor: Runs what blocks.
+        clock: The server's.
         max_hold_seconds: For how long taking a view may hold a table's writers.
     """
 
@@ -73,12 +74,14 @@ class Snapshots:
         resources: RocksResources,
         executor: StorageExecutor,
         *,
+        clock: ServerClock,
         max_hold_seconds: float = MAX_HOLD_SECONDS,
     ) -> None:
         self._config = config
         self._trash = trash
         self._resources = resources
         self._executor = executor
+        self._clock = clock
         self._max_hold_seconds = max_hold_seconds
         self._leases: dict[str, Lease] = {}
         self._views: dict[str, PinnedView] = {}
@@ -87,7 +90,7 @@ class Snapshots:
         self._pending: set[str] = set()
         self._idle: OrderedDict[str, PinnedView] = OrderedDict()
         self._work: set[asyncio.Task[Any]] = set()
-        self._reaper = Reaper(self._next_expiry, self._expire)
+        self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     def load(self, definition: TableDefinition, path: Path) -> None:
         """Finds the snapshots of a table that are on disk, and removes what a crash left of others. Blocks."""
@@ -151,7 +154,7 @@ class Snapshots:
         name = table.definition.name
         async with table.pinning.alone():
             there = self._leases.get(lease_id)
-            if there is not None and there.expires > time.monotonic():
+            if there is not None and there.expires > self._clock.monotonic():
                 check_table(there, name)
                 return await self._renewed(there, ttl)
             if there is not None:
@@ -163,7 +166,7 @@ class Snapshots:
                     view, held_micros = await self._view_of_now(table)
                 with self._used(view):
                     lease = await self._add_lease(view, lease_id, ttl)
-                    return replace(info_of(lease), held_micros=held_micros)
+                    return replace(self._info_of(lease), held_micros=held_micros)
 
     async def renew(self, snapshot_id: str, ttl: float | None = None) -> SnapshotInfo:
         """Begins a lease's time to live anew; with `ttl`, in seconds, another one.
@@ -188,7 +191,7 @@ class Snapshots:
         check_ttl(ttl)
         check_part(part, parts)
         lease = self.lease(snapshot_id)
-        return await self._renewed(lease, min(ttl, lease.ttl)) if lease.finish(part, parts) else info_of(lease)
+        return await self._renewed(lease, min(ttl, lease.ttl)) if lease.finish(part, parts) else self._info_of(lease)
 
     async def release(self, snapshot_id: str) -> None:
         """Ends a lease; with the last one of a view that nobody reads, returns once the view is gone from disk.
@@ -203,9 +206,9 @@ class Snapshots:
 
     def listed(self, table: str | None = None) -> list[SnapshotInfo]:
         """The snapshots of one table (None: of all), the oldest view first. Not those whose manifest is damaged."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         infos = [
-            info_of(lease)
+            info_of(lease, now)
             for lease in self._leases.values()
             if lease.expires > now and lease.view.is_readable and table in (None, lease.view.table)
         ]
@@ -356,7 +359,7 @@ class Snapshots:
             return self._lease_on(view, lease_id, ttl)
 
     def _lease_on(self, view: PinnedView, lease_id: str, ttl: float) -> Lease:
-        lease = self._leases[lease_id] = Lease(lease_id, view, ttl, time.monotonic() + ttl)
+        lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl)
         view.leases.add(lease_id)
         self._reaper.tell(lease.expires)
         return lease
@@ -364,7 +367,7 @@ class Snapshots:
     def lease(self, snapshot_id: str, table: str | None = None) -> Lease:
         """A lease that has not ended, which is on a view of this table (None: of any). Raises as `reading`."""
         lease = self._leases.get(snapshot_id)
-        if lease is None or lease.expires <= time.monotonic():
+        if lease is None or lease.expires <= self._clock.monotonic():
             raise lost(snapshot_id)
         if table is not None:
             check_table(lease, table)
@@ -373,7 +376,7 @@ class Snapshots:
     async def _renewed(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
         changed = ttl is not None and ttl != lease.ttl
         lease.ttl = lease.ttl if ttl is None else ttl
-        lease.expires = time.monotonic() + lease.ttl
+        lease.expires = self._clock.monotonic() + lease.ttl
         self._reaper.tell(lease.expires)
         if changed:
             async with lease.view.lease_files:
@@ -384,7 +387,10 @@ class Snapshots:
                     await self._executor.run(lease.view.directory.write_lease, lease.lease_id, lease.ttl)
                 except FileNotFoundError:
                     raise lost(lease.lease_id) from None
-        return info_of(lease)
+        return self._info_of(lease)
+
+    def _info_of(self, lease: Lease) -> SnapshotInfo:
+        return info_of(lease, self._clock.monotonic())
 
     async def _ended(self, lease: Lease) -> None:
         """Ends a lease: at once for everybody, and on disk when this returns, also if it is cancelled."""
@@ -446,7 +452,7 @@ class Snapshots:
         return min((lease.expires for lease in self._leases.values()), default=None)
 
     async def _expire(self) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for lease in [lease for lease in self._leases.values() if lease.expires <= now]:
             try:
                 await self._ended(lease)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from protos.scankv.v1 import transaction_pb2, transaction_pb2_grpc
@@ -128,7 +127,7 @@ def _committed(committed: Committed) -> transaction_pb2.CommitTransactionRespons
 
 
 def _open(transaction: OpenTransaction) -> transaction_pb2.OpenTransaction:
-    terms, now = transaction.terms, time.monotonic()
+    terms, now = transaction.terms, transaction.clock.monotonic()
     names = {name for part in transaction.parts.values() for name in part.tables}
     return transaction_pb2.OpenTransaction(
         token=transaction.token,

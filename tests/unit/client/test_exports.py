@@ -51,6 +51,7 @@ NAMES = [
     "ScanStream",
     "ScanTooLong",
     "SchemaMismatch",
+    "ServerBusy",
     "ServerDraining",
     "ServerRefused",
     "ServerStats",
