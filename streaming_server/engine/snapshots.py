@@ -25,13 +25,14 @@ from streaming_server.engine.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.reaper import Reaper
 from streaming_server.engine.splits import split_view
 from streaming_server.scan.chunk_source import View, total_rows
+from streaming_server.storage.offsets import count_of
 from streaming_server.storage.pinned_base import remove_base, write_net
 from streaming_server.storage.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
 from table_model.errors import DataLoss, InvalidRequest, ServerDraining, TooManySnapshots
 from table_model.limits import MAX_SPLITS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from streaming_server.clock import ServerClock
@@ -58,11 +59,15 @@ class Snapshots:
     Leases and views are on disk, and outlive the server; each lease's time to live begins anew with it. Rule: time is
     measured by the monotonic clock, so that setting the machine's clock ends no lease.
 
+    A view with a lease holds the changes from its log offsets on, so that its reader can follow the table from there;
+    within `log_hold_max_bytes`, as every hold.
+
     Args:
         config: Limits and defaults.
         trash: Where what is removed is moved to first.
         resources: Shared by all buckets of the process.
         executor: Runs what blocks.
+        live: Gives a table by its name, if it is in use.
         clock: The server's.
         max_hold_seconds: For how long taking a view may hold a table's writers.
     """
@@ -73,6 +78,7 @@ class Snapshots:
         trash: Path,
         resources: RocksResources,
         executor: StorageExecutor,
+        live: Callable[[str], LiveTable | None],
         *,
         clock: ServerClock,
         max_hold_seconds: float = MAX_HOLD_SECONDS,
@@ -81,6 +87,7 @@ class Snapshots:
         self._trash = trash
         self._resources = resources
         self._executor = executor
+        self._live = live
         self._clock = clock
         self._max_hold_seconds = max_hold_seconds
         self._leases: dict[str, Lease] = {}
@@ -120,6 +127,14 @@ class Snapshots:
     def leases(self) -> int:
         """Leases that there are."""
         return len(self._leases)
+
+    def log_holds(self, table: str, bucket: int) -> dict[str, int]:
+        """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
+        return {
+            _log_owner(view.view_id): view.manifest.buckets[bucket].log_offset
+            for view in list(self._views.values())
+            if view.table == table and view.leases and view.is_readable
+        }
 
     async def held_bytes(self) -> int:
         """Bytes on disk that only snapshots keep. Reads directories."""
@@ -302,6 +317,7 @@ class Snapshots:
                 [directory.bucket(live.number) for live in table.buckets],
                 lambda: table.codec.definition,
                 base_paths=[directory.base(live.number) for live in table.buckets],
+                log_owner=_log_owner(directory.view_id),
                 max_hold_seconds=self._max_hold_seconds,
             )
             bases = await self._executor.run(_keep_bases, directory, cut.bases)
@@ -313,6 +329,8 @@ class Snapshots:
             )
             await self._executor.run(directory.complete, manifest)
         except BaseException:
+            for live in table.buckets:
+                live.release_log(_log_owner(directory.view_id))
             table.pinning.discard_later(lambda: directory.remove(self._trash))
             raise
         return self._added(name, table.path, directory, manifest), cut.held_micros
@@ -356,7 +374,31 @@ class Snapshots:
             except BaseException:
                 self._begin(self._remove_file(view, lease_id))
                 raise
-            return self._lease_on(view, lease_id, ttl)
+            lease = self._lease_on(view, lease_id, ttl)
+            self._hold_log(view)
+            return lease
+
+    def _hold_log(self, view: PinnedView) -> None:
+        """Keeps the changes from a view on, which has a lease. Of buckets that are not open, once they are."""
+        table = self._live(view.table)
+        if table is None or not view.is_readable:
+            return
+        for number, bucket in view.manifest.buckets.items():
+            live = table.buckets[number]
+            # What is not there any more cannot be kept, and would keep all that comes after it.
+            if live.state is not None and count_of(bucket.log_offset) >= live.state.log_first:
+                live.hold_log(_log_owner(view.view_id), bucket.log_offset)
+
+    async def _release_log(self, view: PinnedView) -> None:
+        """Lets the changes go that a view has kept, unless it has a lease."""
+        table = self._live(view.table)
+        if table is None or view.leases:
+            return
+        for live in table.buckets:
+            # One that is just being opened gets the holds of before. A commit that is under way need not be waited for.
+            async with live.mutex.beside_gate():
+                if not view.leases:
+                    live.release_log(_log_owner(view.view_id))
 
     def _lease_on(self, view: PinnedView, lease_id: str, ttl: float) -> Lease:
         lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl)
@@ -403,9 +445,12 @@ class Snapshots:
 
     async def _remove_file(self, view: PinnedView, lease_id: str) -> None:
         with self._used(view):
-            async with view.lease_files:
-                if lease_id not in view.leases:
-                    await self._executor.run(view.directory.remove_lease, lease_id)
+            try:
+                async with view.lease_files:
+                    if lease_id not in view.leases:
+                        await self._executor.run(view.directory.remove_lease, lease_id)
+            finally:
+                await self._release_log(view)
 
     @contextmanager
     def _used(self, view: PinnedView) -> Iterator[None]:
@@ -458,6 +503,11 @@ class Snapshots:
                 await self._ended(lease)
             except Exception:
                 _log.exception("ending the lease %s", lease.lease_id)
+
+
+def _log_owner(view_id: str) -> str:
+    """As whom a view holds changes."""
+    return f"snapshot:{view_id}"
 
 
 def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict[int, PinnedBase]:
