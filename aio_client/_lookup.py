@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aio_client._log_offsets import LogOffsets
+from table_model import lazy_compute as pc
 from table_model.errors import ProtocolViolation
 
 if TYPE_CHECKING:
