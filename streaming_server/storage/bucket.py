@@ -234,8 +234,14 @@ class Bucket:
         """The stored rows of some encoded keys, None where there is none."""
         return self._store.get_rows(keys)
 
-    def apply(self, change: BucketChange, step: WriteStep | None = None) -> None:
+    def commit_time(self) -> int:
+        """The time, in microseconds since 1970, of a commit that is made now: never before that of the last one."""
+        return max(self._state.commit_micros, self._clock.commit_micros())
+
+    def apply(self, change: BucketChange, step: WriteStep | None = None, commit_micros: int | None = None) -> None:
         """Applies a change atomically: rows, changelog, entries and state. One without changes takes no offset.
+
+        It is committed at `commit_micros`, which `commit_time` of each bucket of a transaction gave before; None: now.
 
         It is visible to reads at once and durable after the next `sync`. With `step`, which `answer_of` has not
         refused, it is noted as a part of that request: also a change that changes nothing. Rows put without being
@@ -246,12 +252,13 @@ class Bucket:
                 self._write_state(self._store.batch(), self._state, step)
             return
         rows, added = self._state.rows, change.rows_added
+        micros = self.commit_time() if commit_micros is None else max(self._state.commit_micros, commit_micros)
         state = replace(
             self._state,
             count=self._state.count + change.count,
             rows=None if rows is None or added is None else rows + added,
             longest_row=max(self._state.longest_row, change.longest_row),
-            commit_micros=max(self._state.commit_micros, self._clock.commit_micros()),
+            commit_micros=micros,
             clean=False,
             indexes=_with(self._state.indexes, (entries.index for entries in change.entries)),
         )
