@@ -954,10 +954,11 @@ class ExplainScanResponse(_message.Message):
     INDEX_KEYS_FIELD_NUMBER: _builtins.int
     VIA_FIELD_NUMBER: _builtins.int
     VIA_REASON_FIELD_NUMBER: _builtins.int
+    RANGE_COUNT_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The pinned snapshot that is read. Empty: the live table."""
     points: _builtins.int
-    """How many single keys are looked up, when no range is read. Those that an index will tell are not counted."""
+    """How many single keys are looked up beside the ranges. Those that an index will tell are not counted."""
     residual: _builtins.str
     """What is asked of each row read, because its key does not tell. Empty: nothing."""
     ordered: _builtins.bool
@@ -972,13 +973,15 @@ class ExplainScanResponse(_message.Message):
     via: Global___Via.ValueType
     """What the rows are read from, and why."""
     via_reason: _builtins.str
+    range_count: _builtins.int
+    """How many ranges of keys are read. 0: points are read, or nothing."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets whose rows are read, ascending: those asked for in which there can be such keys. None: nothing is read."""
 
     @_builtins.property
     def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The ranges of keys that are read, as comparisons of key columns with values. None: points are read, or nothing."""
+        """The ranges of keys that are read, as comparisons of key columns with values; the first ten of them."""
 
     @_builtins.property
     def first_points(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1017,10 +1020,11 @@ class ExplainScanResponse(_message.Message):
         index_keys: _builtins.int = ...,
         via: Global___Via.ValueType = ...,
         via_reason: _builtins.str = ...,
+        range_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range", b"index_range", "limit", b"limit", "ordered", b"ordered", "points", b"points", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id", "via", b"via", "via_reason", b"via_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range", b"index_range", "limit", b"limit", "ordered", b"ordered", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id", "via", b"via", "via_reason", b"via_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
