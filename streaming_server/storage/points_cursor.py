@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from streaming_server.storage.cursor import BucketCursor
+from streaming_server.storage.range_reader import found_too_much
 from streaming_server.storage.rocks import scan_options
 from table_model.errors import DataLoss
 
@@ -64,11 +65,14 @@ class PointsCursor:
         self._points = points[::-1] if reverse else points
         self._looked_up = 0
         # As in `BucketCursor`: freed after the iterator, never changed.
-        self._options = scan_options()
+        # A key that is there is found without skipping anything: so none is where anything has to be skipped, and a
+        # lookup among deleted keys takes no longer than any.
+        self._options = scan_options(max_skips=1)
         try:
             self._iterator: RdictIter | None = store.rows.iter(self._options)
         except Exception as error:
             raise store.failure(error) from error
+        store.readers += 1
         BucketCursor.open_cursors += 1
 
     @property
@@ -117,13 +121,14 @@ class PointsCursor:
             self._iterator.seek(key)
             if self._iterator.valid():
                 return self._iterator.value() if self._iterator.key() == key else None
-            self._iterator.status()
+            found_too_much(self._iterator)
         except Exception as error:
             raise self._store.failure(error) from error
         return None
 
     def close(self) -> None:
         """Frees the iterator, and with it the files it pins. Closing twice is allowed."""
+        self._store.readers -= self._iterator is not None
         BucketCursor.open_cursors -= self._iterator is not None
         self._iterator = None
 
