@@ -51,7 +51,7 @@ class BucketState:
         count: How many changes the bucket has had, over all epochs.
         epoch_starts: The count at which each epoch began, from epoch 0 on.
         rows: Live rows, exact. None: not known, because rows were written without reading those that were there.
-        longest_row: Bytes of the longest row there ever was.
+        longest_row: Bytes of the longest row there ever was, or of the longest key that was deleted.
         commit_micros: Commit time of the last commit; the next one is never before it.
         clean: False from the first write after a start until an orderly close.
         log_first: The count of changes before the oldest one that the changelog has.
@@ -141,7 +141,7 @@ class BucketChange:
     @property
     def longest_row(self) -> int:
         """Bytes of the longest row put."""
-        return int(np.diff(np.frombuffer(self.put_values.buffers()[1], np.int32)).max()) if len(self.put_values) else 0
+        return longest_of(self.put_values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Bucket:
     """One bucket of a table, open.
 
     Not thread-safe: hold the bucket's mutex for everything but `sync`, which may run beside all else, one at a time,
-    and `flush` and `checkpoint`, which may run beside all but `close`.
+    and `flush`, `compact_small_files` and `checkpoint`, which may run beside all but `close`.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class Bucket:
             self._state,
             count=self._state.count + change.count,
             rows=None if rows is None or added is None else rows + added,
-            longest_row=max(self._state.longest_row, change.longest_row),
+            longest_row=max(self._state.longest_row, change.longest_row, longest_of(change.delete_keys)),
             commit_micros=micros,
             clean=False,
             indexes=_with(self._state.indexes, (entries.index for entries in change.entries)),
@@ -394,7 +394,7 @@ class Bucket:
 
     def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
         """A cursor over the index entries of a key range as of now, against their order with `reverse`."""
-        return EntryCursor(self._store, key_range, reverse=reverse)
+        return EntryCursor(self._store, self._state.longest_row, key_range, reverse=reverse)
 
     def sync(self, offset: int) -> None:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""
@@ -414,6 +414,20 @@ class Bucket:
         """Moves unflushed writes into table files."""
         self._store.flush()
 
+    @property
+    def flushes(self) -> int:
+        """How often it was flushed on demand since it was opened."""
+        return self._store.flushes
+
+    def compact_small_files(self) -> int:
+        """Makes table files one where many small ones lie side by side; how many places that were. Blocks."""
+        return self._store.compact_small_files()
+
+    @property
+    def readers(self) -> int:
+        """How many cursors read it."""
+        return self._store.readers
+
     def checkpoint(self, path: Path) -> None:
         """Makes a copy of the bucket as of now in the directory `path`, which must not exist, for `Checkpoint` to read.
 
@@ -431,6 +445,11 @@ class Bucket:
         finally:
             self._mark.close()
             self._store.close()
+
+
+def longest_of(values: pa.Array) -> int:
+    """Bytes of the longest of some values, 0 where there is none."""
+    return int(np.diff(np.frombuffer(values.buffers()[1], np.int32)).max()) if len(values) else 0
 
 
 def _marked(batch: StoreBatch, state: BucketState, mark: LogMark) -> BucketState:
