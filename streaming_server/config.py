@@ -85,6 +85,9 @@ class ServerConfig:
         result_cache_bytes: Memory for computed answers that are given again while nothing changes; one of them takes
             at most a sixteenth of it. 0 keeps none.
         storage_threads: Threads for writes, lookups and syncs.
+        max_clock_step_seconds: Commit times follow the machine's clock forward over at most so much at once; more is a
+            jump, which is logged, reported by `stats`, and not followed. See docs/clocks.md.
+        clock_trust_seconds: A jump forward that the machine's clock keeps for so long is followed.
         aggregate_functions: The names of aggregate functions of other packages that are loaded, as their entry points
             in the group `scankv.aggregate_functions` have them. A list in TOML; elsewhere with commas.
     """
@@ -132,6 +135,8 @@ class ServerConfig:
     write_buffer_bytes: int = 128 * _MEBIBYTE
     result_cache_bytes: int = 16 * _MEBIBYTE
     storage_threads: int = 4
+    max_clock_step_seconds: float = 300.0
+    clock_trust_seconds: float = 86_400.0
     aggregate_functions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -177,6 +182,8 @@ class ServerConfig:
             ("write_buffer_bytes", _MEBIBYTE, 1 << 40),
             ("result_cache_bytes", 0, 1 << 40),
             ("storage_threads", 1, 64),
+            ("max_clock_step_seconds", 1, 86_400),
+            ("clock_trust_seconds", 0, 10 * 365 * 86_400),
         ):
             value = getattr(self, name)
             if not low <= value <= high:

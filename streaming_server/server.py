@@ -56,6 +56,7 @@ from table_model.errors import ScanKvError, ServerDraining
 from table_model.limits import MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
+    from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
 
 EXIT_FAILED, EXIT_LOCKED, EXIT_PORT_TAKEN, EXIT_FOREIGN_DIRECTORY = 1, 3, 4, 5
@@ -99,13 +100,18 @@ class Server:
 
     Bound to the running event loop; leaving the block drains.
 
+    Args:
+        config: Its settings.
+        clocks: The clocks of the machine. None: the real ones.
+
     Attributes:
         address: `HOST:PORT` that it listens on, once entered.
         incarnation: Differs for every start.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, *, clocks: MachineClocks | None = None) -> None:
         self.config = config
+        self._clocks = clocks
         self.incarnation = uuid.uuid4().hex
         self.address = ""
 
@@ -120,7 +126,7 @@ class Server:
             ScanKvError: A transaction that was committed cannot be applied.
         """
         _raise_file_limit()
-        self._tables = Tables(self.config)
+        self._tables = Tables(self.config, clocks=self._clocks)
         self._registry = ScanRegistry(
             Admission(
                 AdmissionLimits(

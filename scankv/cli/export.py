@@ -123,6 +123,7 @@ def _origin(table: sync.Table, snapshot: sync.Snapshot, where: str | None) -> Or
         table=table.name,
         schema_id=snapshot.schema_id,
         definition=definition_of(table, snapshot.schema),
+        table_incarnation=snapshot.log_offsets.table_incarnation,
         log_offsets={str(bucket): offset for bucket, offset in sorted(snapshot.log_offsets.items())},
         view_time=snapshot.taken_at.isoformat(),
         where=where,

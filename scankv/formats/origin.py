@@ -27,6 +27,7 @@ class Origin:
         table: `database.table`.
         schema_id: The version of the table's columns.
         definition: The whole definition of the table, as `table_files` has it, whatever columns are in the file.
+        table_incarnation: Differs for every creation of a table, also of the same name.
         log_offsets: For every bucket, the offset of the first change that the rows do not show.
         view_time: The instant, in UTC, as ISO 8601.
         where: The predicate that was true of the rows; None for all rows.
@@ -35,6 +36,7 @@ class Origin:
     table: str
     schema_id: int
     definition: dict[str, Any]
+    table_incarnation: str
     log_offsets: dict[str, int]
     view_time: str
     where: str | None = None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -149,7 +148,7 @@ class ViewDirectory:
 
     def write_lease(self, lease_id: str, ttl: float) -> None:
         """Adds a lease, or changes its time to live, in seconds."""
-        write_checked_json(self._leases / f"{lease_id}.json", {"ttl_seconds": ttl, "written": int(time.time())})
+        write_checked_json(self._leases / f"{lease_id}.json", {"ttl_seconds": ttl})
 
     def remove_lease(self, lease_id: str) -> None:
         """Removes a lease. There may be none, nor the view."""
