@@ -68,7 +68,7 @@ def _names_of_all(objects: Sequence[str], schema: pa.Schema) -> list[str]:
         names = []
     if len(names) < len(objects):
         # What reads the rows reports which one is no object.
-        return schema.names
+        return list(schema.names)
     for each in names:
         if set(each) != set(names[0]):
             shown = " and ".join(f"({', '.join(columns)})" for columns in (names[0], each))
