@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
+import re
+import textwrap
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,6 +29,10 @@ LARGEST_CHUNK_BYTES = 2 * _MEBIBYTE
 """Stored bytes of a chunk, whatever was asked for: making one of 16 MiB held the event loop for 150 ms."""
 
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+"""How severe a message of the log is, the least severe first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Settings of one server. Immutable and picklable.
@@ -34,6 +41,7 @@ class ServerConfig:
         data: The data directory; made when it is not there.
         host: Address to listen on. Anything but loopback needs `insecure`.
         port: Port to listen on; 0 picks a free one.
+        log_level: The least severe messages that are logged: `debug`, `info`, `warning` or `error`.
         insecure: Allows listening beyond loopback although there is neither encryption nor authentication.
         chunk_bytes: Most stored bytes of a chunk, for requests that do not say.
         max_live_scans: Scans that may hold iterators at once.
@@ -95,6 +103,7 @@ class ServerConfig:
     data: Path
     host: str = "127.0.0.1"
     port: int = 7070
+    log_level: str = "info"
     insecure: bool = False
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     max_live_scans: int = 256
@@ -188,6 +197,8 @@ class ServerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise UsageError(f"{name} = {value}: it must be from {low} to {high}", option=name)
+        if self.log_level not in LOG_LEVELS:
+            raise UsageError(f"log_level = {self.log_level}: it must be {' or '.join(LOG_LEVELS)}", option="log_level")
         if not self.insecure and not is_loopback(self.host):
             raise UsageError(
                 f"host = {self.host}: this server has neither encryption nor authentication, so it listens on loopback "
@@ -226,11 +237,23 @@ def load_config(
 
 
 def as_toml(config: ServerConfig) -> str:
-    """The settings as a TOML file that `load_config` reads."""
+    """The settings as a TOML file that `load_config` reads, each below what it means."""
+    meanings = _meanings()
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     return "".join(
-        f"{name} = {toml_value(str(value) if isinstance(value, Path) else value)}\n" for name, value in values.items()
+        f"{meanings.get(name, '')}{name} = {toml_value(str(value) if isinstance(value, Path) else value)}\n"
+        for name, value in values.items()
     )
+
+
+def _meanings() -> dict[str, str]:
+    """What the docstring says of each setting, as TOML comments; nothing where docstrings were left out (`-OO`)."""
+    text = inspect.cleandoc(ServerConfig.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)
+    return {
+        name: textwrap.fill(" ".join(meaning.split()), 100, initial_indent="\n# ", subsequent_indent="# ") + "\n"
+        for name, meaning in entries
+    }
 
 
 def _read_file(path: Path) -> dict[str, object]:

@@ -248,7 +248,9 @@ def run(config: ServerConfig) -> int:
     os.umask(0o077)
     # Arrow's own allocator keeps what big requests needed once: a quarter less memory after a load with the system's.
     pa.set_memory_pool(pa.system_memory_pool())
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     try:
         asyncio.run(_serve(config))
     except ScanKvError as error:
