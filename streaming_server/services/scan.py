@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.scan.producer import ChunkSpec
     from streaming_server.scan.registry import ScanRegistry
+    from streaming_server.services.intake import GuardedServer
 
 Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
@@ -73,7 +74,7 @@ class ScanService:
         self._heartbeat_seconds = heartbeat_seconds
         self._follow_heartbeat_seconds = follow_heartbeat_seconds
 
-    def add_to_server(self, server: grpc.aio.Server) -> None:
+    def add_to_server(self, server: GuardedServer) -> None:
         """Registers the service, once, before the server starts."""
         read_request = scan_pb2.ScanKvRequest.FromString
         handlers = {
@@ -83,7 +84,7 @@ class ScanService:
             ),
         }
         name = scan_pb2.DESCRIPTOR.services_by_name["ScanService"].full_name
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+        server.add_registered_method_handlers(name, handlers)
 
     async def ScanKv(
         self,
