@@ -52,6 +52,7 @@ class ServerConfig:
             while it is carried out.
         request_receive_seconds: How long a request may take to arrive once its call has begun.
         max_calls_per_connection: Calls that one connection may have at once; its client keeps further ones back.
+        min_ping_interval_seconds: A client that sends keepalive pings more often is disconnected, after the third.
         follow_heartbeat_seconds: A stream of changes that waits for some is heard from that often.
         base_upkeep_seconds: How often tables with columnar bases are looked at, to build them anew.
         base_min_rows: How many rows a bucket has at least that gets a base with `columnar_base=auto`.
@@ -120,6 +121,7 @@ class ServerConfig:
     max_waiting_calls: int = 10_000
     max_request_bytes_in_flight: int = 128 * _MEBIBYTE
     request_receive_seconds: float = 30.0
+    min_ping_interval_seconds: float = 5.0
     max_calls_per_connection: int = MIN_CALLS_PER_CONNECTION
     log_upkeep_seconds: float = 5.0
     catch_up_changes: int = 100_000
@@ -155,6 +157,7 @@ class ServerConfig:
             ("max_waiting_calls", 0, 1_000_000),
             ("max_request_bytes_in_flight", 2 * MAX_REQUEST_BYTES, 2**40),
             ("request_receive_seconds", 0.1, 3600),
+            ("min_ping_interval_seconds", 0.01, 3600),
             ("max_calls_per_connection", MIN_CALLS_PER_CONNECTION, 1_000_000),
             ("max_waiting_scans", 0, 100_000),
             ("admission_wait_seconds", 0, 60),

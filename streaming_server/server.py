@@ -266,6 +266,9 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", config.max_calls_per_connection),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        # By default, a client that sends keepalive pings more often than every five minutes is disconnected.
+        ("grpc.http2.min_ping_interval_without_data_ms", int(config.min_ping_interval_seconds * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
         # Calls that have come and that the event loop has not begun with; beyond the first number gRPC drops some,
         # beyond the second all. By default 1,000 and 3,000, which a few clients have at once after a long step.
         ("grpc.server.max_pending_requests", _PENDING_CALLS),
