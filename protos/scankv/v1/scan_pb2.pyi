@@ -80,6 +80,7 @@ class ScanKvRequest(_message.Message):
     REVERSE_FIELD_NUMBER: _builtins.int
     ORDERED_FIELD_NUMBER: _builtins.int
     VIA_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_MILLIS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     limit: _builtins.int
@@ -106,6 +107,11 @@ class ScanKvRequest(_message.Message):
     """20 to 31 are kept for top-N.
 
     How the rows are read. The rows, their order and the tokens are the same either way.
+    """
+    heartbeat_millis: _builtins.int
+    """The longest that the client can do without a message once the header has come, in milliseconds: where there is nothing
+    to send for so long, a heartbeat is. The server's own interval counts where that is shorter, and 100 ms where this is.
+    0: the server's own.
     """
     @_builtins.property
     def live_kv(self) -> Global___LiveKv:
@@ -163,10 +169,11 @@ class ScanKvRequest(_message.Message):
         reverse: _builtins.bool = ...,
         ordered: _builtins.bool = ...,
         via: Global___Via.ValueType = ...,
+        heartbeat_millis: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "via", b"via", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "via", b"via", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
