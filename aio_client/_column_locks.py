@@ -91,7 +91,9 @@ class ColumnLock(Lease):
         """
         request = lock_pb2.RenewColumnLockRequest(lock_id=self.id, ttl_millis=0 if ttl is None else ttl_millis(ttl))
         asked_at = time.monotonic()
-        response = await self._transport.call(self._transport.services.locks.RenewColumnLock, request)
+        response = await self._transport.call(
+            lambda: self._transport.services.locks.RenewColumnLock, request, repeatable=False
+        )
         self._note(response.lock, asked_at)
 
     async def release(self) -> None:
@@ -155,11 +157,11 @@ async def list_locks(transport: Transport, table: str | None) -> list[ColumnLock
     """The column locks of one table, or of all, by table and id. Raises TableNotFound."""
     request = lock_pb2.ListColumnLocksRequest(table=table or "")
     asked_at = time.monotonic()
-    response = await transport.call(transport.services.locks.ListColumnLocks, request)
+    response = await transport.call(lambda: transport.services.locks.ListColumnLocks, request)
     return [ColumnLock(transport, message, asked_at) for message in response.locks]
 
 
 async def release_lock(transport: Transport, lock_id: str) -> None:
     """Ends a lock, also of another client. Raises LockLost."""
     request = lock_pb2.ReleaseColumnLockRequest(lock_id=lock_id)
-    await transport.call(transport.services.locks.ReleaseColumnLock, request)
+    await transport.call(lambda: transport.services.locks.ReleaseColumnLock, request, repeatable=False)

@@ -9,9 +9,11 @@ import pyarrow as pa
 
 from aio_client._keys import check_key_sizes, keys_of
 from aio_client._merging import check_mode, names_of
+from aio_client._protocol import log_offsets
 from aio_client._requests import cut, to_ipc
 from protos.scankv.v1 import write_pb2
 from table_model.errors import UsageError
+from table_model.log_positions import StartFrom
 from table_model.merge_spec import NO_MERGING, check_retraction, partial_schema
 from table_model.merge_wire import merging_from_proto
 from table_model.schema import CHANGE_TYPE
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from aio_client._data import Rows
     from aio_client._merging import Names
     from aio_client._writes import Request
-    from protos.scankv.v1 import table_pb2
+    from protos.scankv.v1 import scan_pb2, table_pb2
+    from table_model.log_offsets import LogOffsets
 
 _CHANGE: Final = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 
@@ -180,13 +183,16 @@ def only_piece(pieces: WritePieces) -> WritePieces:
     return WritePieces(pieces.kind, iter([first]))
 
 
-def check_version(if_version: Mapping[int, int]) -> None:
-    """Raises UsageError unless it is the version of some buckets."""
-    if not if_version or not all(type(n) is int for n in (*if_version, *if_version.values())):
+def offsets_message(offsets: Mapping[int, int], option: str) -> scan_pb2.LogOffsets:
+    """Log offsets as a message, with the incarnation if they know it. Raises UsageError naming the option."""
+    try:
+        position = StartFrom.offsets(offsets)
+    except UsageError as error:
         raise UsageError(
-            "if_version is the log offset of each bucket, as a read or a write gives it in log_offsets",
-            option="if_version",
-        )
+            f"{option} is the log offset of each bucket, as a read or a write gives it in log_offsets: {error.message}",
+            option=option,
+        ) from None
+    return log_offsets(position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +206,7 @@ class WriteResult:
     """
 
     rows: int
-    log_offsets: dict[int, int]
+    log_offsets: LogOffsets
 
 
 def _with_checked_keys(batches: Iterable[pa.RecordBatch], shape: TableShape) -> Iterator[pa.RecordBatch]:
@@ -226,4 +232,4 @@ class UndoReport:
     restored: int
     deleted: int
     skipped: int
-    log_offsets: dict[int, int]
+    log_offsets: LogOffsets

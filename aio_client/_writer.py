@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, Self
 from aio_client._column_locks import Locking, list_locks
 from aio_client._commit import call_again
 from aio_client._data import rows_of
-from aio_client._log_offsets import LogOffsets
 from aio_client._requests import REQUEST_BYTES
 from aio_client._write_requests import WritePieces, WriteResult
 from aio_client._writer_lanes import Lane, LaneOfKeys
@@ -20,6 +19,7 @@ from aio_client._writes import write_until_answered
 from protos.scankv.v1 import write_pb2
 from table_model.errors import InvalidRequest, ScanKvError, UsageError
 from table_model.limits import WRITER_WINDOW
+from table_model.log_offsets import LogOffsets
 from table_model.names import check_writer_id
 
 if TYPE_CHECKING:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from aio_client._retry import with_retries
+from aio_client._retry import PASSING_ERRORS, with_retries
 from protos.scankv.v1 import write_pb2
-from table_model.errors import DeadlineExceeded, ServerDraining, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aio_client._transport import Transport
+    from aio_client._transport import Method, Transport
 
 Request: TypeAlias = write_pb2.UpsertRequest | write_pb2.DeleteRequest
 """One write."""
@@ -43,18 +42,18 @@ async def write_until_answered(
     """
     first = clock()
 
-    async def attempt(deadline: float) -> write_pb2.WriteResponse:
-        # Rounded up: a request is never told to be younger than it is.
+    def method() -> Method[Any, write_pb2.WriteResponse]:
+        # Called when the request is sent: what it has waited in this client is part of its age. Rounded up, since a
+        # request must not be told to be younger than it is.
         request.writer.sent_millis_ago = math.ceil(max(0.0, clock() - first) * 1000)
-        timeout = max(0.0, min(transport.config.attempt_timeout, deadline - time.monotonic()))
-        # Asked for each time, because it belongs to a connection, which may be replaced.
         writes = transport.services.writes
-        if isinstance(request, write_pb2.DeleteRequest):
-            return await transport.call(writes.Delete, request, timeout=timeout)
-        return await transport.call(writes.Upsert, request, timeout=timeout)
+        return writes.Delete if isinstance(request, write_pb2.DeleteRequest) else writes.Upsert
+
+    async def attempt(deadline: float) -> write_pb2.WriteResponse:
+        return await transport.attempt(method, request, deadline=deadline)
 
     return await with_retries(
         attempt,
         timeout=transport.config.operation_timeout,
-        retries=lambda error: isinstance(error, Unavailable | DeadlineExceeded | ServerDraining),
+        retries=lambda error: isinstance(error, PASSING_ERRORS),
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from table_model.errors import SchemaMismatch
+from table_model.errors import SchemaMismatch, TableRecreated
 from table_model.schema import CHANGE_COLUMNS, CHANGE_TYPE
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def shaping(
     return shape
 
 
-def another_table(table: str) -> SchemaMismatch:
+def another_table(table: str) -> TableRecreated:
     """The error of a streaming query that finds another table of the same name."""
-    return SchemaMismatch(
+    return TableRecreated(
         f"table {table} was dropped and created again since this query has begun: start it with a new checkpoint",
         table=table,
     )

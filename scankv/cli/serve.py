@@ -26,7 +26,7 @@ class _WithoutPandas(MetaPathFinder):
 
 def serve(
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The data directory; made when it is not there.")
+        Path | None, typer.Option(metavar="DIR", help="The data directory; empty, or made when it is not there.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on. Default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on; 0 picks a free one. Default: 7070.")] = None,
@@ -44,7 +44,10 @@ def serve(
     When it is ready it prints one line, `scankv ready on HOST:PORT`; its log goes to standard error. SIGTERM and Ctrl-C
     let running calls end first. A setting comes from here, else from $SCANKV_<SETTING>, else from the file.
 
-    Exit codes: 0 after a drain, 3 when another server has the directory, 4 when the port is taken.
+    Only the user who runs the server can read what it writes. A directory with something else in it is refused.
+
+    Exit codes: 0 after a drain, 3 when another server has the directory, 4 when the port is taken, 5 when the directory
+    is neither empty nor ScanKV's.
     """
     sys.meta_path.insert(0, _WithoutPandas())
     with needs("server"):

@@ -37,12 +37,15 @@ def tail(
         typer.Option(
             "--from",
             metavar="START",
-            help="full (all rows, then the changes), earliest, latest, last:N, or a time as 2026-01-31T12:00:00Z.",
+            help="full (all rows, then the changes), earliest, latest, last:N, offsets as 0=12,1=7 or as JSON with "
+            "log_offsets and table_incarnation, or a time as 2026-01-31T12:00:00Z.",
         ),
     ] = "latest",
     until: Annotated[
         str | None,
-        typer.Option(metavar="STOP", help="latest (what there is now), or a time. Default: until Ctrl-C."),
+        typer.Option(
+            metavar="STOP", help="latest (what there is now), offsets as for --from, or a time. Default: until Ctrl-C."
+        ),
     ] = None,
     columns: Columns = None,
     where: Where = None,

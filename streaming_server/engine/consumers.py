@@ -29,6 +29,7 @@ from streaming_server.scan.log_token import LogPosition
 from streaming_server.storage.consumers import ConsumerRecord
 from streaming_server.storage.offsets import count_of
 from table_model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
+from table_model.log_offsets import check_incarnation
 from table_model.log_positions import PositionKind
 from table_model.names import check_consumer_id
 
@@ -195,6 +196,7 @@ class Consumers:
         Raises:
             ConsumerNotFound: There is no such consumer.
             InvalidRequest, PositionExpired, PositionOutOfRange: There is no such place.
+            TableRecreated: The place is of another table of the same name.
             DataLoss: A bucket is damaged, or the consumer is.
         """
         group = self._group(table)
@@ -202,6 +204,7 @@ class Consumers:
             check_sound(consumer)
             assert consumer.committed is not None
             before = consumer.committed.position.offsets
+            check_incarnation(start.table_incarnation, table.definition.name, table.definition.incarnation)
             async with held([table.buckets[number] for number in sorted(before)]) as opened:
                 buckets = {live.number: (live, bucket) for live, bucket in opened}
                 offsets = await LogStarts(table.definition, buckets, self._clock).of(start, clamp=clamp)

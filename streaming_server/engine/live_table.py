@@ -40,8 +40,9 @@ from streaming_server.scan.index_lookup import chosen_index, read_through_index
 from streaming_server.scan.opening import open_scan
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import InvalidRequest, RequestTooLarge, WriteConflict
+from table_model.errors import InvalidRequest, RequestTooLarge
 from table_model.limits import MAX_LOOKUP_KEYS
+from table_model.log_offsets import check_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.writer_states import WriterLimits
     from table_model.errors import ScanKvError
+    from table_model.log_offsets import LogOffsets
     from table_model.schema import TableDefinition
 
 
@@ -252,12 +254,9 @@ class LiveTable:
         self, rows: int, parts: list[PreparedRows], terms: WriteTerms, columns: Collection[str] | None = None
     ) -> tuple[int, dict[int, int]]:
         """Writes what was checked; `columns` are those that it may change, None all."""
-        if terms.unchanged_incarnation not in ("", self.definition.incarnation):
-            raise WriteConflict(
-                f"table {self.definition.name} was dropped, and made anew, since it was read; nothing was written: "
-                "read it again",
-                table=self.definition.name,
-            )
+        if terms.unchanged_since is not None:
+            of_offsets = terms.unchanged_since.table_incarnation
+            check_incarnation(of_offsets, self.definition.name, self.definition.incarnation)
         scope = WriteScope(
             buckets=self.buckets,
             current=lambda: (self.codec, list(self.index_codecs.values()), self.engines),
@@ -285,7 +284,7 @@ class LiveTable:
         await all_ended(live.wait_written() for live in self.buckets)
         return epoch, sequence
 
-    async def undo(self, writer: str, offsets: Mapping[int, int]) -> tuple[Undone, dict[int, int]]:
+    async def undo(self, writer: str, offsets: LogOffsets) -> tuple[Undone, dict[int, int]]:
         """Takes back what a writer that was opened has done behind some offsets: see `Undoing`, and its errors."""
         undoing = Undoing(self, writer, self._executor)
         log_offsets = await undoing.run(offsets)

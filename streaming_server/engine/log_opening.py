@@ -88,6 +88,7 @@ class LogOpening:
         Raises:
             PositionExpired, PositionOutOfRange: The changes that it starts with are not there.
             InvalidResumeToken, InvalidRequest, SchemaMismatch: The plan does not fit the table.
+            TableRecreated: Its offsets are of another table of the same name.
             DataLoss: A bucket is damaged.
         """
         plan = self._plan

@@ -16,9 +16,10 @@ from streaming_server.engine.writing import WriteTerms
 from streaming_server.storage.offsets import count_of
 from table_model.buckets import bucket_of
 from table_model.errors import InvalidRequest, UndoConflict, WriteConflict
+from table_model.log_offsets import LogOffsets, check_incarnation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_bucket import LiveBucket
@@ -59,17 +60,19 @@ class Undoing:
         self._executor = executor
         self._owner = f"undo-{uuid.uuid4().hex}"
 
-    async def run(self, offsets: Mapping[int, int]) -> dict[int, int]:
+    async def run(self, offsets: LogOffsets) -> dict[int, int]:
         """Goes back to the offsets of some buckets, one bucket after another; durable: the offset behind it of each.
 
         Raises:
             InvalidRequest: There are no rows before changes in the changelog, or no such bucket.
+            TableRecreated: The offsets are of another table of the same name.
             PositionExpired, PositionOutOfRange: The changelog does not reach back to the offset, or never had it.
             UndoConflict: Others write the same keys all the time.
             ColumnLocked: Somebody has locked a column that is to be put back.
             DataLoss: A bucket is damaged.
         """
         definition = self._table.definition
+        check_incarnation(offsets.table_incarnation, definition.name, definition.incarnation)
         if definition.options.changelog != "full":
             raise InvalidRequest(
                 f"table {definition.name} has no changelog with the rows before changes, so nothing can be undone: "
@@ -134,7 +137,7 @@ class Undoing:
     async def _write(self, number: int, end: int, plan: UndoPlan) -> None:
         """Puts back what was planned as of an offset. Raises WriteConflict when keys have changed since."""
         table, schema = self._table, self._table.definition.schema
-        terms = WriteTerms(unchanged_since={number: end}, undo_as=undo_id(self._writer))
+        terms = WriteTerms(unchanged_since=LogOffsets({number: end}), undo_as=undo_id(self._writer))
         names = [column.name for column in schema.columns if column.id in plan.columns]
         key = list(table.definition.primary_key)
         written = [*key, *(name for name in names if name not in key)] if names else schema.names

@@ -120,7 +120,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
 
 def _committed(committed: Committed) -> transaction_pb2.CommitTransactionResponse:
     tables = [
-        transaction_pb2.CommittedTable(table=name, log_offsets=offsets)
+        transaction_pb2.CommittedTable(table=name, log_offsets=offsets, table_incarnation=committed.tables[name])
         for name, offsets in sorted(committed.log_offsets.items())
     ]
     return transaction_pb2.CommitTransactionResponse(tables=tables, rows=committed.rows)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TEXT = (Path(__file__).parents[2] / "docs" / "undo.md").read_text()
 SCHEMA = pa.schema([("k", pa.int64()), ("total", pa.int64()), ("n", pa.int64())])
-PROGRESS = pa.schema([("job", pa.string()), ("position", pa.int64()), ("offsets", pa.map_(pa.int32(), pa.int64()))])
+PROGRESS = pa.schema([("job", pa.string()), ("position", pa.int64()), ("offsets", pa.string())])
 
 
 class Killed(Exception):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import ColumnLocked, InvalidRequest, PositionOutOfRange, UsageError, agg
+from aio_client import ColumnLocked, InvalidRequest, LogOffsets, PositionOutOfRange, UsageError, agg
 from tests.model.history import noted
 
 if TYPE_CHECKING:
@@ -23,8 +23,12 @@ async def contents(table: Table) -> dict[int, tuple[int | None, int | None]]:
     return {row["k"]: (row["a"], row["b"]) for row in await table.scan().to_pylist()}
 
 
-async def offsets_of(table: Table) -> dict[int, int]:
-    return {figures.bucket: figures.log_offset for figures in await table.statistics()}
+async def offsets_of(table: Table) -> LogOffsets:
+    return await table.log_offsets()
+
+
+async def beginning_of(table: Table) -> LogOffsets:
+    return LogOffsets.of(dict.fromkeys(range(table.buckets), 0), (await table.log_offsets()).table_incarnation)
 
 
 def row(k: int, a: int, b: int = 0) -> dict[str, Any]:
@@ -105,21 +109,21 @@ async def test_what_cannot_be_undone_is_refused(client: Client, name: str) -> No
     table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
     short = await client.create_table(f"{name}_short", SCHEMA, primary_key=["k"], changelog="upsert")
     with pytest.raises(InvalidRequest, match="no changelog with the rows before"):
-        await short.undo("job", {0: 0})
+        await short.undo("job", {0: 0}, any_incarnation=True)
     with pytest.raises(InvalidRequest, match="no bucket 2"):
-        await table.undo("job", {2: 0})
+        await table.undo("job", {2: 0}, any_incarnation=True)
     with pytest.raises(InvalidRequest, match="not the id of a writer"):
-        await table.undo("job/1", {0: 0})
+        await table.undo("job/1", {0: 0}, any_incarnation=True)
     with pytest.raises(PositionOutOfRange):
-        await table.undo("job", {0: 5})
+        await table.undo("job", {0: 5}, any_incarnation=True)
     with pytest.raises(UsageError):
         await table.undo("job", {})
     async with table.writer(id="job") as writer:
         await writer.upsert([row(k, 1) for k in range(9)])
     async with table.lock_columns(["a"], owner="somebody"):
         with pytest.raises(ColumnLocked):
-            await table.undo("job", {0: 0, 1: 0})
-    assert (await table.undo("job", {0: 0, 1: 0})).deleted == 9
+            await table.undo("job", await beginning_of(table))
+    assert (await table.undo("job", await beginning_of(table))).deleted == 9
 
 
 async def test_random_histories_go_back_as_a_model_says(client: Client, name: str) -> None:
