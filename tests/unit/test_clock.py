@@ -126,6 +126,17 @@ def test_commit_time_follows_a_jump_forward_that_lasts() -> None:
     assert not is_refused(clock, in_doubt - int(2 * HOUR * 1e6))
 
 
+def test_commit_time_follows_a_small_jump_forward_after_as_long_as_it_was_wide() -> None:
+    machine = FakeClocks()
+    clock = clock_of(machine)
+    machine.set_wall(600)
+    assert error(clock, machine) == -600
+    machine.pass_time(599)
+    assert error(clock, machine) == -600
+    machine.pass_time(1)
+    assert error(clock, machine) == 0
+
+
 def test_commit_time_never_goes_back_and_meets_the_wall_clock_again() -> None:
     machine = FakeClocks()
     clock = clock_of(machine)

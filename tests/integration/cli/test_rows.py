@@ -93,6 +93,7 @@ def test_statistics_are_figures(scankv: CommandLine, scores: str) -> None:
     assert figures["tables"] >= 1
     assert figures["rows_written"] >= 3
     assert figures["damaged_buckets"] == []
+    assert (figures["clock_jumps"], abs(figures["clock_offset_millis"]) < 60_000) == (0, True)
     assert "rows written" in scankv("stats").text
     assert scankv("count", scores).code == 0
 
