@@ -253,7 +253,8 @@ class ServerClock:
         with self._lock:
             self._advance()
             commit, uptime = self._stored_at
-            return abs(self._commit - commit - (self._uptime - uptime)) > _NOTICEABLE_NANOS
+            worked_out = next_commit_time(commit, self._uptime - uptime, self._wall, self._max_step)
+            return abs(self._commit - worked_out) > _NOTICEABLE_NANOS
 
     def _service_now(self) -> int:
         now = self._machine.monotonic()

@@ -223,15 +223,23 @@ def test_a_jump_back_during_a_restart_is_in_doubt_until_it_is_over() -> None:
     assert not is_refused(again, before + int(HOUR * 1e6))
 
 
-def test_what_is_stored_is_due_when_commit_time_has_stepped() -> None:
+def test_what_is_stored_is_due_when_a_restart_would_come_to_another_commit_time() -> None:
     machine = FakeClocks()
     clock = clock_of(machine)
     clock.store()
+    machine.pass_time(DAY)
+    machine.set_wall(10)
+    assert not clock.has_stepped, "it would follow this step, too"
+    machine.set_wall(2 * HOUR)
+    assert clock.has_stepped, "it would not know that commit time has followed the first step"
+    clock.store()
     machine.pass_time(HOUR)
     assert not clock.has_stepped
-    machine.set_wall(10)
-    assert clock.has_stepped
+    machine.pass_time(HOUR)
+    assert clock.has_stepped, "the jump was followed"
     clock.store()
+    machine.set_wall(-DAY)
+    machine.pass_time(HOUR)
     assert not clock.has_stepped
 
 
