@@ -167,7 +167,8 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
                 the first is written, with nothing else written in between. The rows must fit into one request, and
                 their buckets be in it. `LogOffsets` know of which table they are, also when they are pickled or
                 stored with `to_json`; those in a plain dictionary do not. Default: in any case.
-            locks: The column locks, or their ids, that the caller has: what they lock may be written.
+            locks: The column locks of this table, or their ids, that the caller has: what they lock may be written.
+                One that has ended is refused, so that a holder that was paused does not write beside its successor.
 
         Raises:
             SchemaMismatch: A column is missing or unknown, or a value cannot be in its column; names column and row.
@@ -180,6 +181,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             TableRecreated: The table was dropped and created again since `if_version`; nothing was written.
             PositionExpired: The changelog no longer reaches back to `if_version`; read again.
             ColumnLocked: Another writer has locked a column of the table; nothing was written.
+            LockLost: A lock of `locks` has ended, or is of another table; nothing was written.
             UsageError: No rows can be taken from `data`, or with `if_version` they take more than one request.
             ConnectionFailed: There was no answer within the operation timeout.
         """
@@ -395,7 +397,14 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             raise UsageError("lock=True locks the writer's columns: name them with columns=[...]", option="columns")
         return Writer(self._transport, self._shape, self._pieces, id, settings, written, lock_ttl if lock else None)
 
-    async def undo(self, writer_id: str, to_offsets: Mapping[int, int], *, any_incarnation: bool = False) -> UndoReport:
+    async def undo(
+        self,
+        writer_id: str,
+        to_offsets: Mapping[int, int],
+        *,
+        any_incarnation: bool = False,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> UndoReport:
         """Takes back what a named writer has done since some offsets, as a job does that goes back to a checkpoint.
 
             await writer.flush()
@@ -414,13 +423,17 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
                 must be `LogOffsets` that know of which table they are: those of a table that was dropped and created
                 again under the same name would take back other changes.
             any_incarnation: Whether offsets are taken, too, that do not know of which table they are.
+            locks: The column locks, or their ids, that the caller has, such as `writer.locks`.
 
         Raises:
             TableRecreated: The table was dropped and created again since the offsets; nothing was changed.
-            InvalidRequest: The table's changelog has no rows before changes; or an id or bucket is none.
+            InvalidRequest: The table's changelog has no rows before changes; or an id or bucket is none; or the writer
+                has written a column that cannot be undone exactly, as one with function `avg` or `first_value`, of
+                which the changelog does not have everything. Nothing was changed.
             PositionExpired, PositionOutOfRange: The changelog does not reach back so far, or never had the offset.
             UndoConflict: Others write the same keys all the time.
             ColumnLocked: Somebody has locked a column that is to be put back.
+            LockLost: A lock of `locks` has ended.
             UsageError: `to_offsets` is no such thing, or does not know of which table it is.
             ConnectionFailed: There was no answer within the operation timeout.
         """
@@ -433,7 +446,11 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
                 option="to_offsets",
             )
         request = write_pb2.UndoRequest(
-            table=self.name, writer=writer_id, log_offsets=log_offsets, any_incarnation=any_incarnation
+            table=self.name,
+            writer=writer_id,
+            log_offsets=log_offsets,
+            any_incarnation=any_incarnation,
+            column_locks=map(lock_id_of, locks),
         )
         response = await call_again(self._transport, lambda: self._transport.services.writes.Undo, request)
         return UndoReport(
@@ -443,7 +460,9 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             log_offsets=LogOffsets.of(response.log_offsets, response.table_incarnation),
         )
 
-    def lock_columns(self, columns: Sequence[str], *, owner: str, ttl: float = 30.0) -> Locking:
+    def lock_columns(
+        self, columns: Sequence[str], *, owner: str, ttl: float = 30.0, take_over: bool = False
+    ) -> Locking:
         """Locks columns, so that nobody else writes them: several jobs can fill different columns of the same rows.
 
             async with table.lock_columns(["delay", "gate"], owner="job-1") as lock:
@@ -458,6 +477,9 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             columns: The columns, none of the key.
             owner: What others are told: 1 to 128 of `A-Z a-z 0-9 . _ : -`.
             ttl: Seconds until the lock ends unless it is renewed, 1 to 604,800.
+            take_over: Whether locks that the same owner has on any of the columns end in its place, as an owner does
+                that was restarted, and has left one. In one step: no other owner gets in between, and what names an
+                ended lock is refused with LockLost from then on.
 
         Raises:
             ColumnLocked: Somebody else has locked one of them.
@@ -466,7 +488,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             TooManyLocks: The table has 100 locks.
             UsageError: `ttl` is out of its range.
         """
-        return Locking(self._transport, self.name, columns, owner, ttl)
+        return Locking(self._transport, self.name, columns, owner, ttl, take_over=take_over)
 
     async def statistics(self) -> list[BucketStatistics]:
         """The figures of every bucket, ascending. Opens all of them."""

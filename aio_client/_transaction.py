@@ -147,7 +147,7 @@ class TransactionPart:
         """Stages an upsert: checked now, seen with the commit. The number of rows.
 
         The arguments and errors are those of `Table.upsert`; each request is repeated until it is answered, and staged
-        once.
+        once. Locks must last until the commit.
 
         Raises:
             TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
@@ -334,7 +334,7 @@ class Transaction(TransactionPart):
             TransactionConflict: A key that it depends on has changed. Nothing was written.
             TransactionLost: It was aborted, has expired, or was begun anew elsewhere. Nothing was written by it.
             InvalidRequest: A part does not have as many requests; or a merge has no result. Nothing was written.
-            TableNotFound, ColumnLocked, PositionExpired: What else forbids it. Nothing was written.
+            TableNotFound, ColumnLocked, LockLost, PositionExpired: What else forbids it. Nothing was written.
             ConnectionFailed: There was no answer within the operation timeout.
         """
         if self.result is None:

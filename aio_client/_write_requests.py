@@ -223,8 +223,9 @@ class UndoReport:
     """What an undo has done; all of it is durable.
 
     Attributes:
-        restored: Keys that got back what they had before the writer's first change behind the offset.
-        deleted: Keys that had no row then, and have none now; or have lost what the writer had put into its columns.
+        restored: Keys that have a row, in whose columns is again what was there before the writer's first change behind
+            the offset. That is also nothing, in rows that the writer has made and others have written to since.
+        deleted: Keys whose row is gone, because the writer has made it.
         skipped: Keys that were left as they are, because others have written the same columns since.
         log_offsets: For every bucket that was named, the offset of the first change after the undo.
     """

@@ -43,8 +43,8 @@ async def write_until_answered(
     first = clock()
 
     def method() -> Method[Any, write_pb2.WriteResponse]:
-        # Called when the request is sent: what it has waited in this client is part of its age. Rounded up, since a
-        # request must not be told to be younger than it is.
+        # Called when the request is sent: what it has waited in this client is part of its age. Rounded up, so that a
+        # request is never told to be younger than it is.
         request.writer.sent_millis_ago = math.ceil(max(0.0, clock() - first) * 1000)
         writes = transport.services.writes
         return writes.Delete if isinstance(request, write_pb2.DeleteRequest) else writes.Upsert

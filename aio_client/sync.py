@@ -413,16 +413,26 @@ class Table(ComputedAnswers, ConsumersOfTable, MergedTable):
         )
         return Writer(self._runner, make)
 
-    def undo(self, writer_id: str, to_offsets: Mapping[int, int], *, any_incarnation: bool = False) -> UndoReport:
+    def undo(
+        self,
+        writer_id: str,
+        to_offsets: Mapping[int, int],
+        *,
+        any_incarnation: bool = False,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> UndoReport:
         """Takes back what a named writer has done since some offsets. See `aio_client.Table.undo`."""
-        return self._runner.call(partial(self._table.undo, writer_id, to_offsets, any_incarnation=any_incarnation))
+        undo = partial(self._table.undo, any_incarnation=any_incarnation, locks=ids_of(locks))
+        return self._runner.call(partial(undo, writer_id, to_offsets))
 
-    def lock_columns(self, columns: Sequence[str], *, owner: str, ttl: float = 30.0) -> ColumnLock:
+    def lock_columns(
+        self, columns: Sequence[str], *, owner: str, ttl: float = 30.0, take_over: bool = False
+    ) -> ColumnLock:
         """Locks columns: `with` renews and releases the lock, else that is the caller's.
 
         The arguments and errors are those of `aio_client.Table.lock_columns`.
         """
-        locking = self._table.lock_columns(columns, owner=owner, ttl=ttl)
+        locking = self._table.lock_columns(columns, owner=owner, ttl=ttl, take_over=take_over)
         return ColumnLock(self._runner, self._runner.call(locking.lock))
 
     def statistics(self) -> list[BucketStatistics]:

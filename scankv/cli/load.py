@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 
 from aio_client import sync
 from scankv.cli.loading import Loading
@@ -153,6 +152,8 @@ def _progress(sources: list[Input]) -> Iterator[tuple[Callable[[str], None], Cal
     if not console.is_terminal:
         yield _report, lambda rows, rate: None
         return
+    from rich.progress import BarColumn, Progress, TextColumn  # on use: every command would wait for it
+
     columns = BarColumn(), TextColumn("{task.fields[rows]:,} rows  {task.fields[rate]:,.0f} rows/s")
     with Progress(*columns, console=console, transient=True) as progress:
         sizes = [source.size_bytes for source in sources]

@@ -1,8 +1,6 @@
 """`serve` and `wait`: starting a server, and waiting for one."""
 
 import os
-import sys
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Annotated
 
@@ -11,17 +9,6 @@ import typer
 from aio_client import sync
 from scankv.cli.options import Settings, Url, settings_of
 from scankv.cli.outcome import needs
-
-
-class _WithoutPandas(MetaPathFinder):
-    """Keeps pandas out of this process: Arrow imports it, where it is there, with its first conversion.
-
-    That takes two seconds and 60 MiB, and a server converts nothing for pandas.
-    """
-
-    def find_spec(self, fullname: str, *_: object) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("a server does without pandas", name=fullname)
 
 
 def serve(
@@ -49,7 +36,6 @@ def serve(
     Exit codes: 0 after a drain, 3 when another server has the directory, 4 when the port is taken, 5 when the directory
     is neither empty nor ScanKV's.
     """
-    sys.meta_path.insert(0, _WithoutPandas())
     with needs("server"):
         from streaming_server.config import as_toml, load_config
         from streaming_server.server import run

@@ -5,7 +5,6 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +15,7 @@ from scankv.cli.positions import start_of, stop_of
 from scankv.cli.show import is_terminal, text_cells
 from scankv.formats.debezium import debezium_lines
 from scankv.formats.json_text import json_lines
+from table_model import lazy_compute as pc
 from table_model.log_positions import Unmatched
 from table_model.schema import CHANGE_COLUMNS
 

@@ -102,13 +102,20 @@ class TableLocks:
     def admitted(self, columns: Collection[str] | None, held: Collection[str]) -> Iterator[None]:
         """Lets a write go on: a lock that is taken meanwhile is given only behind it.
 
+        Rule: a write that names a lock is applied only while that lock lives. A holder that was paused, or whose lock a
+        restarted owner has taken over, believes to be alone and is not; so it is refused also when nobody has the
+        columns locked by then.
+
         Args:
             columns: The columns that it may change. None: all, as a delete of whole rows does.
             held: The ids of the locks that the writer has.
 
         Raises:
+            LockLost: A lock that the writer names has ended, or is not of this table.
             ColumnLocked: Somebody else has locked one of them.
         """
+        for lock_id in held:
+            self._found(lock_id)
         for lock in self.live():
             if lock.lock_id not in held and (columns is None or not set(columns).isdisjoint(lock.columns)):
                 raise _locked(lock, lock.columns if columns is None else columns)
@@ -121,7 +128,14 @@ class TableLocks:
             over.set_result(None)
 
     async def lock(
-        self, definition: TableDefinition, columns: Sequence[str], owner: str, lock_id: str, ttl: float | None
+        self,
+        definition: TableDefinition,
+        columns: Sequence[str],
+        owner: str,
+        lock_id: str,
+        ttl: float | None,
+        *,
+        take_over: bool = False,
     ) -> ColumnLock:
         """Locks columns for an owner, durably; writes of others that have begun are over when this returns.
 
@@ -131,6 +145,7 @@ class TableLocks:
             owner: What others are told.
             lock_id: Names the lock: one that is there already is renewed. Empty: the table's choice.
             ttl: Its time to live, in seconds. None: the default.
+            take_over: Whether other locks of the same owner on any of the columns end in its place, in the same step.
 
         Raises:
             InvalidRequest, SchemaMismatch: What is wrong with the columns, the owner, the id or the time to live.
@@ -143,24 +158,32 @@ class TableLocks:
             known = self._locks.get(lock_id)
             if known is not None and (set(known.columns), known.owner) != (set(columns), owner):
                 raise InvalidRequest(f"there is a column lock {lock_id} of other columns, or of another owner")
-            self._check_free(columns, lock_id)
+            ended = self._of_owner(owner, columns) if take_over else []
+            self._check_free(columns, {lock_id, *ended})
             record = LockRecord(lock_id=lock_id or uuid.uuid4().hex, columns=tuple(columns), owner=owner, ttl=seconds)
+            locks = self._locks
+            self._locks = {name: each for name, each in locks.items() if name not in ended}
             lock = self._locks[record.lock_id] = self._of(record)
             try:
                 await self._store()
             except BaseException:
-                del self._locks[record.lock_id]
-                if known is not None:
-                    self._locks[lock_id] = known
+                self._locks = locks
                 raise
+            if ended:
+                _log.info('"%s" has taken over %d column locks of %s', owner, len(ended), self.table)
         before = list(self._writes)
         if before:
             await asyncio.wait(before)
         lock.expires = self._clock.monotonic() + lock.ttl
         return lock
 
-    def _check_free(self, columns: Sequence[str], lock_id: str) -> None:
-        live = [lock for lock in self.live() if lock.lock_id != lock_id]
+    def _of_owner(self, owner: str, columns: Sequence[str]) -> list[str]:
+        """The ids of the locks that an owner has on any of the columns."""
+        mine = (lock for lock in self.live() if lock.owner == owner)
+        return [lock.lock_id for lock in mine if not set(columns).isdisjoint(lock.columns)]
+
+    def _check_free(self, columns: Sequence[str], but: Collection[str]) -> None:
+        live = [lock for lock in self.live() if lock.lock_id not in but]
         for lock in live:
             if not set(columns).isdisjoint(lock.columns):
                 raise _locked(lock, columns)

@@ -284,9 +284,11 @@ class LiveTable:
         await all_ended(live.wait_written() for live in self.buckets)
         return epoch, sequence
 
-    async def undo(self, writer: str, offsets: LogOffsets) -> tuple[Undone, dict[int, int]]:
+    async def undo(
+        self, writer: str, offsets: LogOffsets, column_locks: frozenset[str] = frozenset()
+    ) -> tuple[Undone, dict[int, int]]:
         """Takes back what a writer that was opened has done behind some offsets: see `Undoing`, and its errors."""
-        undoing = Undoing(self, writer, self._executor)
+        undoing = Undoing(self, writer, column_locks, self._executor)
         log_offsets = await undoing.run(offsets)
         return undoing.undone, log_offsets
 

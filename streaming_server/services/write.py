@@ -105,7 +105,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                     "gave them, or any_incarnation"
                 )
             table = self._tables.table(request.table)
-            undone, offsets = await table.undo(request.writer, to)
+            undone, offsets = await table.undo(request.writer, to, frozenset(request.column_locks))
         return write_pb2.UndoResponse(
             restored=undone.restored,
             deleted=undone.deleted,

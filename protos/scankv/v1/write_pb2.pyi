@@ -136,7 +136,7 @@ class UpsertRequest(_message.Message):
 
     @_builtins.property
     def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The column locks that the writer has: what they lock it may write."""
+        """The column locks that the writer has: what they lock it may write. LOCK_LOST when one of them has ended."""
 
     @_builtins.property
     def transaction(self) -> Global___StagedAs:
@@ -315,6 +315,7 @@ class UndoRequest(_message.Message):
     WRITER_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     ANY_INCARNATION_FIELD_NUMBER: _builtins.int
+    COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     writer: _builtins.str
@@ -327,6 +328,10 @@ class UndoRequest(_message.Message):
         which table they are, because offsets of another one would take back other changes.
         """
 
+    @_builtins.property
+    def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The column locks that the caller has: what they lock may be written."""
+
     def __init__(
         self,
         *,
@@ -334,10 +339,11 @@ class UndoRequest(_message.Message):
         writer: _builtins.str = ...,
         log_offsets: _scan_pb2.LogOffsets | None = ...,
         any_incarnation: _builtins.bool = ...,
+        column_locks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_incarnation", b"any_incarnation", "log_offsets", b"log_offsets", "table", b"table", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_incarnation", b"any_incarnation", "column_locks", b"column_locks", "log_offsets", b"log_offsets", "table", b"table", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -373,9 +379,9 @@ class UndoResponse(_message.Message):
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     restored: _builtins.int
-    """Keys that got back what they had before the writer's first change behind the offset."""
+    """Keys that have a row, in whose columns stands what stood there before the writer's first change behind the offset."""
     deleted: _builtins.int
-    """Keys that had no row then, and have none now."""
+    """Keys whose row is gone, because the writer has made it."""
     skipped: _builtins.int
     """Keys that were left as they are, because others have written the same columns since."""
     table_incarnation: _builtins.str
