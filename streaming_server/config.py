@@ -103,7 +103,8 @@ class ServerConfig:
         storage_threads: Threads for writes, lookups and syncs.
         max_clock_step_seconds: Commit times follow the machine's clock forward over at most so much at once; more is a
             jump, which is logged, reported by `stats`, and not followed. See docs/clocks.md.
-        clock_trust_seconds: A jump forward that the machine's clock keeps for so long is followed.
+        clock_trust_seconds: A jump forward is followed once the machine's clock has kept it for as long as it is wide,
+            or for so long where it is wider.
         aggregate_functions: The names of aggregate functions of other packages that are loaded, as their entry points
             in the group `scankv.aggregate_functions` have them. A list in TOML; elsewhere with commas.
     """

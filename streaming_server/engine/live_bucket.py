@@ -122,6 +122,7 @@ class LiveBucket:
         self._writer_limits = writer_limits
         self._bucket: Bucket | None = None
         self._looked_at = False
+        self._held_at_opening: frozenset[str] = frozenset()
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
 
@@ -243,6 +244,7 @@ class LiveBucket:
         if not self._looked_at:
             # Not with the opening: who asked for that may have given up meanwhile.
             self._looked_at = True
+            self._renew_holds(self._bucket)
             if self._bucket.builds:
                 self._on_unbuilt(self)
         return self._bucket
@@ -263,10 +265,7 @@ class LiveBucket:
         except BaseException:
             bucket.close()
             raise
-        for owner, offset in self._log_holds().items():
-            # Of one that lost its hold nothing is kept, and its owner will be told.
-            if count_of(offset) >= bucket.state.log_first:
-                bucket.log.hold(owner, offset)
+        self._held_at_opening = self._take_holds(bucket)
         self._commit = GroupCommit(
             written=lambda: bucket.state.log_offset,
             sync=bucket.sync,
@@ -274,6 +273,22 @@ class LiveBucket:
             durable=bucket.state.log_offset,
         )
         self._bucket = bucket
+
+    def _take_holds(self, bucket: Bucket) -> frozenset[str]:
+        holds = self._log_holds()
+        for owner, offset in holds.items():
+            # Of one that lost its hold nothing is kept, and its owner will be told.
+            if count_of(offset) >= bucket.state.log_first:
+                bucket.log.hold(owner, offset)
+        return frozenset(holds)
+
+    def _renew_holds(self, bucket: Bucket) -> None:
+        """Takes over what has changed of the holds while a thread was opening the bucket: such calls found none open.
+
+        Rule: a hold that has ended keeps nothing, and one that was taken keeps what it says.
+        """
+        for owner in self._held_at_opening - self._take_holds(bucket):
+            bucket.log.release(owner)
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs a blocking step on the bucket in the executor. Hold the mutex, and do not let it go before this ends.

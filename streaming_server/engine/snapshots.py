@@ -389,16 +389,13 @@ class Snapshots:
             if live.state is not None and count_of(bucket.log_offset) >= live.state.log_first:
                 live.hold_log(_log_owner(view.view_id), bucket.log_offset)
 
-    async def _release_log(self, view: PinnedView) -> None:
+    def _release_log(self, view: PinnedView) -> None:
         """Lets the changes go that a view has kept, unless it has a lease."""
         table = self._live(view.table)
         if table is None or view.leases:
             return
         for live in table.buckets:
-            # One that is just being opened gets the holds of before. A commit that is under way need not be waited for.
-            async with live.mutex.beside_gate():
-                if not view.leases:
-                    live.release_log(_log_owner(view.view_id))
+            live.release_log(_log_owner(view.view_id))
 
     def _lease_on(self, view: PinnedView, lease_id: str, ttl: float) -> Lease:
         lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl)
@@ -440,17 +437,15 @@ class Snapshots:
             return
         del self._leases[lease.lease_id]
         lease.view.leases.discard(lease.lease_id)
+        self._release_log(lease.view)
         lease.end()
         await asyncio.shield(self._begin(self._remove_file(lease.view, lease.lease_id)))
 
     async def _remove_file(self, view: PinnedView, lease_id: str) -> None:
         with self._used(view):
-            try:
-                async with view.lease_files:
-                    if lease_id not in view.leases:
-                        await self._executor.run(view.directory.remove_lease, lease_id)
-            finally:
-                await self._release_log(view)
+            async with view.lease_files:
+                if lease_id not in view.leases:
+                    await self._executor.run(view.directory.remove_lease, lease_id)
 
     @contextmanager
     def _used(self, view: PinnedView) -> Iterator[None]:
@@ -466,6 +461,7 @@ class Snapshots:
 
     def _unused(self, view: PinnedView) -> None:
         if not view.leases:
+            self._release_log(view)
             self._forget(view)
             view.removal = self._begin(self._remove(view))
         elif view.is_open:
