@@ -63,8 +63,8 @@ class ReadOptions:
         splits: How many tasks read the table, 1 to 1024. None: as many as `rows_per_split` asks for.
         rows_per_split: About how many rows one task reads, at least 1.
         max_partitions: The most tasks that `rows_per_split` leads to, 1 to 1024.
-        snapshot: The id of a pinned snapshot to read, which stays its holder's. None: one is pinned when Spark plans.
-        snapshot_ttl: Seconds that a pinned snapshot lives without a task that reads it, 1 to 604,800.
+        snapshot: The id of a pinned snapshot to read, which stays its holder's. None: each query takes one.
+        snapshot_ttl: Seconds that such a snapshot lives without a task that reads it, 1 to 604,800.
     """
 
     table: str

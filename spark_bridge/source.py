@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class ScanKvDataSource(DataSource):
-    """`spark.read.format("scankv")`: a table of a ScanKV server, as of one instant over all partitions and retries.
+    """`spark.read.format("scankv")`: a table of a ScanKV server.
 
-    The snapshot is pinned when Spark plans the first action on what `load` returned, and stays that of the DataFrame
-    and of all that is derived from it: `load()` again for what is new. The options are those of `ReadOptions`.
+    Each query reads the table as of one instant, which all of its tasks, branches and retries share, also where the
+    table was loaded several times; the next query reads it as it is then. The options are those of `ReadOptions`.
     """
 
     @classmethod
@@ -81,7 +81,7 @@ class ScanKvReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """Pins the table and cuts it into parts, at least one.
+        """Cuts the table into parts, at least one.
 
         Raises:
             ScanKvError: As `ScanKvDataSource.schema`; or the user's schema is not the table's.
@@ -93,9 +93,9 @@ class ScanKvReader(DataSourceReader):
             return [InputPartition(part) for part in planned(self._options, self._schema).parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part; the same ones however often it is read, for as long as the snapshot is there."""
+        """The rows of one part; in one query the same ones, however often it is read."""
         from spark_bridge.conform import arrow_schema
-        from spark_bridge.partition_stream import read_part
+        from spark_bridge.part_rows import read_part
 
         with short_errors():
             yield from read_part(partition.value, arrow_schema(self._schema))

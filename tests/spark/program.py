@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 import spark_bridge
 from tests.spark import java
+from tests.spark.instants import counts_of_one_instant, writing, written_and_killed
 from tests.spark.large_table import LARGE_ROWS
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def connect(url: str, table: str) -> None:
         spark.read.format("scankv").options(url=url, splitz=2).load(table).schema  # noqa: B018  # asks the server
     except Exception as error:
         say('there is no option "splitz"' in str(error))
+    say(counts_of_one_instant(spark, url, f"{table}_connect_instants", writing))
     spark.stop()
 
 
@@ -144,6 +146,7 @@ def retries(url: str, table: str) -> None:
     rows = rows.mapInArrow(kill_worker, rows.schema)
     rows.write.format("scankv").options(url=url).mode("append").save(table)
     say("written")
+    say(counts_of_one_instant(spark, url, f"{table}_instants", written_and_killed))
     spark.stop()
 
 
