@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from spark_bridge.errors import short_errors
 from spark_bridge.frozen_worker import freeze_worker
 from spark_bridge.options import ReadOptions
+from spark_bridge.sql_tables import is_create_table, plain_columns, read_options, user_options, with_options
 from spark_bridge.stream_options import StreamOptions
 from spark_bridge.stream_source import ScanKvStreamReader
 from spark_bridge.write_options import WriteOptions
@@ -44,18 +45,23 @@ class ScanKvDataSource(DataSource):
 
         freeze_worker()
         with short_errors():
-            options = StreamOptions.parse(self.options)
-            return described_changes(options) if options.row_kinds else described(options.read)
+            creates = is_create_table(self.options)
+            given = user_options(self.options) if creates else self.options
+            options = StreamOptions.parse(given)
+            found = described_changes(options) if options.row_kinds else described(options.read)
+            return with_options(found, given) if creates else found
 
     def reader(self, schema: StructType) -> ScanKvReader:
         """What reads the table. `schema` is what `schema` said, or what the user gave: then those columns are read."""
         with short_errors():
-            return ScanKvReader(ReadOptions.parse(self.options), schema)
+            options = ReadOptions.of_read(read_options(self.options, schema))
+            return ScanKvReader(options, plain_columns(schema))
 
     def streamReader(self, schema: StructType) -> ScanKvStreamReader:
         """What follows the table's changes. `schema` is as for `reader`."""
         with short_errors():
-            return ScanKvStreamReader(StreamOptions.parse(self.options), schema)
+            options = StreamOptions.of_stream(read_options(self.options, schema))
+            return ScanKvStreamReader(options, plain_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> ScanKvWriter:
         """What writes a DataFrame with the columns `schema`; `overwrite` has the rows go that are there."""

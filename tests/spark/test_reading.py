@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -248,24 +247,6 @@ def test_two_hundred_tasks_leave_no_scan_and_one_lease_of_the_plan_and_one_of_th
     assert load(own.name, splits=200).count() == 10
     assert [each for each in client.live_scans() if each.table == own.name] == []
     assert sorted(each.ttl for each in client.snapshots(own.name)) == [60, 600]
-
-
-def test_create_table_is_refused_and_a_temporary_view_keeps_its_options(
-    spark: SparkSession, shared_server: ServerProcess, scores: sync.Table
-) -> None:
-    options = f"using scankv options (url '{shared_server.url}', table '{scores.name}', where 'score < 4')"
-    spark.sql(f"create or replace temporary view few_scores {options}")
-    assert spark.sql("select count(*), max(score) from few_scores").first() == (4, 3)
-    with pytest.raises(AnalysisException) as refused:
-        spark.sql(f"create table kept_scores {options}")
-    assert "CREATE TEMPORARY VIEW" in told(refused.value)
-    # With columns, Spark asks nobody; what comes of it is no table that can be read.
-    unread = f"unread_{uuid.uuid4().hex}"
-    spark.sql(f"create table {unread} (player string) {options}")
-    with pytest.raises(AnalysisException) as refused:
-        spark.sql(f"select * from {unread}").collect()
-    assert "CREATE TEMPORARY VIEW" in told(refused.value)
-    spark.sql(f"drop table {unread}")
 
 
 UTC = datetime.UTC
