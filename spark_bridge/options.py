@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from spark_bridge.foreign_options import hint_for
+from spark_bridge.predicates import spark_predicate
 from table_model.errors import InvalidKey, UsageError, did_you_mean
+from table_model.expressions import all_of
 from table_model.limits import MAX_LEASE_SECONDS, MAX_SPLITS, MIN_LEASE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from aio_client import Predicate
     from aio_client.sync import Scan, Table
 
 DEFAULT_ROWS_PER_SPLIT: Final = 500_000
@@ -131,16 +134,20 @@ class ReadOptions:
             values["columns"] = tuple(listed("columns", texts["columns"]))
         return cls(table=table, **values)
 
+    def predicate(self, table: Table) -> Predicate | None:
+        """The rows that they ask for. Raises UsageError where that cannot be read; SchemaMismatch, see `scan_of`."""
+        # Each of the two is read for itself: joined as text, the one could close the parentheses of the other.
+        told = [spark_predicate(table, text) for text in (self.where, self.where_of_table)]
+        found = [each for each in told if each is not None]
+        return all_of(found) if found else None
+
     def scan_of(self, table: Table) -> Scan:
         """The scan that they ask for; columns and types are checked by the server when it explains or starts it.
 
         Raises:
             UsageError: The predicate, or the range of keys, cannot be read.
         """
-        scan = table.scan(self.columns, where=self.where, limit=self.limit)
-        if self.where_of_table is not None:
-            # Each of them is read for itself: joined as text, the one could close the parentheses of the other.
-            scan = scan.where(self.where_of_table)
+        scan = table.scan(self.columns, where=self.predicate(table), limit=self.limit)
         key = scan.key_schema
         assert key is not None
         if self.key_prefix is not None:

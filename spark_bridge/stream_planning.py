@@ -53,7 +53,7 @@ def described_changes(options: StreamOptions) -> StructType:
 
 
 def _columns_of_changes(table: sync.Table, options: ReadOptions) -> StructType:
-    with table.changes(StartFrom.LATEST, columns=options.columns, where=options.where).stream() as stream:
+    with table.changes(StartFrom.LATEST, columns=options.columns, where=options.predicate(table)).stream() as stream:
         return spark_schema(stream.schema)
 
 
