@@ -9,12 +9,15 @@ from collections import Counter
 from copy import copy
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from table_model.errors import ScanKvError
+from table_model.errors import DeadlineExceeded, ScanKvError, ServerBusy, ServerDraining, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 _Result = TypeVar("_Result")
+
+PASSING_ERRORS: Final = (Unavailable, DeadlineExceeded, ServerDraining, ServerBusy)
+"""Errors after which a call that may be made any number of times is made again."""
 
 _FIRST_SECONDS: Final = 0.1
 _LONGEST_SECONDS: Final = 2.0

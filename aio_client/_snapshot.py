@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from contextlib import suppress
@@ -15,19 +14,17 @@ import pyarrow as pa
 
 from aio_client._commit import call_again
 from aio_client._lease import Keeper, Lease, ttl_millis
-from aio_client._retry import with_retries
+from aio_client._retry import PASSING_ERRORS, with_retries
 from protos.scankv.v1 import scan_pb2, snapshot_pb2
 from table_model.errors import (
-    DeadlineExceeded,
     ProtocolViolation,
-    ServerDraining,
     SnapshotLost,
     SnapshotNotTaken,
-    Unavailable,
     UsageError,
 )
 from table_model.key_range import KeyRange
 from table_model.limits import MAX_SPLITS
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # A lease has a name of its own, so a pin that was carried out although its answer was lost is repeated without harm.
-_PIN_RETRIES: Final = (Unavailable, DeadlineExceeded, ServerDraining, SnapshotNotTaken)
+_PIN_RETRIES: Final = (*PASSING_ERRORS, SnapshotNotTaken)
 
 
 class Snapshot(Lease):
@@ -101,9 +98,13 @@ class Snapshot(Lease):
         return self._message.table
 
     @property
-    def log_offsets(self) -> dict[int, int]:
-        """For every bucket, the offset of the first change that is not in the view."""
-        return dict(self._message.log_offsets)
+    def log_offsets(self) -> LogOffsets:
+        """For every bucket, the offset of the first change that is not in the view.
+
+        The changes from there on are kept while the snapshot lives, up to `log_hold_max_bytes` beyond the retention. So
+        `changes(StartFrom.offsets(snapshot.log_offsets))` continues where a reader of the snapshot has ended.
+        """
+        return LogOffsets.of(self._message.log_offsets, self._message.table_incarnation)
 
     @property
     def schema(self) -> pa.Schema:
@@ -155,14 +156,18 @@ class Snapshot(Lease):
             snapshot_id=self.id, ttl_millis=0 if ttl is None else ttl_millis(ttl)
         )
         asked_at = time.monotonic()
-        response = await self._transport.call(self._transport.services.snapshots.RenewSnapshot, request)
+        response = await self._transport.call(
+            lambda: self._transport.services.snapshots.RenewSnapshot, request, repeatable=False
+        )
         self._note(response.snapshot, asked_at)
 
     async def release(self) -> None:
         """Gives the lease back. Idempotent: nothing happens when it has ended already."""
         request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=self.id)
         with suppress(SnapshotLost):
-            await self._transport.call(self._transport.services.snapshots.ReleaseSnapshot, request)
+            await self._transport.call(
+                lambda: self._transport.services.snapshots.ReleaseSnapshot, request, repeatable=False
+            )
         self._note_released()
 
     def _note(self, message: snapshot_pb2.Snapshot, asked_at: float) -> None:
@@ -219,13 +224,8 @@ class Pinning:
 
         async def attempt(deadline: float) -> Snapshot:
             asked_at = time.monotonic()
-            try:
-                async with asyncio.timeout(deadline - asked_at):
-                    response = await self._transport.call(self._transport.services.snapshots.PinSnapshot, request)
-            except TimeoutError as error:
-                raise DeadlineExceeded(
-                    f"the snapshot of {request.table} was not taken within the operation timeout", table=request.table
-                ) from error
+            calls = self._transport
+            response = await calls.attempt(lambda: calls.services.snapshots.PinSnapshot, request, deadline=deadline)
             return Snapshot(self._transport, response.snapshot, asked_at, response.held_micros, shared=request.shared)
 
         return await with_retries(
@@ -253,7 +253,7 @@ async def list_snapshots(transport: Transport, table: str | None) -> list[Snapsh
     """
     request = snapshot_pb2.ListSnapshotsRequest(table=table or "")
     asked_at = time.monotonic()
-    response = await transport.call(transport.services.snapshots.ListSnapshots, request)
+    response = await transport.call(lambda: transport.services.snapshots.ListSnapshots, request)
     return [Snapshot(transport, message, asked_at) for message in response.snapshots]
 
 

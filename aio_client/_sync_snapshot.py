@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from aio_client._runner import Runner
     from aio_client._snapshot import Snapshot as AsyncSnapshot
+    from table_model.log_offsets import LogOffsets
 
 
 class Snapshot:
@@ -61,7 +62,7 @@ class Snapshot:
         return self._snapshot.table
 
     @property
-    def log_offsets(self) -> dict[int, int]:
+    def log_offsets(self) -> LogOffsets:
         """For every bucket, the offset of the first change that is not in the view."""
         return self._snapshot.log_offsets
 

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from protos.scankv.v1 import table_pb2
     from table_model.agg import Aggregator
     from table_model.expressions import Where
+    from table_model.log_offsets import LogOffsets
     from table_model.log_positions import StopAt
     from table_model.scan_spec import ScanSpec
 
@@ -445,21 +446,35 @@ class Table(ComputedAnswers, ConsumersOfTable, MergedTable):
         )
         return Writer(self._runner, make)
 
-    def undo(self, writer_id: str, to_offsets: Mapping[int, int]) -> UndoReport:
+    def undo(
+        self,
+        writer_id: str,
+        to_offsets: Mapping[int, int],
+        *,
+        any_incarnation: bool = False,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> UndoReport:
         """Takes back what a named writer has done since some offsets. See `aio_client.Table.undo`."""
-        return self._runner.call(self._table.undo, writer_id, to_offsets)
+        undo = partial(self._table.undo, any_incarnation=any_incarnation, locks=ids_of(locks))
+        return self._runner.call(partial(undo, writer_id, to_offsets))
 
-    def lock_columns(self, columns: Sequence[str], *, owner: str, ttl: float = 30.0) -> ColumnLock:
+    def lock_columns(
+        self, columns: Sequence[str], *, owner: str, ttl: float = 30.0, take_over: bool = False
+    ) -> ColumnLock:
         """Locks columns: `with` renews and releases the lock, else that is the caller's.
 
         The arguments and errors are those of `aio_client.Table.lock_columns`.
         """
-        locking = self._table.lock_columns(columns, owner=owner, ttl=ttl)
+        locking = self._table.lock_columns(columns, owner=owner, ttl=ttl, take_over=take_over)
         return ColumnLock(self._runner, self._runner.call(locking.lock))
 
     def statistics(self) -> list[BucketStatistics]:
         """The figures of every bucket."""
         return self._runner.call(self._table.statistics)
+
+    def log_offsets(self) -> LogOffsets:
+        """Where the changelog of every bucket ends, at one instant. See `aio_client.Table.log_offsets`."""
+        return self._runner.call(self._table.log_offsets)
 
     def index_status(self) -> list[IndexStatus]:
         """How far every index is built now."""

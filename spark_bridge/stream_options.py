@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_bridge.options import STREAM_NAMES, ReadOptions, check_number, named, whole_number, wrong
 from table_model.errors import InvalidRequest, UsageError
+from table_model.log_offsets import LogOffsets
 from table_model.log_positions import StartFrom, StopAt
 from table_model.names import check_consumer_id
 
@@ -141,5 +142,8 @@ def _stop(text: str) -> StopAt:
         raise wrong("stop", f"{_STOP_FORMS}, not {text!r:.80}") from None
 
 
-def _offsets(text: str) -> dict[int, int]:
-    return {int(bucket): offset for bucket, offset in json.loads(text).items()}
+def _offsets(text: str) -> LogOffsets:
+    values = json.loads(text)
+    if "log_offsets" in values:
+        return LogOffsets.from_json(values)
+    return LogOffsets({int(bucket): offset for bucket, offset in values.items()})

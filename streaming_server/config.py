@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import tomllib
 from dataclasses import dataclass, fields
-from pathlib import Path  # noqa: TC003 (load_config reads the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
 
 from table_model.errors import UsageError, did_you_mean
@@ -16,6 +15,7 @@ from table_model.limits import (
     MIN_CHUNK_BYTES,
     MIN_LEASE_SECONDS,
 )
+from table_model.toml import toml_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,6 +85,9 @@ class ServerConfig:
         result_cache_bytes: Memory for computed answers that are given again while nothing changes; one of them takes
             at most a sixteenth of it. 0 keeps none.
         storage_threads: Threads for writes, lookups and syncs.
+        max_clock_step_seconds: Commit times follow the machine's clock forward over at most so much at once; more is a
+            jump, which is logged, reported by `stats`, and not followed. See docs/clocks.md.
+        clock_trust_seconds: A jump forward that the machine's clock keeps for so long is followed.
         aggregate_functions: The names of aggregate functions of other packages that are loaded, as their entry points
             in the group `scankv.aggregate_functions` have them. A list in TOML; elsewhere with commas.
     """
@@ -132,6 +135,8 @@ class ServerConfig:
     write_buffer_bytes: int = 128 * _MEBIBYTE
     result_cache_bytes: int = 16 * _MEBIBYTE
     storage_threads: int = 4
+    max_clock_step_seconds: float = 300.0
+    clock_trust_seconds: float = 86_400.0
     aggregate_functions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -177,11 +182,13 @@ class ServerConfig:
             ("write_buffer_bytes", _MEBIBYTE, 1 << 40),
             ("result_cache_bytes", 0, 1 << 40),
             ("storage_threads", 1, 64),
+            ("max_clock_step_seconds", 1, 86_400),
+            ("clock_trust_seconds", 0, 10 * 365 * 86_400),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise UsageError(f"{name} = {value}: it must be from {low} to {high}", option=name)
-        if not self.insecure and not _is_loopback(self.host):
+        if not self.insecure and not is_loopback(self.host):
             raise UsageError(
                 f"host = {self.host}: this server has neither encryption nor authentication, so it listens on loopback "
                 "only; to let others in nevertheless, give --insecure",
@@ -220,19 +227,10 @@ def load_config(
 
 def as_toml(config: ServerConfig) -> str:
     """The settings as a TOML file that `load_config` reads."""
-    lines = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, bool):
-            text = str(value).lower()
-        elif isinstance(value, int | float):
-            text = str(value)
-        elif isinstance(value, tuple):
-            text = json.dumps(value)
-        else:
-            text = '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
-        lines.append(f"{field.name} = {text}\n")
-    return "".join(lines)
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    return "".join(
+        f"{name} = {toml_value(str(value) if isinstance(value, Path) else value)}\n" for name, value in values.items()
+    )
 
 
 def _read_file(path: Path) -> dict[str, object]:
@@ -268,7 +266,8 @@ def _convert(name: str, value: object, to: type) -> object:
         raise UsageError(f"{name} = {value!r}: it must be {kind}", option=name) from None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address reaches this machine alone."""
     if host == "localhost":
         return True
     try:

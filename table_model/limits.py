@@ -82,5 +82,8 @@ MAX_SPLITS: Final = 1024
 MAX_RESUME_TOKEN_BYTES: Final = 64 * 1024
 """Bytes of a resume token."""
 
+MIN_CALLS_PER_CONNECTION: Final = 1024
+"""Calls that every server takes from one connection at once, whatever its configuration."""
+
 WRITER_WINDOW: Final = 16
 """Requests of one writer whose answers a bucket keeps, and so the most that may be under way at once."""

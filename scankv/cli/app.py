@@ -26,6 +26,7 @@ from scankv.cli import (
     transactions,
 )
 from scankv.cli.outcome import TERMINATED, Commands
+from scankv.cli.without_pandas import keep_pandas_out
 
 app = typer.Typer(
     name="scankv",
@@ -68,5 +69,6 @@ app.add_typer(snapshots.app, name="snapshot")
 def main() -> None:
     """Runs the command line of this process and exits with its code."""
     # SIGTERM unwinds like Ctrl-C, so that no half file and no embedded server stay behind.
+    keep_pandas_out()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     app(prog_name="scankv")

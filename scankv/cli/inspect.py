@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 from rich.filesize import decimal
@@ -10,6 +10,8 @@ from rich.filesize import decimal
 from aio_client import BaseStatistics, BucketStatistics, IndexStatus, TableBases, sync
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.show import duration, show_json, show_pairs, show_table
+from scankv.formats.table_files import definition_of, to_toml
+from table_model.errors import UsageError
 from table_model.types import format_type
 
 _BASE_HEADERS: Final = [
@@ -41,10 +43,22 @@ def tables(json: Json = False, url: Url = None) -> None:
         typer.echo("there are no tables yet; make one with: scankv create, or scankv load --create", err=True)
 
 
-def describe(table: TableName, json: Json = False, url: Url = None) -> None:
+def describe(
+    table: TableName,
+    json: Json = False,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print the definition alone, as `scankv create -f` reads it.")
+    ] = False,
+    url: Url = None,
+) -> None:
     """Show the columns, the key, the indexes and the buckets of a table."""
+    if json and toml:
+        raise UsageError("--json and --toml are two ways to print the same: give one of them")
     with sync.connect(url) as client:
         found = client.table(table)
+        if toml:
+            typer.echo(to_toml(definition_of(found)), nl=False)
+            return
         buckets, indexes = found.statistics(), found.index_status()
     if json:
         show_json(

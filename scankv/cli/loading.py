@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from aio_client import WriteResult
+    from aio_client._merging import WriteMode
     from aio_client.sync import Client, Table
     from scankv.formats.blocks import BadRows, Block, GoodRows
 
@@ -28,8 +29,9 @@ class Loading:
         rows: How many rows were acknowledged.
     """
 
-    def __init__(self, client: Client, table: Table) -> None:
+    def __init__(self, client: Client, table: Table, mode: WriteMode = "merge") -> None:
         self.rows = 0
+        self._mode: WriteMode = mode
         self._client = client
         self._table = table
         self._underway: tuple[Future[WriteResult], GoodRows] | None = None
@@ -52,7 +54,7 @@ class Loading:
                     for good in good_rows(block, bad):
                         self._finish_underway(bad)
                         on_progress()
-                        self._underway = pool.submit(self._table.upsert, good.rows), good
+                        self._underway = pool.submit(self._table.upsert, good.rows, mode=self._mode), good
                 self._finish_underway(bad)
                 on_progress()
             except BadFile as error:
@@ -83,7 +85,7 @@ class Loading:
             bad.add(good.where(int(kept[row])), error.message)
             kept = np.delete(kept, row)
             try:
-                self.rows += self._table.upsert(good.rows.take(pa.array(kept))).rows
+                self.rows += self._table.upsert(good.rows.take(pa.array(kept)), mode=self._mode).rows
             except (InvalidRequest, RequestTooLarge) as again:
                 error = again
             else:

@@ -1,8 +1,6 @@
 """`serve` and `wait`: starting a server, and waiting for one."""
 
 import os
-import sys
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Annotated
 
@@ -13,20 +11,9 @@ from scankv.cli.options import Settings, Url, settings_of
 from scankv.cli.outcome import needs
 
 
-class _WithoutPandas(MetaPathFinder):
-    """Keeps pandas out of this process: Arrow imports it, where it is there, with its first conversion.
-
-    That takes two seconds and 60 MiB, and a server converts nothing for pandas.
-    """
-
-    def find_spec(self, fullname: str, *_: object) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("a server does without pandas", name=fullname)
-
-
 def serve(
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The data directory; made when it is not there.")
+        Path | None, typer.Option(metavar="DIR", help="The data directory; empty, or made when it is not there.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on. Default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on; 0 picks a free one. Default: 7070.")] = None,
@@ -44,9 +31,11 @@ def serve(
     When it is ready it prints one line, `scankv ready on HOST:PORT`; its log goes to standard error. SIGTERM and Ctrl-C
     let running calls end first. A setting comes from here, else from $SCANKV_<SETTING>, else from the file.
 
-    Exit codes: 0 after a drain, 3 when another server has the directory, 4 when the port is taken.
+    Only the user who runs the server can read what it writes. A directory with something else in it is refused.
+
+    Exit codes: 0 after a drain, 3 when another server has the directory, 4 when the port is taken, 5 when the directory
+    is neither empty nor ScanKV's.
     """
-    sys.meta_path.insert(0, _WithoutPandas())
     with needs("server"):
         from streaming_server.config import as_toml, load_config
         from streaming_server.server import run

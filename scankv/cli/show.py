@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 import typer
 from rich import box
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scankv.formats.text import to_text
+from table_model import lazy_compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

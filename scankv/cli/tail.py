@@ -5,7 +5,6 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +15,7 @@ from scankv.cli.positions import start_of, stop_of
 from scankv.cli.show import is_terminal, text_cells
 from scankv.formats.debezium import debezium_lines
 from scankv.formats.json_text import json_lines
+from table_model import lazy_compute as pc
 from table_model.log_positions import Unmatched
 from table_model.schema import CHANGE_COLUMNS
 
@@ -37,12 +37,15 @@ def tail(
         typer.Option(
             "--from",
             metavar="START",
-            help="full (all rows, then the changes), earliest, latest, last:N, or a time as 2026-01-31T12:00:00Z.",
+            help="full (all rows, then the changes), earliest, latest, last:N, offsets as 0=12,1=7 or as JSON with "
+            "log_offsets and table_incarnation, or a time as 2026-01-31T12:00:00Z.",
         ),
     ] = "latest",
     until: Annotated[
         str | None,
-        typer.Option(metavar="STOP", help="latest (what there is now), or a time. Default: until Ctrl-C."),
+        typer.Option(
+            metavar="STOP", help="latest (what there is now), offsets as for --from, or a time. Default: until Ctrl-C."
+        ),
     ] = None,
     columns: Columns = None,
     where: Where = None,

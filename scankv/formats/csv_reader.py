@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.types as pat
 
@@ -14,6 +13,7 @@ from scankv.formats.blocks import BadRowError
 from scankv.formats.columns import check_columns, conform_block
 from scankv.formats.csv_rows import read_header, read_rows
 from scankv.formats.text import from_text
+from table_model import lazy_compute as pc
 from table_model.types import format_type
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from scankv.formats.scalar_text import concatenated
 from scankv.formats.text import to_text
+from table_model import lazy_compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from scankv.formats.csv_reader import CsvFile, report_wrong, values_of
 from scankv.formats.json_text import schema_of_json_lines
 from scankv.formats.jsonl_reader import JsonlBlock, read_lines
+from table_model import lazy_compute as pc
 
 if TYPE_CHECKING:
     import io

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.gate import Gate
     from streaming_server.engine.live_table import LiveTable
@@ -59,6 +59,7 @@ class Committing:
         executor: Runs what blocks.
         table: Gives a table by its name; raises TableNotFound.
         uses: Keeps tables from being altered meanwhile.
+        clock: The server's.
 
     Attributes:
         figures: What there is to say of it.
@@ -71,7 +72,9 @@ class Committing:
         executor: StorageExecutor,
         table: Callable[[str], LiveTable],
         uses: TableUses,
+        clock: ServerClock,
     ) -> None:
+        self._clock = clock
         self.figures = CommitFigures()
         self._root = root
         self._decisions = decisions
@@ -118,14 +121,15 @@ class Committing:
         self.figures.closed_gates += 1
         try:
             async with closed_gate(buckets) as gate:
-                started = time.monotonic()
+                started = self._clock.monotonic()
                 checks = Verification(files=files, tables=tables, touched=touched, since=transaction.since)
                 await checks.run(self._executor)
                 decision = Decision(
                     number=self._decisions.next_number(),
                     token=transaction.token,
                     id=transaction.terms.id,
-                    micros=time.time_ns() // 1000,
+                    micros=self._clock.commit_micros(),
+                    served_micros=self._clock.service_micros(),
                     rows=sum(part.rows for part in parts),
                     tables={name: touched[name].incarnation for name in tables},
                     files=tuple((part.number, part.requests) for part in parts),
@@ -134,7 +138,7 @@ class Committing:
                 offsets = await self._decided(decision, files, tables, gate)
             self.figures.commits += 1
             self.figures.rows += decision.rows
-            micros = int((time.monotonic() - started) * 1_000_000)
+            micros = int((self._clock.monotonic() - started) * 1_000_000)
             self.figures.longest_micros = max(self.figures.longest_micros, micros)
         finally:
             self.figures.closed_gates -= 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -72,14 +71,18 @@ class SnapshotInfo:
     held_micros: int = 0
 
 
-def info_of(lease: Lease) -> SnapshotInfo:
-    """What there is to say of a lease now. Raises DataLoss when its view's manifest cannot be read."""
+def info_of(lease: Lease, now: float) -> SnapshotInfo:
+    """What there is to say of a lease at an instant of the monotonic clock.
+
+    Raises:
+        DataLoss: Its view's manifest cannot be read.
+    """
     return SnapshotInfo(
         snapshot_id=lease.lease_id,
         view_id=lease.view.view_id,
         manifest=lease.view.manifest,
         ttl=lease.ttl,
-        remaining=max(lease.expires - time.monotonic(), 0.0),
+        remaining=max(lease.expires - now, 0.0),
     )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.gate import Gate
     from streaming_server.scan.overlay import Overlay, OverlayView
@@ -73,6 +74,8 @@ class LiveBucket:
         compression: That of its table.
         resources: Shared by all buckets of the process.
         executor: Runs what blocks.
+        clock: The server's.
+        mark_seconds: How precisely the ages of its changes are known.
         indexes: Gives the ids of the table's indexes as of now.
         on_unbuilt: Is told when the bucket was opened and an index of it is not ready.
         log_holds: Gives from where on the changelog is kept, and for whom, when the bucket is opened.
@@ -88,6 +91,8 @@ class LiveBucket:
         compression: str,
         resources: RocksResources,
         executor: StorageExecutor,
+        clock: ServerClock,
+        mark_seconds: float,
         indexes: Callable[[], Collection[int]],
         on_unbuilt: Callable[[LiveBucket], None],
         log_holds: Callable[[], Mapping[str, int]] = dict,
@@ -110,6 +115,8 @@ class LiveBucket:
         self._compression = compression
         self._resources = resources
         self._executor = executor
+        self._clock = clock
+        self._mark_seconds = mark_seconds
         self._indexes = indexes
         self._on_unbuilt = on_unbuilt
         self._log_holds = log_holds
@@ -234,7 +241,9 @@ class LiveBucket:
             self._place,
             compression=self._compression,
             resources=self._resources,
+            clock=self._clock,
             writer_limits=self._writer_limits,
+            mark_seconds=self._mark_seconds,
         )
         try:
             bucket.settle_indexes(self._indexes())

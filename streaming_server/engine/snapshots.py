@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections import OrderedDict
 from contextlib import asynccontextmanager, contextmanager
@@ -27,15 +26,17 @@ from streaming_server.engine.reaper import Reaper
 from streaming_server.engine.splits import split_view
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.ended_leases import EndedLeases
+from streaming_server.storage.offsets import count_of
 from streaming_server.storage.pinned_base import remove_base, write_net
 from streaming_server.storage.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
 from table_model.errors import DataLoss, InvalidRequest, ServerDraining, TooManySnapshots
 from table_model.limits import MAX_SPLITS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_table import LiveTable
@@ -58,14 +59,19 @@ _log = logging.getLogger(__name__)
 class Snapshots:
     """The pinned snapshots of a server. Bound to its event loop.
 
-    Leases and views are on disk, and outlive the server; each lease's time to live begins anew with it. Time is
+    Leases and views are on disk, and outlive the server; each lease's time to live begins anew with it. Rule: time is
     measured by the monotonic clock, so that setting the machine's clock ends no lease.
+
+    A view with a lease holds the changes from its log offsets on, so that its reader can follow the table from there;
+    within `log_hold_max_bytes`, as every hold.
 
     Args:
         config: Limits and defaults.
         trash: Where what is removed is moved to first.
         resources: Shared by all buckets of the process.
         executor: Runs what blocks.
+        live: Gives a table by its name, if it is in use.
+        clock: The server's.
         max_hold_seconds: For how long taking a view may hold a table's writers.
     """
 
@@ -75,13 +81,17 @@ class Snapshots:
         trash: Path,
         resources: RocksResources,
         executor: StorageExecutor,
+        live: Callable[[str], LiveTable | None],
         *,
+        clock: ServerClock,
         max_hold_seconds: float = MAX_HOLD_SECONDS,
     ) -> None:
         self._config = config
         self._trash = trash
         self._resources = resources
         self._executor = executor
+        self._live = live
+        self._clock = clock
         self._max_hold_seconds = max_hold_seconds
         self._leases: dict[str, Lease] = {}
         self._views: dict[str, PinnedView] = {}
@@ -91,7 +101,7 @@ class Snapshots:
         self._pending: set[str] = set()
         self._idle: OrderedDict[str, PinnedView] = OrderedDict()
         self._work: set[asyncio.Task[Any]] = set()
-        self._reaper = Reaper(self._next_expiry, self._expire)
+        self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     def load(self, definition: TableDefinition, path: Path) -> None:
         """Finds the snapshots of a table that are on disk, and removes what a crash left of others. Blocks."""
@@ -124,6 +134,14 @@ class Snapshots:
     def leases(self) -> int:
         """Leases that there are."""
         return len(self._leases)
+
+    def log_holds(self, table: str, bucket: int) -> dict[str, int]:
+        """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
+        return {
+            _log_owner(view.view_id): view.manifest.buckets[bucket].log_offset
+            for view in list(self._views.values())
+            if view.table == table and view.leases and view.is_readable
+        }
 
     async def held_bytes(self) -> int:
         """Bytes on disk that only snapshots keep. Reads directories."""
@@ -165,7 +183,7 @@ class Snapshots:
         name = table.definition.name
         async with table.pinning.alone():
             there = self._leases.get(lease_id)
-            if there is not None and there.expires > time.monotonic():
+            if there is not None and there.expires > self._clock.monotonic():
                 check_table(there, name)
                 return await self._renewed(there, max(ttl, there.ttl) if there.shared else ttl)
             if there is not None:
@@ -181,7 +199,7 @@ class Snapshots:
                     view, held_micros = await self._view_of_now(table)
                 with self._used(view):
                     lease = await self._add_lease(view, lease_id, ttl, shared=shared)
-                    return replace(info_of(lease), held_micros=held_micros)
+                    return replace(self._info_of(lease), held_micros=held_micros)
 
     async def renew(self, snapshot_id: str, ttl: float | None = None) -> SnapshotInfo:
         """Begins a lease's time to live anew; with `ttl`, in seconds, another one.
@@ -207,9 +225,9 @@ class Snapshots:
 
     def listed(self, table: str | None = None) -> list[SnapshotInfo]:
         """The snapshots of one table (None: of all), the oldest view first. Not those whose manifest is damaged."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         infos = [
-            info_of(lease)
+            info_of(lease, now)
             for lease in self._leases.values()
             if lease.expires > now and lease.view.is_readable and table in (None, lease.view.table)
         ]
@@ -304,6 +322,7 @@ class Snapshots:
                 [directory.bucket(live.number) for live in table.buckets],
                 lambda: table.codec.definition,
                 base_paths=[directory.base(live.number) for live in table.buckets],
+                log_owner=_log_owner(directory.view_id),
                 max_hold_seconds=self._max_hold_seconds,
             )
             bases = await self._executor.run(_keep_bases, directory, cut.bases)
@@ -315,6 +334,8 @@ class Snapshots:
             )
             await self._executor.run(directory.complete, manifest)
         except BaseException:
+            for live in table.buckets:
+                live.release_log(_log_owner(directory.view_id))
             table.pinning.discard_later(lambda: directory.remove(self._trash))
             raise
         return self._added(name, table.path, directory, manifest), cut.held_micros
@@ -339,7 +360,7 @@ class Snapshots:
             return
         shared = [lease for lease in self._leases.values() if lease.shared]
         oldest = min(shared, key=lambda lease: lease.renewed_at, default=None)
-        if oldest is not None and oldest.renewed_at + SHARED_LEASE_SECONDS <= time.monotonic():
+        if oldest is not None and oldest.renewed_at + SHARED_LEASE_SECONDS <= self._clock.monotonic():
             await self._ended(oldest)
 
     @contextmanager
@@ -367,10 +388,34 @@ class Snapshots:
             except BaseException:
                 self._begin(self._remove_file(view, lease_id))
                 raise
-            return self._lease_on(view, lease_id, ttl, shared=shared)
+            lease = self._lease_on(view, lease_id, ttl, shared=shared)
+            self._hold_log(view)
+            return lease
+
+    def _hold_log(self, view: PinnedView) -> None:
+        """Keeps the changes from a view on, which has a lease. Of buckets that are not open, once they are."""
+        table = self._live(view.table)
+        if table is None or not view.is_readable:
+            return
+        for number, bucket in view.manifest.buckets.items():
+            live = table.buckets[number]
+            # What is not there any more cannot be kept, and would keep all that comes after it.
+            if live.state is not None and count_of(bucket.log_offset) >= live.state.log_first:
+                live.hold_log(_log_owner(view.view_id), bucket.log_offset)
+
+    async def _release_log(self, view: PinnedView) -> None:
+        """Lets the changes go that a view has kept, unless it has a lease."""
+        table = self._live(view.table)
+        if table is None or view.leases:
+            return
+        for live in table.buckets:
+            # One that is just being opened gets the holds of before. A commit that is under way need not be waited for.
+            async with live.mutex.beside_gate():
+                if not view.leases:
+                    live.release_log(_log_owner(view.view_id))
 
     def _lease_on(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool) -> Lease:
-        lease = self._leases[lease_id] = Lease(lease_id, view, ttl, time.monotonic() + ttl, shared)
+        lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl, shared)
         view.leases.add(lease_id)
         self._reaper.tell(lease.expires)
         return lease
@@ -378,7 +423,7 @@ class Snapshots:
     def lease(self, snapshot_id: str, table: str | None = None) -> Lease:
         """A lease that has not ended, which is on a view of this table (None: of any). Raises as `reading`."""
         lease = self._leases.get(snapshot_id)
-        if lease is None or lease.expires <= time.monotonic():
+        if lease is None or lease.expires <= self._clock.monotonic():
             raise lost(snapshot_id)
         if table is not None:
             check_table(lease, table)
@@ -387,7 +432,7 @@ class Snapshots:
     async def _renewed(self, lease: Lease, ttl: float | None) -> SnapshotInfo:
         changed = ttl is not None and ttl != lease.ttl
         lease.ttl = lease.ttl if ttl is None else ttl
-        lease.expires = time.monotonic() + lease.ttl
+        lease.expires = self._clock.monotonic() + lease.ttl
         self._reaper.tell(lease.expires)
         if changed:
             async with lease.view.lease_files:
@@ -399,7 +444,10 @@ class Snapshots:
                     await self._executor.run(write, lease.lease_id, lease.ttl)
                 except FileNotFoundError:
                     raise lost(lease.lease_id) from None
-        return info_of(lease)
+        return self._info_of(lease)
+
+    def _info_of(self, lease: Lease) -> SnapshotInfo:
+        return info_of(lease, self._clock.monotonic())
 
     async def _ended(self, lease: Lease) -> None:
         """Ends a lease: at once for everybody, and on disk when this returns, also if it is cancelled."""
@@ -416,12 +464,15 @@ class Snapshots:
 
     async def _remove_file(self, view: PinnedView, lease_id: str, ended: EndedLeases | None = None) -> None:
         with self._used(view):
-            async with view.lease_files:
-                if ended is not None:
-                    # Before the lease's file goes: after a crash in between, the lease is there again.
-                    await self._executor.run(ended.write, lease_id)
-                if lease_id not in view.leases:
-                    await self._executor.run(view.directory.remove_lease, lease_id)
+            try:
+                async with view.lease_files:
+                    if ended is not None:
+                        # Before the lease's file goes: after a crash in between, the lease is there again.
+                        await self._executor.run(ended.write, lease_id)
+                    if lease_id not in view.leases:
+                        await self._executor.run(view.directory.remove_lease, lease_id)
+            finally:
+                await self._release_log(view)
 
     @contextmanager
     def _used(self, view: PinnedView) -> Iterator[None]:
@@ -468,12 +519,17 @@ class Snapshots:
         return min((lease.expires for lease in self._leases.values()), default=None)
 
     async def _expire(self) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for lease in [lease for lease in self._leases.values() if lease.expires <= now]:
             try:
                 await self._ended(lease)
             except Exception:
                 _log.exception("ending the lease %s", lease.lease_id)
+
+
+def _log_owner(view_id: str) -> str:
+    """As whom a view holds changes."""
+    return f"snapshot:{view_id}"
 
 
 def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict[int, PinnedBase]:

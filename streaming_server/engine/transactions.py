@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from contextlib import suppress
 from copy import copy
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.committing import CommitFigures
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_table import LiveTable
@@ -87,6 +87,7 @@ class Transactions:
         executor: Runs what blocks.
         table: Gives a table by its name; raises TableNotFound.
         limits: What bounds them.
+        clock: The server's.
 
     Attributes:
         uses: Keeps the tables of commits from being altered.
@@ -96,21 +97,27 @@ class Transactions:
     """
 
     def __init__(
-        self, root: Path, executor: StorageExecutor, table: Callable[[str], LiveTable], limits: TransactionLimits
+        self,
+        root: Path,
+        executor: StorageExecutor,
+        table: Callable[[str], LiveTable],
+        limits: TransactionLimits,
+        clock: ServerClock,
     ) -> None:
+        self._clock = clock
         self.uses = TableUses()
         self._root = root
         self._executor = executor
         self._table = table
         self._limits = limits
-        self._decisions = Decisions(root)
-        self._committing = Committing(root, self._decisions, executor, table, self.uses)
+        self._decisions = Decisions(root, clock)
+        self._committing = Committing(root, self._decisions, executor, table, self.uses, clock)
         self._committed = CommittedTransactions(limits.remembered_seconds, self._is_there)
         for committed in self._decisions.take_done():
             self._committed.add(committed)
         self._open: dict[str, OpenTransaction] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._reaper = Reaper(self._next_expiry, self._expire)
+        self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     @property
     def open(self) -> list[OpenTransaction]:
@@ -147,12 +154,12 @@ class Transactions:
             if committed is not None:
                 self._committed.add(committed)
                 await self._committing.finish(committed)
-        self._committed.forget(time.time_ns() // 1000)
+        self._committed.forget(self._clock.service_micros())
         await self._committing.rewrite_log(self._committed)
 
     def _load(self, directory: StagingDirectory) -> None:
         try:
-            transaction = OpenTransaction.load(directory)
+            transaction = OpenTransaction.load(directory, self._clock)
         except (DataLoss, TypeError, ValueError, LookupError) as error:
             _log.error("DATA_LOSS: the transaction staged in %s is given up: %s", directory.path, error)
             transaction = None
@@ -197,7 +204,9 @@ class Transactions:
             )
         token = uuid.uuid4().hex
         directory = StagingDirectory(self._root, token)
-        transaction = self._open[token] = OpenTransaction(token=token, terms=terms, directory=directory)
+        transaction = self._open[token] = OpenTransaction(
+            token=token, terms=terms, directory=directory, clock=self._clock
+        )
         try:
             # Others who begin it meanwhile have its token, and wait here with what they stage.
             async with transaction.lock:
@@ -409,7 +418,7 @@ class Transactions:
         try:
             await self._committing.finish(committed)
             if self._decisions.is_long:
-                self._committed.forget(time.time_ns() // 1000)
+                self._committed.forget(self._clock.service_micros())
                 await self._committing.rewrite_log(self._committed)
         except OSError:
             # The next start finds it applied already.
@@ -469,7 +478,7 @@ class Transactions:
         return min((each.expires for each in self._open.values() if each.commit is None), default=None)
 
     async def _expire(self) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for transaction in [each for each in self._open.values() if each.commit is None and each.expires <= now]:
             _log.info("the transaction %s has expired", transaction.token)
             await self._end(transaction)

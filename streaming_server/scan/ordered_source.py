@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.ordered_forms import OrderedForm
 
 _SINGLE_ROWS: Final = 128
-_NO_KEYS: Final = pa.array([], pa.binary())
+_NO_KEYS: Final = pa.nulls(0, pa.binary())
 
 T = TypeVar("T")
 Parts: TypeAlias = "Sequence[tuple[int, pa.Array]]"

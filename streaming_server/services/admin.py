@@ -58,7 +58,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with mapped_errors(request, context):
             tables = sorted(self._tables.live_tables(), key=lambda table: table.definition.name)
             buckets = [bucket for table in tables for bucket in table.buckets]
-            memory, commits = _memory(), self._tables.transactions.figures
+            memory, commits, clock = _memory(), self._tables.transactions.figures, self._tables.clock.status()
             return admin_pb2.StatsResponse(
                 version=self._version,
                 incarnation=self._incarnation,
@@ -88,6 +88,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 longest_commit_micros=commits.longest_micros,
                 rows_written=self._writes.rows_written + commits.rows,
                 log_syncs=sum(bucket.syncs for bucket in buckets),
+                clock_offset_millis=clock.offset_millis,
+                clock_jumps=clock.jumps,
                 resident_bytes=memory.get("VmRSS", 0),
                 peak_resident_bytes=memory.get("VmHWM", 0),
                 bases=[table_bases(table) for table in tables if table.definition.options.columnar_base != "off"],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streaming_server.storage.bucket_log import MARK_BYTES, BucketLog, LogSpan, put_mark
+from streaming_server.storage.bucket_log import MARK_BYTES, BucketLog, LogMark, LogSpan, put_mark
 from streaming_server.storage.changelog import LogRecord, decode_record
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.durable_mark import DurableMark
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from streaming_server.clock import ServerClock
     from streaming_server.storage.bucket_log import Segment
     from streaming_server.storage.changelog import Changes
     from streaming_server.storage.rocks import RowsSnapshot, StoreBatch
@@ -51,12 +51,14 @@ class BucketState:
         epoch_starts: The count at which each epoch began, from epoch 0 on.
         rows: Live rows, exact. None: not known, because rows were written without reading those that were there.
         longest_row: Bytes of the longest row there ever was.
-        commit_micros: Time of the last commit; the next one is never before it.
+        commit_micros: Commit time of the last commit; the next one is never before it.
         clean: False from the first write after a start until an orderly close.
         log_first: The count of changes before the oldest one that the changelog has.
         log_rewritten: The count of changes before the first one that has yet to be made part of a segment.
         log_bytes: Bytes of all changelog records ever, as they were written.
         log_marked: The same when the last mark was made, see `BucketLog`.
+        log_micros: The service time of the last of them, in microseconds.
+        log_marked_micros: The service time of the last mark.
         indexes: The ids of the indexes that may have entries here, ascending.
         ready_indexes: The ids of those that have the entries of all rows, ascending. No other one may be read.
     """
@@ -74,6 +76,8 @@ class BucketState:
     log_rewritten: int = 0
     log_bytes: int = 0
     log_marked: int = 0
+    log_micros: int = 0
+    log_marked_micros: int = 0
 
     @property
     def log_offset(self) -> int:
@@ -172,7 +176,9 @@ class Bucket:
         *,
         compression: str,
         resources: RocksResources,
+        clock: ServerClock,
         writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
+        mark_seconds: float = 60.0,
     ) -> None:
         """Opens the bucket in directory `path`, making it when it is not there.
 
@@ -181,7 +187,9 @@ class Bucket:
             place: What errors call the bucket, as `bucket 3 of game.scores`.
             compression: `none`, `lz4` or `zstd`, for blocks written from now on.
             resources: Shared by all buckets of the process.
+            clock: The server's.
             writer_limits: What bounds its writers.
+            mark_seconds: How precisely the ages of changes are known.
 
         Raises:
             DataLoss: The bucket is damaged: RocksDB cannot open it, or acknowledged changes are missing.
@@ -189,7 +197,9 @@ class Bucket:
         self.place = place
         self._store = RocksStore(path, place, compression=compression, resources=resources)
         self.log = BucketLog(self._store, lambda: self._state.log_span)
-        self.writers = WriterStates(self._store, writer_limits)
+        self.writers = WriterStates(self._store, writer_limits, clock)
+        self._clock = clock
+        self._mark_micros = int(mark_seconds * 1_000_000)
         self._mark = DurableMark(path.with_suffix(".durable"))
         self._builds: dict[int, IndexBuild] = {}
         try:
@@ -241,7 +251,7 @@ class Bucket:
             count=self._state.count + change.count,
             rows=None if rows is None or added is None else rows + added,
             longest_row=max(self._state.longest_row, change.longest_row),
-            commit_micros=max(self._state.commit_micros, time.time_ns() // 1000),
+            commit_micros=max(self._state.commit_micros, self._clock.commit_micros()),
             clean=False,
             indexes=_with(self._state.indexes, (entries.index for entries in change.entries)),
         )
@@ -278,11 +288,14 @@ class Bucket:
     def _logged(self, batch: StoreBatch, state: BucketState, changes: Changes, schema_id: int) -> BucketState:
         """Writes changes to the log as part of a batch; the state with what they take."""
         size = self.log.append(batch, changes, schema_id=schema_id, commit_micros=state.commit_micros)
-        state = replace(state, log_bytes=state.log_bytes + size)
-        if state.log_bytes - state.log_marked < MARK_BYTES:
-            return state
-        put_mark(batch, state.count, state.log_bytes)
-        return replace(state, log_marked=state.log_bytes)
+        before, now = self._state, self._clock.service_micros()
+        state = replace(state, log_bytes=before.log_bytes + size, log_micros=now)
+        # Of the changes before these: nothing tells whether others will come soon.
+        if before.log_bytes > before.log_marked and abs(now - before.log_marked_micros) >= self._mark_micros:
+            state = _marked(batch, state, LogMark(before.count, before.log_bytes, before.log_micros))
+        if state.log_bytes - state.log_marked >= MARK_BYTES:
+            state = _marked(batch, state, LogMark(state.count, state.log_bytes, now))
+        return state
 
     def trim_log(self, offset: int) -> None:
         """Removes changes before an offset, but none that is held."""
@@ -409,6 +422,11 @@ class Bucket:
         finally:
             self._mark.close()
             self._store.close()
+
+
+def _marked(batch: StoreBatch, state: BucketState, mark: LogMark) -> BucketState:
+    put_mark(batch, mark)
+    return replace(state, log_marked=mark.size, log_marked_micros=mark.micros)
 
 
 def _with(indexes: tuple[int, ...], added: Iterable[int]) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ A transaction is committed by the record that decides it. Then it is applied; th
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +14,8 @@ from table_model.errors import DataLoss
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from streaming_server.clock import ServerClock
 
 _REWRITE_BYTES: Final = 4 << 20
 
@@ -27,7 +28,8 @@ class Decision:
         number: Greater than those of all before.
         token: The transaction's token.
         id: Its id, empty when it has none.
-        micros: When it was decided, in microseconds since 1970.
+        micros: When it was decided, in microseconds since 1970: data.
+        served_micros: The same in service time: from then on it is remembered.
         rows: How many rows and keys are in it.
         tables: The incarnations of its tables, by name.
         files: Its parts, in their order: the number of each, and how many of its requests count.
@@ -38,6 +40,7 @@ class Decision:
     token: str
     id: str
     micros: int
+    served_micros: int
     rows: int
     tables: Mapping[str, str]
     files: tuple[tuple[int, int], ...]
@@ -56,9 +59,11 @@ class Decision:
     def committed(self, log_offsets: Mapping[str, Mapping[int, int]]) -> Committed:
         """Its end."""
         return Committed(
+            number=self.number,
             token=self.token,
             id=self.id,
             micros=self.micros,
+            served_micros=self.served_micros,
             rows=self.rows,
             tables=self.tables,
             log_offsets=log_offsets,
@@ -70,17 +75,21 @@ class Committed:
     """One commit, and what it answered. Immutable.
 
     Attributes:
+        number: That of its decision.
         token: The transaction's token.
         id: Its id, empty when it had none.
-        micros: When it was decided, in microseconds since 1970.
+        micros: When it was decided, in microseconds since 1970: data.
+        served_micros: The same in service time: from then on it is remembered.
         rows: How many rows and keys were in it.
         tables: The incarnations of its tables, by name.
         log_offsets: By table and bucket, the offset of the first change behind it.
     """
 
+    number: int
     token: str
     id: str
     micros: int
+    served_micros: int
     rows: int
     tables: Mapping[str, str]
     log_offsets: Mapping[str, Mapping[int, int]]
@@ -113,12 +122,13 @@ class Decisions:
 
     Args:
         root: Where the transactions of the server lie; made when it is not there.
+        clock: The server's.
 
     Raises:
         DataLoss: The log is damaged.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, clock: ServerClock) -> None:
         self._log = TransactionLog(root)
         self._kept_bytes = 0
         self.epoch = 0
@@ -133,8 +143,8 @@ class Decisions:
             raise DataLoss(f"the transaction log in {root} cannot be read: {error!r}") from error
         self._log.records.clear()
         if not self.epoch:
-            # Of 32 bits, as epochs of writers are.
-            self.epoch = int(time.time())
+            # Of 32 bits, as epochs of writers are. Commit time does not go back.
+            self.epoch = clock.commit_micros() // 1_000_000
 
     def _read(self, record: dict[str, Any]) -> None:
         if "log" in record:

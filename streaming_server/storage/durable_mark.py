@@ -31,7 +31,7 @@ class DurableMark:
     def __init__(self, path: Path) -> None:
         """Opens the mark, making it (durably, at offset 0) when the file is not there."""
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if os.fstat(self._fd).st_size == 0:
             self.write(0)
             os.fsync(self._fd)

@@ -51,7 +51,7 @@ def write_at(path: Path, data: bytes, offset: int, *, sync: bool) -> None:
 
     Not its name: see `sync_directory`.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         view = memoryview(data)
         while view:

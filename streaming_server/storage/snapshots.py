@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -163,8 +162,7 @@ class ViewDirectory:
 
     def write_lease(self, lease_id: str, ttl: float, *, shared: bool = False) -> None:
         """Adds a lease, or changes its time to live, in seconds."""
-        content = {"ttl_seconds": ttl, "shared": shared, "written": int(time.time())}
-        write_checked_json(self._leases / f"{lease_id}.json", content)
+        write_checked_json(self._leases / f"{lease_id}.json", {"ttl_seconds": ttl, "shared": shared})
 
     def remove_lease(self, lease_id: str) -> None:
         """Removes a lease. There may be none, nor the view."""

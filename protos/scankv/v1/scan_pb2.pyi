@@ -221,7 +221,9 @@ class Changelog(_message.Message):
     NET_CHANGES_FIELD_NUMBER: _builtins.int
     UNMATCHED_DELETE_FIELD_NUMBER: _builtins.int
     timestamp_micros: _builtins.int
-    """The first change committed at or after this time, in microseconds since 1970; the oldest there is when that is later."""
+    """The first change committed at or after this time, in microseconds since 1970; the oldest there is when that is later.
+    INVALID_REQUEST, as is such a stop, around a jump of the server's clock: see docs/clocks.md.
+    """
     last: _builtins.int
     """The last so many changes there are, over all buckets together; about equally many of each, newest kept."""
     stop_timestamp_micros: _builtins.int
@@ -356,6 +358,10 @@ Global___LogLatest: _TypeAlias = LogLatest  # noqa: Y015
 
 @_typing.final
 class LogOffsets(_message.Message):
+    """Log offsets, and of which table they are: a table that is dropped and created again under its name counts its changes
+    from 0 again. Whatever takes offsets answers FAILED_PRECONDITION TABLE_RECREATED when they are of another incarnation.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -379,16 +385,20 @@ class LogOffsets(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     BY_BUCKET_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    table_incarnation: _builtins.str
+    """The `table_incarnation` of the answer that gave these offsets. Empty: unknown, which is not refused unless said so."""
     @_builtins.property
     def by_bucket(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     def __init__(
         self,
         *,
         by_bucket: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_bucket", b"by_bucket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_bucket", b"by_bucket", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

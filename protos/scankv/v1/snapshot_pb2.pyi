@@ -79,7 +79,9 @@ class Snapshot(_message.Message):
     remaining_millis: _builtins.int
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """For every bucket, the offset of the first change that is not in the view."""
+        """For every bucket, the offset of the first change that is not in the view. The changes from there on are kept while a
+        lease on the view lives, up to `log_hold_max_bytes` beyond the retention.
+        """
 
     def __init__(
         self,

@@ -35,10 +35,10 @@ def test_a_key_of_several_columns_is_written_with_commas(scankv: CommandLine, ta
     assert scankv("count", table).text == "0\n"
 
 
-def test_put_inserts_and_replaces_whole_rows(scankv: CommandLine, scores: str) -> None:
+def test_put_inserts_and_replaces_rows(scankv: CommandLine, scores: str) -> None:
     assert scankv("put", scores, "player=dan", "score=5").text == "wrote 1 row\n"
-    scankv("put", scores, "player=ann")
-    assert scankv("put", scores, '{"player":"eve","score":1}', '{"player":"fay"}').text == "wrote 2 rows\n"
+    scankv("put", scores, "player=ann", "score=")
+    assert scankv("put", scores, '{"player":"eve","score":1}', '{"score":null,"player":"fay"}').text == "wrote 2 rows\n"
     rows = [json.loads(line) for line in scankv("scan", scores, "--format", "jsonl").text.splitlines()]
     assert {row["player"]: row["score"] for row in rows} == {
         "ann": None,
@@ -48,6 +48,25 @@ def test_put_inserts_and_replaces_whole_rows(scankv: CommandLine, scores: str) -
         "eve": 1,
         "fay": None,
     }
+
+
+def test_put_of_some_columns_leaves_the_others_as_they_are(scankv: CommandLine, table: str) -> None:
+    scankv("create", table, "--schema", "player string, score int64, league string", "--key", "player")
+    scankv("put", table, "player=ann", "score=1", "league=a")
+    scankv("put", table, "league=b", "player=ann")
+    scankv("put", table, '{"player":"ann","score":2}', '{"player":"bob","score":3}')
+    rows = [json.loads(line) for line in scankv("get", table, "ann", "bob", "--json").text.splitlines()]
+    assert rows == [{"player": "ann", "score": 2, "league": "b"}, {"player": "bob", "score": 3, "league": None}]
+
+
+def test_put_of_some_columns_is_refused_where_a_table_takes_whole_rows(scankv: CommandLine, table: str) -> None:
+    columns = ["--schema", "player string, score int64, league string not null", "--key", "player"]
+    scankv("create", table, *columns)
+    assert '"league" is NOT NULL' in scankv.fails("put", table, "player=ann", "score=1")
+    scankv("create", table + "_first", *columns, "--set", "merge_engine=first_row")
+    assert "takes whole rows" in scankv.fails("put", table + "_first", "player=ann", "league=a")
+    for each in (table, table + "_first"):
+        assert scankv("count", each).text == "0\n"
 
 
 @pytest.mark.parametrize(

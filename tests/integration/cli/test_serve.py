@@ -5,16 +5,19 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pytest
+
+from aio_client import StartFrom, StopAt
+from aio_client.sync import connect
 from tests.support.command_line import CommandLine
 from tests.support.forked import run_forked
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
-
-    import pytest
-
-    from tests.support.server_process import ServerProcess
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -50,6 +53,54 @@ def test_a_taken_port_is_exit_code_4(server: ServerProcess, tmp_path: Path) -> N
     assert second.stdout == b""
     assert f"127.0.0.1:{port}" in second.stderr.decode()
     assert b"Traceback" not in second.stderr
+
+
+def test_a_directory_of_something_else_is_exit_code_5_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "trash").mkdir()
+    (tmp_path / "trash" / "letter.txt").write_text("precious")
+    refused = serve("--data", str(tmp_path), "--port", "0")
+    assert refused.returncode == 5
+    (said,) = refused.stderr.decode().splitlines()
+    assert said.startswith(f"scankv: error: the directory {tmp_path} is not a ScanKV data directory")
+    assert [path.name for path in tmp_path.rglob("*")] == ["trash", "letter.txt"]
+    assert (tmp_path / "trash" / "letter.txt").read_text() == "precious"
+
+
+def test_everything_that_a_server_writes_is_private(tmp_path: Path) -> None:
+    public = ("sh", "-c", 'umask 0 && exec "$@"', "sh")
+    with (
+        ServerProcess(tmp_path / "data", "--set", "base_upkeep_seconds=0.05", wrapper=public) as server,
+        connect(server.url) as client,
+    ):
+        columns = pa.schema([("player", pa.string()), ("score", pa.int64())])
+        table = client.create_table(
+            "game.scores", columns, primary_key=["player"], indexes=["score"], columnar_base="eager"
+        )
+        table.upsert([{"player": f"p{n}", "score": n} for n in range(100)])
+        wait_until(lambda: list(server.data_dir.glob("tables/*/*/bases/*/*")), "a base")
+        table.snapshot(ttl=600)
+        with table.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id="c").stream() as stream:
+            next(stream)
+            stream.commit()
+        with client.transaction() as transaction:
+            transaction.upsert(table, [{"player": "staged", "score": 1}])
+            found = {path for path in server.data_dir.rglob("*") if path.lstat().st_mode & 0o077}
+            made = {path.relative_to(server.data_dir).parts for path in server.data_dir.rglob("*")}
+        assert found == set()
+        assert server.data_dir.stat().st_mode & 0o777 == 0o700
+        assert {"tables", "trash", "transactions", "LOCK", "scankv.json"} <= {parts[0] for parts in made}
+        assert {"buckets", "bases", "snapshots", "consumers"} <= {parts[3] for parts in made if len(parts) > 3}
+        assert any(parts[0] == "transactions" and len(parts) > 2 for parts in made)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_listening_beyond_this_machine_is_logged_as_a_warning(tmp_path: Path, host: str) -> None:
+    with ServerProcess(tmp_path / "data", "--host", host, "--insecure") as server:
+        warned = [line for line in server.log.splitlines() if " WARNING " in line]
+    if host == "127.0.0.1":
+        assert warned == []
+    else:
+        assert "without encryption or authentication" in warned[0]
 
 
 def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
