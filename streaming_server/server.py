@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import sys
 import uuid
-from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Self
 
@@ -52,6 +50,7 @@ from streaming_server.services.table import TableService
 from streaming_server.services.transaction import TransactionService
 from streaming_server.services.write import WriteService
 from streaming_server.storage.data_directory import DirectoryLocked, ForeignDirectory
+from streaming_server.storage.file_limit import raise_file_limit
 from table_model.errors import ScanKvError, ServerDraining
 from table_model.limits import MAX_REQUEST_BYTES
 
@@ -125,7 +124,7 @@ class Server:
             UsageError, DataLoss: The directory cannot be used; the message says why.
             ScanKvError: A transaction that was committed cannot be applied.
         """
-        _raise_file_limit()
+        raise_file_limit()
         self._tables = Tables(self.config, clocks=self._clocks)
         self._registry = ScanRegistry(
             Admission(
@@ -276,11 +275,3 @@ async def _serve(config: ServerConfig) -> None:
         await stop.wait()
         _log.info("draining for at most %s seconds", config.drain_seconds)
     _log.info("stopped")
-
-
-def _raise_file_limit() -> None:
-    """An open bucket takes about nine file descriptors, and each scan pins some."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        if soft != hard:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
