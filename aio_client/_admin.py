@@ -52,6 +52,8 @@ class ServerStats:
         clock_offset_millis: How far the clock of the server's machine is ahead of the time that commits get; negative
             when it is behind. Beyond `max_clock_step_seconds` the clock has jumped, and somebody should look at it.
         clock_jumps: How often that clock has jumped.
+        request_bytes_in_flight: Bytes of requests of more than 64 KiB that are in memory now.
+        refused_requests: Requests that were refused with `ServerBusy`, because there were too many of these.
         free_disk_bytes: What is free on the disk of the data directory.
         disk: What the data directory takes on disk.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
@@ -91,6 +93,8 @@ class ServerStats:
     waiting_calls: int
     clock_offset_millis: int
     clock_jumps: int
+    request_bytes_in_flight: int
+    refused_requests: int
     free_disk_bytes: int
     disk: DiskUse
     damaged_buckets: tuple[str, ...]
@@ -133,6 +137,8 @@ class ServerStats:
             waiting_calls=message.waiting_calls,
             clock_offset_millis=message.clock_offset_millis,
             clock_jumps=message.clock_jumps,
+            request_bytes_in_flight=message.request_bytes_in_flight,
+            refused_requests=message.refused_requests,
             free_disk_bytes=message.free_disk_bytes,
             disk=DiskUse.of(message.disk),
             damaged_buckets=tuple(message.damaged_buckets),

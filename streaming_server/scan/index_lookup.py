@@ -11,7 +11,6 @@ from streaming_server.scan.held_view import MAX_STEP_ENTRIES
 from streaming_server.scan.row_reader import IndexedKeys
 from table_model.errors import DataLoss, ScanKvError
 from table_model.expressions import MAX_POINTS, plan_index
-from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 MAX_ENTRY_BYTES: Final = 16 * 1024 * 1024
 """Of the entries, keys and values, that one scan keeps."""
-
-_ALL_KEYS: Final = KeyRange()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ def chosen_index(reader: RowReader, indexes: Iterable[IndexCodec]) -> IndexChoic
         reader: How the rows would be read without one.
         indexes: Those that can be used.
     """
-    if reader.residual is None or reader.points is not None or reader.key_range != _ALL_KEYS:
+    if reader.residual is None or reader.ranges.is_bounded:
         return None
     choices = [
         IndexChoice(codec, plan)

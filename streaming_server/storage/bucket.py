@@ -16,14 +16,14 @@ from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.entry_cursor import EntryCursor
 from streaming_server.storage.index_build import IndexBuild, build_key, entry_range, stored_build
 from streaming_server.storage.offsets import count_of, make_offset
-from streaming_server.storage.points_cursor import PointsCursor
+from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksResources, RocksStore
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from table_model.errors import DataLoss
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity, WriterLimits, WriteStep
     from table_model.key_codec import KeyCodec
+    from table_model.key_ranges import KeyRanges
     from table_model.schema import TableDefinition
 
 _STATE_KEY = b"state"
@@ -255,8 +256,14 @@ class Bucket:
         """The stored rows of some encoded keys, None where there is none."""
         return self._store.get_rows(keys)
 
-    def apply(self, change: BucketChange, step: WriteStep | None = None) -> None:
+    def commit_time(self) -> int:
+        """The time, in microseconds since 1970, of a commit that is made now: never before that of the last one."""
+        return max(self._state.commit_micros, self._clock.commit_micros())
+
+    def apply(self, change: BucketChange, step: WriteStep | None = None, commit_micros: int | None = None) -> None:
         """Applies a change atomically: rows, changelog, entries and state. One without changes takes no offset.
+
+        It is committed at `commit_micros`, which `commit_time` of each bucket of a transaction gave before; None: now.
 
         It is visible to reads at once and durable after the next `sync`. With `step`, which `answer_of` has not
         refused, it is noted as a part of that request: also a change that changes nothing. Rows put without being
@@ -267,12 +274,13 @@ class Bucket:
                 self._write_state(self._store.batch(), self._state, step)
             return
         rows, added = self._state.rows, change.rows_added
+        micros = self.commit_time() if commit_micros is None else max(self._state.commit_micros, commit_micros)
         state = replace(
             self._state,
             count=self._state.count + change.count,
             rows=None if rows is None or added is None else rows + added,
             longest_row=max(self._state.longest_row, change.longest_row, longest_of(change.delete_keys)),
-            commit_micros=max(self._state.commit_micros, self._clock.commit_micros()),
+            commit_micros=micros,
             clean=False,
             indexes=_with(self._state.indexes, (entries.index for entries in change.entries)),
         )
@@ -395,14 +403,15 @@ class Bucket:
         """A cursor over the rows of a key range as of now, against key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self._state.longest_row, key_range, reverse=reverse)
 
-    def points_cursor(
-        self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False, strict: bool = False
-    ) -> PointsCursor:
-        """A cursor over the rows with some keys, which ascend, as of now; against key order with `reverse`.
+    def ranges_cursor(
+        self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
+    ) -> RangesCursor:
+        """A cursor over the rows of some key ranges as of now; against key order with `reverse`.
 
-        With `strict`, a key without a row is DataLoss.
+        With `strict`, a single key without a row is DataLoss.
         """
-        return PointsCursor(self._store, decoder, points, reverse=reverse, strict=strict)
+        longest = self._state.longest_row
+        return RangesCursor(self._store, decoder, ranges, longest, reverse=reverse, strict=strict)
 
     def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
         """A cursor over the index entries of a key range as of now, against their order with `reverse`."""

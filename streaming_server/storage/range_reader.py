@@ -14,7 +14,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
 
 from streaming_server.storage.gaps import Width, place_before, place_behind
 from streaming_server.storage.rocks import scan_options
@@ -85,7 +85,7 @@ class RangeReader(Generic[T]):
     """The entries of a key range, or of its end first, as of the moment when the reader was made.
 
     It reads with a fast iterator. From where that has ended, a checked iterator of the same moment goes on: it finds
-    the end, or damage, or a gap of deleted entries, across which `_Prober` finds the way in steps.
+    the end, or damage, or a gap of deleted entries, across which `Prober` finds the way in steps.
 
     Make it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
 
@@ -101,9 +101,29 @@ class RangeReader(Generic[T]):
         ended: Whether it is proven that there is nothing more in the range.
     """
 
+    _fast: Iterator[T] | None
+    _checked: RdictIter | None
+    _prober: Prober | None
+
     def __init__(
         self, store: RocksStore, family: Rdict, form: Form[T], key_range: KeyRange, *, longest: int, reverse: bool
     ) -> None:
+        self._begin(store, form, key_range, reverse=reverse)
+        self._owns = True
+        # Iterators only borrow their options: these are freed after them, as the last attribute, and never changed.
+        self._options = [scan_options(key_range.end, max_skips=skips) for skips in (FAST_SKIPS, CHECKED_SKIPS)]
+        try:
+            fast: Iterable[Any] = getattr(family, form.fast)(
+                backwards=reverse, from_key=None if reverse else key_range.start, read_opt=self._options[0]
+            )
+            self._fast = iter(fast)
+            self._checked = family.iter(self._options[1])
+            self._prober = Prober(family, longest)
+        except Exception as error:
+            raise store.failure(error) from error
+        store.readers += 1
+
+    def _begin(self, store: RocksStore, form: Form[T], key_range: KeyRange, *, reverse: bool) -> None:
         self.ended = False
         self._store = store
         self._form = form
@@ -113,22 +133,21 @@ class RangeReader(Generic[T]):
         self._last: T | None = None
         self._crossed: bytes | None = None
         self._read = 0
-        self._stands = self._in_gap = False
-        self._fast: Iterator[T] | None = None
-        self._checked: RdictIter | None = None
-        self._prober: _Prober | None = None
-        # Iterators only borrow their options: these are freed after them, as the last attribute, and never changed.
-        self._options = [scan_options(key_range.end, max_skips=skips) for skips in (FAST_SKIPS, CHECKED_SKIPS)]
-        try:
-            fast: Iterable[Any] = getattr(family, form.fast)(
-                backwards=reverse, from_key=None if reverse else key_range.start, read_opt=self._options[0]
-            )
-            self._fast = iter(fast)
-            self._checked = family.iter(self._options[1])
-            self._prober = _Prober(family, longest)
-        except Exception as error:
-            raise store.failure(error) from error
-        store.readers += 1
+        self._stands = self._in_gap = self._owns = False
+        self._fast = self._checked = self._prober = None
+
+    @classmethod
+    def borrowing(
+        cls, store: RocksStore, form: Form[T], key_range: KeyRange, checked: RdictIter, prober: Prober, *, reverse: bool
+    ) -> Self:
+        """A reader of a range with iterators that were made before, which are of their moment, not of now.
+
+        They are the caller's to free, after `close`. `checked` was made with `CHECKED_SKIPS`.
+        """
+        reader = cls.__new__(cls)
+        reader._begin(store, form, key_range, reverse=reverse)
+        reader._checked, reader._prober = checked, prober
+        return reader
 
     @property
     def last_key(self) -> bytes | None:
@@ -175,16 +194,22 @@ class RangeReader(Generic[T]):
         part = list(islice(self._fast, step))
         if len(part) < step:
             self._fast = None
-        self._cut(part)
+        if self._floor is not None:
+            self._cut(part)
         return part
 
     def _cut(self, part: list[T]) -> None:
-        """Drops entries below the floor from a part in descending order; to have seen one proves the end."""
-        floor, key_of = self._floor, self._form.key_of
-        if floor is None or not part or key_of(part[-1]) >= floor:
-            return
-        del part[bisect_left(part, True, key=lambda entry: key_of(entry) < floor) :]
-        self._end()
+        """Drops entries that are behind the range in the direction of reading; to have seen one proves the end."""
+        key_of = self._form.key_of
+        if part and self._is_behind(key_of(part[-1])):
+            del part[bisect_left(part, True, key=lambda entry: self._is_behind(key_of(entry))) :]
+            self._end()
+
+    def _is_behind(self, key: bytes) -> bool:
+        """Whether a key lies behind the range in the direction of reading."""
+        if self._reverse:
+            return self._floor is not None and key < self._floor
+        return self._range.end is not None and key >= self._range.end
 
     def _end(self) -> None:
         self.ended = True
@@ -199,7 +224,8 @@ class RangeReader(Generic[T]):
         part = list(islice(self._form.checked(iterator, move), min(count, _CHECKED_ENTRIES)))
         del iterator, move
         self._stands = self._look()
-        self._cut(part)
+        if not self._stands:
+            self._cut(part)
         return part
 
     def _go_on(self) -> bool:
@@ -220,7 +246,7 @@ class RangeReader(Generic[T]):
     def _look(self) -> bool:
         """Whether the checked iterator stands on an entry of the range; if not, it was the end, or a gap begins."""
         if self._iterator.valid():
-            if self._floor is None or self._iterator.key() >= self._floor:
+            if not self._is_behind(self._iterator.key()):
                 self._in_gap = False
                 return True
             self._end()
@@ -240,11 +266,11 @@ class RangeReader(Generic[T]):
                     iterator.seek_to_first()
                 else:
                     iterator.seek(start)
-            elif last is None:
+            elif (end := self._range.end if last is None else last) is None:
                 iterator.seek_to_last()
             else:
-                iterator.seek_for_prev(last)
-                if iterator.key() == last:
+                iterator.seek_for_prev(end)
+                if iterator.key() == end:
                     iterator.prev()
         finally:
             del iterator
@@ -263,7 +289,7 @@ class RangeReader(Generic[T]):
         found = None if piece is None else prober.look(*piece)
         if found is _Found.NOTHING:
             assert piece is not None
-            if self._reverse and piece[0] == (self._floor or b""):
+            if piece[0] == (self._floor or b"") if self._reverse else piece[1] == self._range.end:
                 self._end()
                 return False
             self._crossed = piece[0] if self._reverse else piece[1][:-1]
@@ -281,17 +307,17 @@ class RangeReader(Generic[T]):
     def _piece(self, last: bytes | None, bits: int) -> tuple[bytes, bytes] | None:
         """The part of the gap, next to what was read up to `last`, that ends on a grid, or with the range.
 
-        None: all of the range is, in ascending order: the iterator itself stops there.
+        None: there is no place of the grid behind, and the range has no end.
         """
         if self._reverse:
             end = self._range.end if last is None else last
             assert end is not None
             return max(place_before(end, bits), self._floor or b""), end
         start = (self._range.start or b"") if last is None else last + b"\0"
-        behind = place_behind(start, bits)
-        if behind is None or (self._range.end is not None and behind >= self._range.end):
-            return None
-        return start, behind + b"\0"
+        place = place_behind(start, bits)
+        if self._range.end is not None and (place is None or place >= self._range.end):
+            return start, self._range.end
+        return None if place is None else (start, place + b"\0")
 
     def _top(self) -> bytes:
         """A key that is behind all there are, as is made sure."""
@@ -304,8 +330,8 @@ class RangeReader(Generic[T]):
 
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
-        if self._checked is not None:
-            self._store.readers -= 1
+        self._store.readers -= self._owns
+        self._owns = False
         self._fast = self._checked = self._prober = None
 
 
@@ -317,7 +343,7 @@ class _Found(enum.Enum):
     TOO_MUCH = enum.auto()
 
 
-class _Prober:
+class Prober:
     """A checked iterator whose upper bound moves, to look into one piece of a range after another.
 
     RocksDB borrows the bytes of a bound from whoever asks for the iterator, and reads them anew with every seek; it
