@@ -54,12 +54,14 @@ from table_model.errors import (
     ScanStalled,
     ScanTooLong,
     SchemaMismatch,
+    ServerBusy,
     ServerDraining,
     ServerRefused,
     SnapshotLost,
     SnapshotNotTaken,
     TableExists,
     TableNotFound,
+    TableRecreated,
     TooManyConsumers,
     TooManyLocks,
     TooManyScans,
@@ -78,6 +80,7 @@ from table_model.errors import (
     WriterFenced,
 )
 from table_model.expressions import Column, Predicate, col
+from table_model.log_offsets import LogOffsets
 from table_model.log_positions import ScanSource, StartFrom, StopAt
 from table_model.scan_spec import Resume, ScanSpec
 
@@ -106,6 +109,7 @@ __all__ = [
     "InvalidResumeToken",
     "LiveScan",
     "LockLost",
+    "LogOffsets",
     "PositionExpired",
     "PositionOutOfRange",
     "Predicate",
@@ -126,6 +130,7 @@ __all__ = [
     "ScanStream",
     "ScanTooLong",
     "SchemaMismatch",
+    "ServerBusy",
     "ServerDraining",
     "ServerRefused",
     "ServerStats",
@@ -138,6 +143,7 @@ __all__ = [
     "TableBases",
     "TableExists",
     "TableNotFound",
+    "TableRecreated",
     "TooManyConsumers",
     "TooManyLocks",
     "TooManyScans",

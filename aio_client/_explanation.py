@@ -128,4 +128,6 @@ class ScanExplanation:
 
 async def explain(transport: Transport, request: ScanKvRequest) -> ScanExplanation:
     """Asks the server how it would answer a scan; reads no rows. The errors are those that it would begin with."""
-    return ScanExplanation.of(request.table, await transport.call(transport.services.scans.ExplainScan, request))
+    return ScanExplanation.of(
+        request.table, await transport.call(lambda: transport.services.scans.ExplainScan, request)
+    )

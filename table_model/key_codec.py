@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from table_model import lazy_compute as pc
 from table_model.casts import cast_exactly
 from table_model.errors import InvalidKey, RequestTooLarge, SchemaMismatch
 from table_model.limits import MAX_KEY_BYTES

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from streaming_server.engine.base_due import BaseRecord
 from streaming_server.engine.executor import all_ended
-from streaming_server.engine.gate import GatedMutex, all_mutexes
+from streaming_server.engine.gate import Gate, GatedMutex, all_mutexes
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.scan.base_view import BaseView
 from streaming_server.storage.bucket import Bucket
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
-    from streaming_server.engine.gate import Gate
     from streaming_server.scan.overlay import Overlay, OverlayView
     from streaming_server.storage.bucket import BucketSnapshot, BucketState
     from streaming_server.storage.changelog import LogRecord
@@ -73,6 +73,8 @@ class LiveBucket:
         compression: That of its table.
         resources: Shared by all buckets of the process.
         executor: Runs what blocks.
+        clock: The server's.
+        mark_seconds: How precisely the ages of its changes are known.
         indexes: Gives the ids of the table's indexes as of now.
         on_unbuilt: Is told when the bucket was opened and an index of it is not ready.
         log_holds: Gives from where on the changelog is kept, and for whom, when the bucket is opened.
@@ -88,6 +90,8 @@ class LiveBucket:
         compression: str,
         resources: RocksResources,
         executor: StorageExecutor,
+        clock: ServerClock,
+        mark_seconds: float,
         indexes: Callable[[], Collection[int]],
         on_unbuilt: Callable[[LiveBucket], None],
         log_holds: Callable[[], Mapping[str, int]] = dict,
@@ -110,12 +114,15 @@ class LiveBucket:
         self._compression = compression
         self._resources = resources
         self._executor = executor
+        self._clock = clock
+        self._mark_seconds = mark_seconds
         self._indexes = indexes
         self._on_unbuilt = on_unbuilt
         self._log_holds = log_holds
         self._writer_limits = writer_limits
         self._bucket: Bucket | None = None
         self._looked_at = False
+        self._held_at_opening: frozenset[str] = frozenset()
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
 
@@ -179,7 +186,7 @@ class LiveBucket:
 
         A write has replaced it by the time that it is acknowledged. While the gate is closed, it is that of before.
         """
-        if self._bucket is None or self._closed is not None:
+        if self._bucket is None or self._closed is not None or self.mutex.failure is not None:
             return None
         return self._bucket.state if self.before is None else self.before.state
 
@@ -195,6 +202,20 @@ class LiveBucket:
         # A transaction may leave no change behind, of which nobody need know.
         self.commits += self._bucket.state.log_offset != self.before.state.log_offset
         self.mutex.gate = self.before = None
+
+    def block(self, error: ScanKvError) -> None:
+        """Has everybody who wants to read or write the bucket get an error, until `unblock`.
+
+        Rule: what cannot be done to one bucket keeps no other one from being served.
+        """
+        gate = Gate()
+        gate.fail(error)
+        self.mutex.gate = gate
+
+    def unblock(self) -> None:
+        """Lets everybody read and write again."""
+        self.mutex.gate = self.before = None
+        self.tell()
 
     def tell(self) -> None:
         """Calls those who listen to what becomes durable: more of it may be seen."""
@@ -223,6 +244,7 @@ class LiveBucket:
         if not self._looked_at:
             # Not with the opening: who asked for that may have given up meanwhile.
             self._looked_at = True
+            self._renew_holds(self._bucket)
             if self._bucket.builds:
                 self._on_unbuilt(self)
         return self._bucket
@@ -234,17 +256,16 @@ class LiveBucket:
             self._place,
             compression=self._compression,
             resources=self._resources,
+            clock=self._clock,
             writer_limits=self._writer_limits,
+            mark_seconds=self._mark_seconds,
         )
         try:
             bucket.settle_indexes(self._indexes())
         except BaseException:
             bucket.close()
             raise
-        for owner, offset in self._log_holds().items():
-            # Of one that lost its hold nothing is kept, and its owner will be told.
-            if count_of(offset) >= bucket.state.log_first:
-                bucket.log.hold(owner, offset)
+        self._held_at_opening = self._take_holds(bucket)
         self._commit = GroupCommit(
             written=lambda: bucket.state.log_offset,
             sync=bucket.sync,
@@ -252,6 +273,22 @@ class LiveBucket:
             durable=bucket.state.log_offset,
         )
         self._bucket = bucket
+
+    def _take_holds(self, bucket: Bucket) -> frozenset[str]:
+        holds = self._log_holds()
+        for owner, offset in holds.items():
+            # Of one that lost its hold nothing is kept, and its owner will be told.
+            if count_of(offset) >= bucket.state.log_first:
+                bucket.log.hold(owner, offset)
+        return frozenset(holds)
+
+    def _renew_holds(self, bucket: Bucket) -> None:
+        """Takes over what has changed of the holds while a thread was opening the bucket: such calls found none open.
+
+        Rule: a hold that has ended keeps nothing, and one that was taken keeps what it says.
+        """
+        for owner in self._held_at_opening - self._take_holds(bucket):
+            bucket.log.release(owner)
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs a blocking step on the bucket in the executor. Hold the mutex, and do not let it go before this ends.

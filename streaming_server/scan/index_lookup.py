@@ -106,7 +106,7 @@ class _Entries:
         for key_range in self._ranges:
             cursor = self._held.buckets[number].entry_cursor(key_range)
             try:
-                while values := self._step(number, cursor):
+                while (values := self._step(number, cursor)) is not None:
                     found += values
                     if self._room < 0 or self._room_bytes < 0:
                         return None
@@ -117,13 +117,17 @@ class _Entries:
                 cursor.close()
         return found
 
-    def _step(self, number: int, cursor: EntryCursor) -> list[bytes]:
+    def _step(self, number: int, cursor: EntryCursor) -> list[bytes] | None:
+        """The values of the next entries, perhaps none; None at the end."""
         try:
-            keys, values = cursor.next_entries(min(self._room + 1, MAX_STEP_ENTRIES))
+            read = cursor.next_entries(min(self._room + 1, MAX_STEP_ENTRIES))
         except ScanKvError as error:
             raise self._held.on_error(number, error) from error.__cause__
+        if read is None:
+            return None
+        keys, values = read
         self._room -= len(keys)
         self._room_bytes -= sum(map(len, keys)) + sum(map(len, values))
-        # A seek takes as long as reading some entries.
-        self._since_turn += len(keys) + 16
+        # A seek takes as long as reading some entries; a step that gives nothing has passed over deleted ones.
+        self._since_turn += len(keys) + 16 if keys else MAX_STEP_ENTRIES
         return values

@@ -85,6 +85,7 @@ class RangesCursor:
             self._iterator: RdictIter | None = store.rows.iter(self._options)
         except Exception as error:
             raise store.failure(error) from error
+        store.readers += 1
         BucketCursor.open_cursors += 1
 
     @property
@@ -215,6 +216,7 @@ class RangesCursor:
 
     def close(self) -> None:
         """Frees the iterator, and with it the files it pins. Closing twice is allowed."""
+        self._store.readers -= self._iterator is not None
         BucketCursor.open_cursors -= self._iterator is not None
         self._iterator = None
 

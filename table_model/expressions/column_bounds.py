@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from table_model import lazy_compute as pc
 from table_model.casts import cast_exactly
 from table_model.errors import InvalidKey
 from table_model.expressions.literals import Literal, ValueList
