@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from aio_client._arguments import is_text
+from aio_client._awaitable import NotOpened
 from aio_client._commit import call_again
 from aio_client._lease import Keeper, Lease, ttl_millis
 from aio_client._retry import PASSING_ERRORS, with_retries
@@ -188,8 +190,10 @@ class Snapshot(Lease):
         self._note_renewed()
 
 
-class Pinning:
+class Pinning(NotOpened):
     """What `table.snapshot()` returns: `async with` it, or `await` it. Each time, it takes a snapshot of its own."""
+
+    call, name, result = "table.snapshot()", "snapshot", Snapshot
 
     def __init__(self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None) -> None:
         """Called by `Table.snapshot`; takes nothing yet.
@@ -330,6 +334,6 @@ def _from_message(message: scan_pb2.KeyRange) -> KeyRange:
 
 def _id_of(snapshot: Pinned | str) -> str:
     id_ = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
-    if not isinstance(id_, str) or not id_:
+    if not is_text(id_) or not id_:
         raise UsageError(f"same_view_as is a snapshot or its id, not {snapshot!r}", option="same_view_as")
     return id_
