@@ -295,7 +295,8 @@ class Transport:
         if isinstance(known, Unavailable):
             state = services.channel.get_state() if self._connections else _AWAY
             known.shed = state is not _AWAY
-        if cls is DeadlineExceeded or (cls is Unavailable and state is not grpc.ChannelConnectivity.READY):
+        silent = cls is DeadlineExceeded and timeout >= self.config.telling_seconds
+        if silent or (cls is Unavailable and state is not grpc.ChannelConnectivity.READY):
             self.replace(services)
         return known
 
@@ -439,7 +440,8 @@ class StreamCall(Generic[_Response]):
             async with asyncio.timeout(timeout):
                 message = await self._call.read()
         except TimeoutError as error:
-            self._transport.replace(self._services)
+            if (timeout or 0) >= self._transport.config.telling_seconds:
+                self._transport.replace(self._services)
             address = self._transport.address
             raise DeadlineExceeded(
                 f"the ScanKV server at {address} sent nothing for {_seconds(timeout or 0)} s", address=address

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aio_client._keys import is_one_key, keys_of
 from aio_client._optional import to_pylist
+from table_model import lazy_compute as pc
 from table_model.errors import InvalidKey, UsageError
 from table_model.key_codec import KeyCodec
 from table_model.log_offsets import LogOffsets, check_incarnation

@@ -19,7 +19,7 @@ _CHANGE_FIELDS: Final = [
         CHANGE_COLUMNS, (pa.string(), pa.int64(), pa.int32(), pa.timestamp("us", "UTC")), strict=True
     )
 ]
-_WRITTEN: Final = pa.array(["+I", "+U"])
+_WRITTEN: Final = ("+I", "+U")
 
 
 def shaping(
@@ -67,7 +67,7 @@ def _rows_after(changes: pa.RecordBatch) -> pa.RecordBatch:
             "a row was deleted, or does not match option where any more, which rows alone cannot tell: "
             'option("row_kinds", "true") gives changes with what happened to each row'
         )
-    return changes.filter(pc.is_in(kinds, _WRITTEN))
+    return changes.filter(pc.is_in(kinds, pa.array(_WRITTEN)))
 
 
 def _as_inserts(rows: pa.RecordBatch, bucket: int | None) -> pa.RecordBatch:

@@ -49,16 +49,21 @@ def put(
         list[str],
         typer.Argument(
             metavar="COLUMN=VALUE...",
-            help="The values of one row, or whole rows as JSON objects.",
+            help="The values of one row, or rows as JSON objects.",
             show_default=False,
         ),
     ],
     url: Url = None,
 ) -> None:
-    """Insert a row, or replace the row with the same key. Columns that are not given become null."""
+    """Insert a row, or change the row with the same key. Columns that are not given stay as they are.
+
+    In a new row they are null. A table whose other columns must not be null, or whose merge engine needs them, takes
+    whole rows only.
+    """
     with sync.connect(url) as client:
         found = client.table(table)
-        written = found.upsert(parse_rows(values, found.schema))
+        rows = parse_rows(values, found.schema)
+        written = found.upsert(rows, None if len(rows.schema) == len(found.schema) else rows.schema.names)
     typer.echo(f"wrote {written.rows:,} {'row' if written.rows == 1 else 'rows'}")
 
 

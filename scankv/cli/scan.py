@@ -9,7 +9,7 @@ from typing import IO, Annotated, Final
 import typer
 
 from aio_client import sync
-from scankv.cli.options import Columns, TableName, Url, Where, names_of
+from scankv.cli.options import Columns, Limit, TableName, Url, Where, names_of
 from scankv.cli.show import is_terminal, show_rows
 from scankv.cli.show import output as standard_output
 from scankv.formats.files import Format, format_of_name
@@ -38,7 +38,7 @@ def scan(
         typer.Option(metavar="SNAPSHOT", help="Read a pinned snapshot, as `scankv snapshot create` printed it."),
     ] = None,
     where: Where = None,
-    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many rows.")] = None,
+    limit: Limit = None,
     ordered: Annotated[bool, typer.Option("--ordered", help="In key order over all buckets.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print what the server would read and decode, and read nothing.")

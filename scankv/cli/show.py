@@ -8,7 +8,6 @@ import sys
 from typing import IO, TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 import typer
 from rich import box
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from scankv.formats.printable import PrintableStream, printable, printable_texts
 from scankv.formats.text import to_text
+from table_model import lazy_compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

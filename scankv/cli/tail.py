@@ -5,18 +5,18 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from aio_client import ScanSource, sync
-from scankv.cli.options import Columns, TableName, Url, Where, names_of
+from scankv.cli.options import Columns, Limit, TableName, Url, Where, names_of
 from scankv.cli.positions import start_of, stop_of
 from scankv.cli.show import is_terminal, output, text_cells
 from scankv.formats.debezium import debezium_lines
 from scankv.formats.json_text import json_lines
 from scankv.formats.printable import printable
+from table_model import lazy_compute as pc
 from table_model.log_positions import Unmatched
 from table_model.schema import CHANGE_COLUMNS
 
@@ -50,7 +50,7 @@ def tail(
     ] = None,
     columns: Columns = None,
     where: Where = None,
-    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many changes.")] = None,
+    limit: Limit = None,
     format_: Annotated[
         TailFormat | None,
         typer.Option(

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
-import pyarrow.parquet
 
 from scankv.formats.csv_text import csv_header, csv_lines
 from scankv.formats.files import Format
@@ -140,8 +139,10 @@ class _ParquetWriter:
     """Collects chunks into row groups of up to 131,072 rows or 64 MiB."""
 
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
+        from pyarrow import parquet  # takes 20 ms, which commands that write none do without
+
         try:
-            self._writer = pyarrow.parquet.ParquetWriter(stream, schema)
+            self._writer = parquet.ParquetWriter(stream, schema)
         except OSError as error:
             # Without a number it is not of the system: Parquet has no decimals with a negative scale.
             if error.errno is not None:

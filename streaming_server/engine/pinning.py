@@ -91,6 +91,7 @@ class Pinning:
         definition: Callable[[], TableDefinition],
         *,
         base_paths: Sequence[Path] | None = None,
+        log_owner: str = "",
         max_hold_seconds: float,
     ) -> Cut:
         """Makes checkpoints of all buckets as of one instant; durable when it returns. Call it in `alone`.
@@ -102,6 +103,8 @@ class Pinning:
             paths: Where each bucket's checkpoint goes; these directories do not exist, their parents do.
             definition: Gives the table's definition as of now.
             base_paths: Where the files of each bucket's columnar base go; as `paths`. None: nowhere.
+            log_owner: Who holds the changes from the instant on. Empty: nobody. It is the caller's to release, also
+                when this fails.
             max_hold_seconds: For how long writers may be held.
 
         Raises:
@@ -109,7 +112,7 @@ class Pinning:
             DataLoss: A bucket is damaged.
         """
         await self._flush()
-        cut = await self._checkpoints(paths, base_paths or (), definition, max_hold_seconds)
+        cut = await self._checkpoints(paths, base_paths or (), definition, log_owner, max_hold_seconds)
         await durable(self._buckets, cut.states)
         return cut
 
@@ -128,6 +131,7 @@ class Pinning:
         paths: Sequence[Path],
         base_paths: Sequence[Path],
         definition: Callable[[], TableDefinition],
+        log_owner: str,
         max_hold_seconds: float,
     ) -> Cut:
         clock = asyncio.get_running_loop().time
@@ -143,6 +147,10 @@ class Pinning:
                         await mutexes.enter_async_context(live.mutex)
                     opened = [await live.opened() for live in self._buckets]
                     states = {live.number: bucket.state for live, bucket in zip(self._buckets, opened, strict=True)}
+                    if log_owner:
+                        # Before a mutex is let go: nothing may be trimmed between the view and its hold.
+                        for live in self._buckets:
+                            live.hold_log(log_owner, states[live.number].log_offset)
                     instant, now = definition(), self._clock.commit_micros()
                     bases = self._bases() if base_paths else {}
                     await self._made(opened, paths)

@@ -122,6 +122,7 @@ class Tables:
             self._directory.trash,
             self._resources,
             self._executor,
+            self._live.get,
             clock=self.clock,
             max_hold_seconds=max_hold_seconds,
         )
@@ -202,7 +203,8 @@ class Tables:
         return live
 
     def _log_holds(self, table: str, bucket: int) -> dict[str, int]:
-        return self.consumers.log_holds(table, bucket) | self.transactions.log_holds(table, bucket)
+        holders = self.snapshots, self.consumers, self.transactions
+        return {owner: offset for each in holders for owner, offset in each.log_holds(table, bucket).items()}
 
     async def create(
         self,
@@ -285,6 +287,7 @@ class Tables:
     async def drop(self, name: str) -> None:
         """Drops a table: its scans end with TableNotFound. Raises TableNotFound."""
         await self._to_its_end(self._drop(name))
+        await self.transactions.retry(name)
 
     async def _drop(self, name: str) -> None:
         async with self._ddl, self.transactions.uses.altering(name):

@@ -1,6 +1,7 @@
 """The data directory as a whole: who may use it, its format, and where things lie in it.
 
 scankv.json                              format of the directory
+clock.json                               the service time and commit time that servers have come to
 LOCK                                     held by the server that uses it, with its process id
 tables/<database>/<table>/table.json     the table's definition
 tables/<database>/<table>/buckets/0003   RocksDB directory of bucket 3, its durable mark beside it

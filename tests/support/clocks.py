@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from aio_client import Client, connect
 from streaming_server.clock import MachineClocks
+from streaming_server.config import ServerConfig
+from streaming_server.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
 
 DAY = 86_400.0
 HOUR = 3600.0
+SETTINGS: dict[str, Any] = {"log_upkeep_seconds": 3600, "writer_ttl_seconds": 7200}
 START = 1_700_000_000 * 1_000_000_000
 
 
@@ -61,3 +72,20 @@ class FakeClocks(MachineClocks):
     def wall_nanos(self) -> int:
         """See `MachineClocks`."""
         return self._wall
+
+
+@asynccontextmanager
+async def serving(data: Path, machine: FakeClocks, **settings: Any) -> AsyncIterator[tuple[Server, Client]]:
+    """A server in this process on a machine whose clocks the test sets; nothing is looked after unless it says so."""
+    config = ServerConfig(data=data, port=0, **{**SETTINGS, **settings})
+    async with Server(config, clocks=machine) as server, connect(server.address) as client:
+        yield server, client
+
+
+async def look_after(server: Server, name: str) -> None:
+    """Has done what is due: expired writers are forgotten, and old changes removed."""
+    table = server._tables.table(name)
+    for live in table.buckets:
+        async with live.mutex:
+            await live.opened()
+        await server._tables._upkeep.look_after(table, live)

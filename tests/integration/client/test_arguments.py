@@ -94,6 +94,7 @@ CALLS: dict[str, Callable[[Client, Table, Any], object]] = {
     "aggregate(group_by)": lambda _, table, value: table.aggregate({"v": "sum"}, group_by=value),
     "snapshot(ttl)": lambda _, table, value: table.snapshot(value),
     "snapshot(same_view_as)": lambda _, table, value: table.snapshot(same_view_as=value),
+    "snapshot(id)": lambda _, table, value: table.snapshot(id=value),
     "writer(id)": lambda _, table, value: table.writer(value),
     "writer(columns)": lambda _, table, value: table.writer(columns=value),
     "undo(writer_id)": lambda _, table, value: table.undo(value, LogOffsets.of({0: 0}, "x")),

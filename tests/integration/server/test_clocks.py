@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,42 +23,22 @@ from aio_client import (
     StopAt,
     TransactionLost,
     agg,
-    connect,
 )
 from protos.scankv.v1 import write_pb2, write_pb2_grpc
-from streaming_server.config import ServerConfig
-from streaming_server.server import Server
-from tests.support.clocks import DAY, HOUR, FakeClocks
+from tests.support.clocks import DAY, HOUR, FakeClocks, look_after, serving
 from tests.support.tables import ipc_stream
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
     from aio_client import Client, Table
+    from streaming_server.server import Server
 
 pytestmark = pytest.mark.asyncio
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-SETTINGS: dict[str, Any] = {"log_upkeep_seconds": 3600, "writer_ttl_seconds": 7200}
-
-
-@asynccontextmanager
-async def serving(data: Path, machine: FakeClocks, **settings: Any) -> AsyncIterator[tuple[Server, Client]]:
-    """A server in this process on a machine whose clocks the test sets; nothing is looked after unless it says so."""
-    config = ServerConfig(data=data, port=0, **{**SETTINGS, **settings})
-    async with Server(config, clocks=machine) as server, connect(server.address) as client:
-        yield server, client
-
-
-async def look_after(server: Server, name: str) -> None:
-    """Has done what is due: expired writers are forgotten, and old changes removed."""
-    table = server._tables.table(name)
-    for live in table.buckets:
-        async with live.mutex:
-            await live.opened()
-        await server._tables._upkeep.look_after(table, live)
 
 
 async def make(client: Client, name: str = "a.b", **options: Any) -> Table:
