@@ -1,5 +1,6 @@
 """`tables`, `describe` and `stats`: what there is, and how the server is."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Final
@@ -26,6 +27,15 @@ _BASE_HEADERS: Final = [
     "written",
     "why not all",
 ]
+
+_SECONDS_OF: Final = {"micros": 1e-6, "millis": 1e-3, "seconds": 1.0}
+_LABELS: Final = {
+    "resident_bytes": "memory",
+    "peak_resident_bytes": "memory at its peak",
+    "snapshot_bytes": "kept on disk by snapshots",
+    "cached_bytes": "memory of cached answers",
+    "bytes_returned": "returned by scans",
+}
 
 
 def tables(json: Json = False, url: Url = None) -> None:
@@ -104,7 +114,7 @@ def describe(
 
 
 def stats(json: Json = False, url: Url = None) -> None:
-    """Show what the server has done and what it holds."""
+    """Show what the server has done since its start, and what it holds now; --json has every figure in its unit."""
     with sync.connect(url) as client:
         found = client.server_stats()
     figures = asdict(found)
@@ -112,7 +122,7 @@ def stats(json: Json = False, url: Url = None) -> None:
         show_json(figures)
         return
     del figures["bases"]
-    show_pairs({name.replace("_", " "): _figure(name, value) for name, value in figures.items()})
+    show_pairs({_label(name): _figure(name, value) for name, value in figures.items()})
     if found.bases:
         show_table(*_bases(found.bases))
 
@@ -185,9 +195,18 @@ def _rows(buckets: Sequence[BucketStatistics]) -> str:
     return "not counted; see `scankv count`" if None in counts else f"{sum(filter(None, counts)):,}"
 
 
+def _label(name: str) -> str:
+    """A figure's name without its unit, which is part of the value."""
+    return _LABELS.get(name) or re.sub("_(bytes|millis|micros|seconds)$", "", name).replace("_", " ")
+
+
 def _figure(name: str, value: object) -> str:
-    if isinstance(value, int):
-        return decimal(value) if name.endswith("bytes") else f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
+    """A figure as people read it; its name has the unit."""
+    if isinstance(value, int | float):
+        if "bytes" in name.split("_"):
+            return decimal(int(value))
+        unit = next((_SECONDS_OF[last] for last in _SECONDS_OF if name.endswith(f"_{last}")), None)
+        if unit is not None:
+            return duration(value * unit) if value * unit >= 1 else f"{value * unit * 1000:.1f} ms"
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
     return ", ".join(value) or "none" if isinstance(value, list | tuple) else str(value)

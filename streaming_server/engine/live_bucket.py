@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from streaming_server.engine.base_due import BaseRecord
 from streaming_server.engine.executor import all_ended
-from streaming_server.engine.gate import GatedMutex, all_mutexes
+from streaming_server.engine.gate import Gate, GatedMutex, all_mutexes
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.scan.base_view import BaseView
 from streaming_server.storage.bucket import Bucket
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
-    from streaming_server.engine.gate import Gate
     from streaming_server.scan.overlay import Overlay, OverlayView
     from streaming_server.storage.bucket import BucketSnapshot, BucketState
     from streaming_server.storage.changelog import LogRecord
@@ -187,7 +186,7 @@ class LiveBucket:
 
         A write has replaced it by the time that it is acknowledged. While the gate is closed, it is that of before.
         """
-        if self._bucket is None or self._closed is not None:
+        if self._bucket is None or self._closed is not None or self.mutex.failure is not None:
             return None
         return self._bucket.state if self.before is None else self.before.state
 
@@ -203,6 +202,20 @@ class LiveBucket:
         # A transaction may leave no change behind, of which nobody need know.
         self.commits += self._bucket.state.log_offset != self.before.state.log_offset
         self.mutex.gate = self.before = None
+
+    def block(self, error: ScanKvError) -> None:
+        """Has everybody who wants to read or write the bucket get an error, until `unblock`.
+
+        Rule: what cannot be done to one bucket keeps no other one from being served.
+        """
+        gate = Gate()
+        gate.fail(error)
+        self.mutex.gate = gate
+
+    def unblock(self) -> None:
+        """Lets everybody read and write again."""
+        self.mutex.gate = self.before = None
+        self.tell()
 
     def tell(self) -> None:
         """Calls those who listen to what becomes durable: more of it may be seen."""
