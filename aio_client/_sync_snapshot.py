@@ -105,10 +105,6 @@ class Snapshot:
         """Begins the lease's time to live anew. See `aio_client.Snapshot.renew`."""
         self._runner.call(self._snapshot.renew, ttl)
 
-    def finish_part(self, part: int, parts: int, ttl: float = 60) -> None:
-        """Notes that one of several parts was read to its end. See `aio_client.Snapshot.finish_part`."""
-        self._runner.call(self._snapshot.finish_part, part, parts, ttl)
-
     def release(self) -> None:
         """Gives the lease back. Idempotent."""
         self._runner.call(self._snapshot.release)

@@ -120,6 +120,11 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
         return self._shape.description.buckets
 
     @property
+    def incarnation(self) -> str:
+        """Differs for every creation of a table, also of the same name."""
+        return self._shape.description.incarnation
+
+    @property
     def options(self) -> dict[str, str]:
         """The options that differ from their defaults."""
         return dict(self._shape.description.options)
@@ -322,7 +327,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
         spec = ScanSpec(self.name, columns=chosen, where=self._predicate(where), limit=limit)
         return Scan(self._transport, spec, ScannedTable(self._shape.key_schema, self.buckets))
 
-    def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None) -> Pinning:
+    def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None, id: str | None = None) -> Pinning:
         """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
 
             async with table.snapshot(ttl=600) as snap:
@@ -337,15 +342,21 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
         Args:
             ttl: Seconds until the snapshot is lost unless it is renewed, 1 to 604,800.
             same_view_as: A snapshot of this table, or its id, whose view is kept on in place of one as of now.
+            id: Names a snapshot that many readers share, which need not know of each other: the first one takes it, and
+                whoever gives the same id later gets the same view. Once it has ended, the id is never taken again. The
+                end of a block does not release it: it expires when none of them has renewed it for its time to live,
+                which no later call makes shorter. Where the server has no place for another snapshot, it ends those
+                with an id that were not renewed for a minute. 1 to 64 of `A-Z a-z 0-9 _ -`. Default: a new one.
 
         Raises:
             TableNotFound: The table was dropped.
-            SnapshotLost: That of `same_view_as` has ended.
+            SnapshotLost: That of `same_view_as`, or of `id`, has ended.
+            InvalidRequest: `id` is that of a snapshot of another table, or has other characters.
             TooManySnapshots: The server has as many snapshots, or holds as much on disk for them, as it allows.
             SnapshotNotTaken: Writers would have been held for too long, also when it was tried again.
             UsageError: `ttl` is out of its range.
         """
-        return Pinning(self._transport, self.name, ttl, same_view_as)
+        return Pinning(self._transport, self.name, ttl, same_view_as, id)
 
     def writer(
         self,

@@ -155,7 +155,7 @@ class FollowedLog:
 
     def _changes(self, start: StartFrom, stop: StopAt | None = None, columns: Sequence[str] = ()) -> sync.Scan:
         # Who only asks where it begins or ends gets no rows, so needs no predicate.
-        where = None if stop is None else self._options.read.where
+        where = None if stop is None else self._options.read.predicate(self._table)
         return self._table.changes(start, stop, columns=columns, where=where)
 
     def _note_table(self, stream: sync.ScanStream) -> None:

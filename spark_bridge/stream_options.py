@@ -83,7 +83,11 @@ class StreamOptions:
         Raises:
             UsageError: An option is unknown, given twice, missing, or its value cannot be read.
         """
-        texts = named(options)
+        return cls.of_stream(named(options))
+
+    @classmethod
+    def of_stream(cls, texts: dict[str, str]) -> StreamOptions:
+        """As `parse`, of options by their own names, some of which it takes out of the dictionary."""
         own: dict[str, str] = {name: texts.pop(name) for name in STREAM_NAMES if name in texts}
         values: dict[str, Any] = {}
         if "row_kinds" in own:

@@ -15,6 +15,8 @@ from table_model.errors import UsageError, did_you_mean
 from table_model.limits import (
     DEFAULT_CHUNK_BYTES,
     MAX_LEASE_SECONDS,
+    MAX_REQUEST_BYTES,
+    MIN_CALLS_PER_CONNECTION,
     MIN_CHUNK_BYTES,
     MIN_LEASE_SECONDS,
 )
@@ -53,6 +55,12 @@ class ServerConfig:
         max_followers: Streams of changes that there may be at once.
         max_waiting_calls: Calls that may wait at once until what they ask about has changed, as watches do; further
             ones are answered without waiting.
+        max_request_bytes_in_flight: Bytes of requests of more than 64 KiB that may be in memory at once; further ones
+            are refused with `ServerBusy`, and tried again by their clients. A write takes several times its bytes
+            while it is carried out.
+        request_receive_seconds: How long a request may take to arrive once its call has begun.
+        max_calls_per_connection: Calls that one connection may have at once; its client keeps further ones back.
+        min_ping_interval_seconds: A client that sends keepalive pings more often is disconnected, after the third.
         follow_heartbeat_seconds: A stream of changes that waits for some is heard from that often.
         base_upkeep_seconds: How often tables with columnar bases are looked at, to build them anew.
         base_min_rows: How many rows a bucket has at least that gets a base with `columnar_base=auto`.
@@ -95,7 +103,8 @@ class ServerConfig:
         storage_threads: Threads for writes, lookups and syncs.
         max_clock_step_seconds: Commit times follow the machine's clock forward over at most so much at once; more is a
             jump, which is logged, reported by `stats`, and not followed. See docs/clocks.md.
-        clock_trust_seconds: A jump forward that the machine's clock keeps for so long is followed.
+        clock_trust_seconds: A jump forward is followed once the machine's clock has kept it for as long as it is wide,
+            or for so long where it is wider.
         aggregate_functions: The names of aggregate functions of other packages that are loaded, as their entry points
             in the group `scankv.aggregate_functions` have them. A list in TOML; elsewhere with commas.
     """
@@ -123,6 +132,10 @@ class ServerConfig:
     base_total_overlay_bytes: int = 512 * _MEBIBYTE
     base_cpu_share: float = 0.25
     max_waiting_calls: int = 10_000
+    max_request_bytes_in_flight: int = 128 * _MEBIBYTE
+    request_receive_seconds: float = 30.0
+    min_ping_interval_seconds: float = 5.0
+    max_calls_per_connection: int = MIN_CALLS_PER_CONNECTION
     log_upkeep_seconds: float = 5.0
     catch_up_changes: int = 100_000
     catch_up_memory_bytes: int = 32 * _MEBIBYTE
@@ -157,6 +170,10 @@ class ServerConfig:
             ("max_live_scans_per_bucket", 1, 100_000),
             ("max_followers", 1, 100_000),
             ("max_waiting_calls", 0, 1_000_000),
+            ("max_request_bytes_in_flight", 2 * MAX_REQUEST_BYTES, 2**40),
+            ("request_receive_seconds", 0.1, 3600),
+            ("min_ping_interval_seconds", 0.01, 3600),
+            ("max_calls_per_connection", MIN_CALLS_PER_CONNECTION, 1_000_000),
             ("max_waiting_scans", 0, 100_000),
             ("admission_wait_seconds", 0, 60),
             ("stall_timeout_seconds", 0.1, 86_400),

@@ -19,6 +19,7 @@ from scankv.formats.columns import check_columns
 from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
 from scankv.formats.files import BadFile, Format, Input, explain, open_inputs
 from scankv.formats.origin import Origin
+from scankv.formats.printable import printable
 from scankv.formats.reader import infer_schema, read_blocks
 from table_model.errors import ScanKvError, TableExists, TableNotFound, UsageError
 from table_model.types import format_schema
@@ -123,9 +124,9 @@ def load(
             origin = None if ignore_definition else Origin.of(schema)
             new = plan_new_table(table, schema, origin, key=names_of(key), buckets=buckets, settings=settings)
             made = new.definition.create(client)
-            typer.echo(f"created {table}: {format_schema(made.schema)}")
+            typer.echo(f"created {table}: {printable(format_schema(made.schema))}")
             for note in new.notes:
-                typer.echo(f"unlike the exported table: {note}", err=True)
+                typer.echo(f"unlike the exported table: {printable(note)}", err=True)
             if new.restored:
                 mode = mode or Mode.OVERWRITE
         _load(client, table, sources, csv, mode or Mode.MERGE, skip=skip)
@@ -207,4 +208,5 @@ def _progress(sources: list[Input]) -> Iterator[tuple[Callable[[str], None], Cal
 
 
 def _report(message: str) -> None:
-    typer.echo(message, err=True)
+    # A message about a row has values of the file.
+    typer.echo(printable(message, lines=True), err=True)

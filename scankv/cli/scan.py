@@ -1,6 +1,5 @@
 """`scan`: the rows of a table, to a terminal, a pipe or a file."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -12,7 +11,9 @@ import typer
 from aio_client import sync
 from scankv.cli.options import Columns, Limit, TableName, Url, Where, names_of
 from scankv.cli.show import is_terminal, show_rows
+from scankv.cli.show import output as standard_output
 from scankv.formats.files import Format, format_of_name
+from scankv.formats.printable import printable
 from scankv.formats.writers import row_writer, whole_file
 from table_model.errors import UsageError
 
@@ -69,7 +70,7 @@ def scan(
         wanted = wanted if at is None else wanted.at(at)
         wanted = wanted.ordered() if ordered else wanted
         if explain:
-            typer.echo(wanted.explain())
+            typer.echo(printable(str(wanted.explain()), lines=True))
         elif chosen is OutputFormat.TABLE:
             _show(wanted, cut=limit is None and is_terminal())
         else:
@@ -106,7 +107,7 @@ def _write(wanted: sync.Scan, format_: Format, output: Path | None) -> None:
 @contextmanager
 def _destination(output: Path | None) -> Iterator[IO[bytes]]:
     if output is None:
-        yield sys.stdout.buffer
+        yield standard_output()
         return
     try:
         with whole_file(output) as stream:

@@ -6,7 +6,7 @@ import typer
 
 from aio_client import sync
 from scankv.cli.options import Columns, Json, TableName, Url, Where, names_of
-from scankv.cli.show import show_rows
+from scankv.cli.show import output, show_rows
 from scankv.cli.top_watch import watch_top
 from scankv.formats.json_text import json_lines
 from table_model.errors import UsageError
@@ -59,6 +59,6 @@ def top(
         rows = found.top_n(limit, by, where, columns=chosen, descending=not ascending)
     if json:
         for batch in rows.to_batches():
-            typer.echo(json_lines(batch).to_pybytes(), nl=False)
+            output().write(json_lines(batch).to_pybytes())
     else:
         show_rows(rows)

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from streaming_server.engine.base_due import BaseRecord
 from streaming_server.engine.executor import all_ended
-from streaming_server.engine.gate import GatedMutex, all_mutexes
+from streaming_server.engine.gate import Gate, GatedMutex, all_mutexes
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.scan.base_view import BaseView
 from streaming_server.storage.bucket import Bucket
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
-    from streaming_server.engine.gate import Gate
     from streaming_server.scan.overlay import Overlay, OverlayView
     from streaming_server.storage.bucket import BucketSnapshot, BucketState
     from streaming_server.storage.changelog import LogRecord
@@ -123,6 +122,7 @@ class LiveBucket:
         self._writer_limits = writer_limits
         self._bucket: Bucket | None = None
         self._looked_at = False
+        self._held_at_opening: frozenset[str] = frozenset()
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
 
@@ -186,7 +186,7 @@ class LiveBucket:
 
         A write has replaced it by the time that it is acknowledged. While the gate is closed, it is that of before.
         """
-        if self._bucket is None or self._closed is not None:
+        if self._bucket is None or self._closed is not None or self.mutex.failure is not None:
             return None
         return self._bucket.state if self.before is None else self.before.state
 
@@ -202,6 +202,20 @@ class LiveBucket:
         # A transaction may leave no change behind, of which nobody need know.
         self.commits += self._bucket.state.log_offset != self.before.state.log_offset
         self.mutex.gate = self.before = None
+
+    def block(self, error: ScanKvError) -> None:
+        """Has everybody who wants to read or write the bucket get an error, until `unblock`.
+
+        Rule: what cannot be done to one bucket keeps no other one from being served.
+        """
+        gate = Gate()
+        gate.fail(error)
+        self.mutex.gate = gate
+
+    def unblock(self) -> None:
+        """Lets everybody read and write again."""
+        self.mutex.gate = self.before = None
+        self.tell()
 
     def tell(self) -> None:
         """Calls those who listen to what becomes durable: more of it may be seen."""
@@ -230,6 +244,7 @@ class LiveBucket:
         if not self._looked_at:
             # Not with the opening: who asked for that may have given up meanwhile.
             self._looked_at = True
+            self._renew_holds(self._bucket)
             if self._bucket.builds:
                 self._on_unbuilt(self)
         return self._bucket
@@ -250,10 +265,7 @@ class LiveBucket:
         except BaseException:
             bucket.close()
             raise
-        for owner, offset in self._log_holds().items():
-            # Of one that lost its hold nothing is kept, and its owner will be told.
-            if count_of(offset) >= bucket.state.log_first:
-                bucket.log.hold(owner, offset)
+        self._held_at_opening = self._take_holds(bucket)
         self._commit = GroupCommit(
             written=lambda: bucket.state.log_offset,
             sync=bucket.sync,
@@ -261,6 +273,22 @@ class LiveBucket:
             durable=bucket.state.log_offset,
         )
         self._bucket = bucket
+
+    def _take_holds(self, bucket: Bucket) -> frozenset[str]:
+        holds = self._log_holds()
+        for owner, offset in holds.items():
+            # Of one that lost its hold nothing is kept, and its owner will be told.
+            if count_of(offset) >= bucket.state.log_first:
+                bucket.log.hold(owner, offset)
+        return frozenset(holds)
+
+    def _renew_holds(self, bucket: Bucket) -> None:
+        """Takes over what has changed of the holds while a thread was opening the bucket: such calls found none open.
+
+        Rule: a hold that has ended keeps nothing, and one that was taken keeps what it says.
+        """
+        for owner in self._held_at_opening - self._take_holds(bucket):
+            bucket.log.release(owner)
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs a blocking step on the bucket in the executor. Hold the mutex, and do not let it go before this ends.

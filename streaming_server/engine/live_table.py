@@ -243,6 +243,22 @@ class LiveTable:
 
         return check
 
+    def request_keys(self, data: bytes, schema_id: int, *, upsert: bool) -> list[tuple[int, pa.Array]]:
+        """The encoded keys of an upsert of whole rows, or of a delete, that was checked: by bucket, each once. Blocks.
+
+        Raises:
+            InvalidRequest: As when it was checked.
+        """
+        if upsert:
+            asked = request_schema(self.codec.definition, schema_id, MERGE)
+            batch = read_request(data, asked, CHANGE_TYPE_FIELD)
+            # Without change types every row counts, and need not be encoded to tell.
+            if batch.num_columns == len(asked):
+                encoded, buckets = self._keys.encode(self._keys.canonical(batch))
+                return [(number, encoded.take(pa.array(rows)).unique()) for number, rows in rows_by_bucket(buckets)]
+        check = self.upsert_check(data, schema_id, MERGE) if upsert else self.delete_check(data, MERGE)
+        return [(part.bucket, part.keys) for part in check()[1]]
+
     @property
     def engines(self) -> Engines:
         """What merges rows of the current definition. Raises InvalidRequest where the server lacks a function of it."""

@@ -8,13 +8,13 @@ import uuid
 from collections import OrderedDict
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from streaming_server.engine.leases import (
     Lease,
     SnapshotInfo,
     check_lease_id,
-    check_part,
     check_table,
     check_ttl,
     info_of,
@@ -25,6 +25,7 @@ from streaming_server.engine.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.reaper import Reaper
 from streaming_server.engine.splits import split_view
 from streaming_server.scan.chunk_source import View, total_rows
+from streaming_server.storage.ended_leases import EndedLeases
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.pinned_base import remove_base, write_net
 from streaming_server.storage.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from table_model.schema import TableDefinition
 
 IDLE_VIEWS_OPEN = 8
+SHARED_LEASE_SECONDS: Final = 60.0
+"""For how long after its last renewal a shared lease keeps its place, however few places there are."""
 
 T = TypeVar("T")
 
@@ -93,6 +96,7 @@ class Snapshots:
         self._leases: dict[str, Lease] = {}
         self._views: dict[str, PinnedView] = {}
         self._tables: dict[str, Path] = {}
+        self._ended_ids: dict[str, EndedLeases] = {}
         # Ids that are being pinned: they have their place among the leases.
         self._pending: set[str] = set()
         self._idle: OrderedDict[str, PinnedView] = OrderedDict()
@@ -101,6 +105,8 @@ class Snapshots:
 
     def load(self, definition: TableDefinition, path: Path) -> None:
         """Finds the snapshots of a table that are on disk, and removes what a crash left of others. Blocks."""
+        ended = self._ended_ids[definition.name] = EndedLeases(path)
+        ended.load()
         for directory in views_in(path, self._trash):
             manifest: ViewManifest | DataLoss
             try:
@@ -111,8 +117,9 @@ class Snapshots:
                 _log.error("DATA_LOSS: %s", error.message)
                 manifest = DataLoss(error.message, table=definition.name, view=directory.view_id)
             view = self._added(definition.name, path, directory, manifest)
-            for lease_id, ttl in directory.leases().items():
-                self._lease_on(view, lease_id, self._config.snapshot_ttl_seconds if ttl is None else ttl)
+            for lease_id, stored in directory.leases().items():
+                ttl = self._config.snapshot_ttl_seconds if stored.ttl is None else stored.ttl
+                self._lease_on(view, lease_id, ttl, shared=stored.shared)
 
     def start(self) -> None:
         """Starts ending leases that expire. Call `close` in the end."""
@@ -142,7 +149,13 @@ class Snapshots:
         return await self._executor.run(bytes_held, paths)
 
     async def pin(
-        self, table: LiveTable, *, lease_id: str = "", ttl: float | None = None, same_view_as: str = ""
+        self,
+        table: LiveTable,
+        *,
+        lease_id: str = "",
+        ttl: float | None = None,
+        same_view_as: str = "",
+        shared: bool = False,
     ) -> SnapshotInfo:
         """Takes a lease on a view of a table as of now, durable when this returns.
 
@@ -154,10 +167,11 @@ class Snapshots:
             lease_id: The id of the snapshot. Empty: a new one.
             ttl: The lease's time to live, in seconds. None: the server's default.
             same_view_as: A snapshot of the table whose view the lease is for. Empty: as of now.
+            shared: Whether many callers give this id, all of which must read the same view: see `PinSnapshotRequest`.
 
         Raises:
             InvalidRequest: The id or the time to live is refused, or the id is of another table's snapshot.
-            SnapshotLost: There is no snapshot `same_view_as`.
+            SnapshotLost: There is no snapshot `same_view_as`; or the shared lease of this id has ended.
             SnapshotNotTaken: Writers would have been held for too long.
             TooManySnapshots: There are as many leases, or they hold as much disk, as the server allows.
             DataLoss: A bucket is damaged.
@@ -171,16 +185,20 @@ class Snapshots:
             there = self._leases.get(lease_id)
             if there is not None and there.expires > self._clock.monotonic():
                 check_table(there, name)
-                return await self._renewed(there, ttl)
+                return await self._renewed(there, max(ttl, there.ttl) if there.shared else ttl)
             if there is not None:
                 await self._ended(there)
+            # The id of a shared lease names one view for good: some of its readers may have read that already.
+            if lease_id in self._ended_ids.setdefault(name, EndedLeases(table.path)):
+                raise lost(lease_id)
+            await self._make_place()
             with self._place_for(lease_id, name):
                 if same_view_as:
                     view, held_micros = self.lease(same_view_as, name).view, 0
                 else:
                     view, held_micros = await self._view_of_now(table)
                 with self._used(view):
-                    lease = await self._add_lease(view, lease_id, ttl)
+                    lease = await self._add_lease(view, lease_id, ttl, shared=shared)
                     return replace(self._info_of(lease), held_micros=held_micros)
 
     async def renew(self, snapshot_id: str, ttl: float | None = None) -> SnapshotInfo:
@@ -193,20 +211,6 @@ class Snapshots:
         if ttl is not None:
             check_ttl(ttl)
         return await self._renewed(self.lease(snapshot_id), ttl)
-
-    async def finish_part(self, snapshot_id: str, part: int, parts: int, ttl: float) -> SnapshotInfo:
-        """Notes that one of several parts was read; with the last of them the lease lives `ttl` seconds from now on.
-
-        A lease that lives shorter already goes on as it is, from its beginning.
-
-        Raises:
-            SnapshotLost: There is no such snapshot.
-            InvalidRequest: The time to live, or the part, is refused.
-        """
-        check_ttl(ttl)
-        check_part(part, parts)
-        lease = self.lease(snapshot_id)
-        return await self._renewed(lease, min(ttl, lease.ttl)) if lease.finish(part, parts) else self._info_of(lease)
 
     async def release(self, snapshot_id: str) -> None:
         """Ends a lease; with the last one of a view that nobody reads, returns once the view is gone from disk.
@@ -290,6 +294,7 @@ class Snapshots:
             for lease_id in view.leases:
                 self._leases.pop(lease_id).end()
         self._tables.pop(table, None)
+        self._ended_ids.pop(table, None)
         for view in views:
             await view.end(reason)
 
@@ -349,6 +354,15 @@ class Snapshots:
         self._tables[table] = path
         return view
 
+    async def _make_place(self) -> None:
+        """Ends a shared lease that nobody has renewed for a while where there is no place for another lease."""
+        if len(self._leases) + len(self._pending) < self._config.max_snapshot_leases:
+            return
+        shared = [lease for lease in self._leases.values() if lease.shared]
+        oldest = min(shared, key=lambda lease: lease.renewed_at, default=None)
+        if oldest is not None and oldest.renewed_at + SHARED_LEASE_SECONDS <= self._clock.monotonic():
+            await self._ended(oldest)
+
     @contextmanager
     def _place_for(self, lease_id: str, table: str) -> Iterator[None]:
         """Keeps a place for a lease that is being made."""
@@ -367,14 +381,14 @@ class Snapshots:
         finally:
             self._pending.discard(lease_id)
 
-    async def _add_lease(self, view: PinnedView, lease_id: str, ttl: float) -> Lease:
+    async def _add_lease(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool) -> Lease:
         async with view.lease_files:
             try:
-                await self._executor.run(view.directory.write_lease, lease_id, ttl)
+                await self._executor.run(partial(view.directory.write_lease, shared=shared), lease_id, ttl)
             except BaseException:
                 self._begin(self._remove_file(view, lease_id))
                 raise
-            lease = self._lease_on(view, lease_id, ttl)
+            lease = self._lease_on(view, lease_id, ttl, shared=shared)
             self._hold_log(view)
             return lease
 
@@ -389,19 +403,16 @@ class Snapshots:
             if live.state is not None and count_of(bucket.log_offset) >= live.state.log_first:
                 live.hold_log(_log_owner(view.view_id), bucket.log_offset)
 
-    async def _release_log(self, view: PinnedView) -> None:
+    def _release_log(self, view: PinnedView) -> None:
         """Lets the changes go that a view has kept, unless it has a lease."""
         table = self._live(view.table)
         if table is None or view.leases:
             return
         for live in table.buckets:
-            # One that is just being opened gets the holds of before. A commit that is under way need not be waited for.
-            async with live.mutex.beside_gate():
-                if not view.leases:
-                    live.release_log(_log_owner(view.view_id))
+            live.release_log(_log_owner(view.view_id))
 
-    def _lease_on(self, view: PinnedView, lease_id: str, ttl: float) -> Lease:
-        lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl)
+    def _lease_on(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool) -> Lease:
+        lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl, shared)
         view.leases.add(lease_id)
         self._reaper.tell(lease.expires)
         return lease
@@ -426,7 +437,8 @@ class Snapshots:
                 if self._leases.get(lease.lease_id) is not lease:
                     raise lost(lease.lease_id)
                 try:
-                    await self._executor.run(lease.view.directory.write_lease, lease.lease_id, lease.ttl)
+                    write = partial(lease.view.directory.write_lease, shared=lease.shared)
+                    await self._executor.run(write, lease.lease_id, lease.ttl)
                 except FileNotFoundError:
                     raise lost(lease.lease_id) from None
         return self._info_of(lease)
@@ -440,17 +452,22 @@ class Snapshots:
             return
         del self._leases[lease.lease_id]
         lease.view.leases.discard(lease.lease_id)
+        self._release_log(lease.view)
         lease.end()
-        await asyncio.shield(self._begin(self._remove_file(lease.view, lease.lease_id)))
+        # None where the table was dropped meanwhile, with all that is remembered of it.
+        ended = self._ended_ids.get(lease.view.table) if lease.shared else None
+        if ended is not None:
+            ended.add(lease.lease_id)
+        await asyncio.shield(self._begin(self._remove_file(lease.view, lease.lease_id, ended)))
 
-    async def _remove_file(self, view: PinnedView, lease_id: str) -> None:
+    async def _remove_file(self, view: PinnedView, lease_id: str, ended: EndedLeases | None = None) -> None:
         with self._used(view):
-            try:
-                async with view.lease_files:
-                    if lease_id not in view.leases:
-                        await self._executor.run(view.directory.remove_lease, lease_id)
-            finally:
-                await self._release_log(view)
+            async with view.lease_files:
+                if ended is not None:
+                    # Before the lease's file goes: after a crash in between, the lease is there again.
+                    await self._executor.run(ended.write, lease_id)
+                if lease_id not in view.leases:
+                    await self._executor.run(view.directory.remove_lease, lease_id)
 
     @contextmanager
     def _used(self, view: PinnedView) -> Iterator[None]:
@@ -466,6 +483,7 @@ class Snapshots:
 
     def _unused(self, view: PinnedView) -> None:
         if not view.leases:
+            self._release_log(view)
             self._forget(view)
             view.removal = self._begin(self._remove(view))
         elif view.is_open:

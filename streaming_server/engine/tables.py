@@ -287,6 +287,7 @@ class Tables:
     async def drop(self, name: str) -> None:
         """Drops a table: its scans end with TableNotFound. Raises TableNotFound."""
         await self._to_its_end(self._drop(name))
+        await self.transactions.retry(name)
 
     async def _drop(self, name: str) -> None:
         async with self._ddl, self.transactions.uses.altering(name):

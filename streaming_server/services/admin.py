@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.answers import Answers
     from streaming_server.scan.registry import ScanRegistry
     from streaming_server.scan.waiting_calls import WaitingCalls
+    from streaming_server.services.intake import Intake
     from streaming_server.services.write import WriteService
 
 
@@ -37,6 +38,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         answers: Answers,
         waiting: WaitingCalls,
         writes: WriteService,
+        intake: Intake,
         incarnation: str,
         version: str,
     ) -> None:
@@ -45,6 +47,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._answers = answers
         self._waiting = waiting
         self._writes = writes
+        self._intake = intake
         self._incarnation = incarnation
         self._version = version
         self._started = time.monotonic()
@@ -82,6 +85,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 computed_answers=self._answers.computed,
                 cached_bytes=self._answers.cached_bytes,
                 waiting_calls=self._waiting.waiting,
+                request_bytes_in_flight=self._intake.claimed_bytes,
+                refused_requests=self._intake.refused,
                 open_transactions=len(self._tables.transactions.open),
                 closed_gates=commits.closed_gates,
                 commits=commits.commits,

@@ -244,7 +244,7 @@ def test_a_damaged_row_names_its_bucket_and_leaves_nothing_open(table: Offline) 
     opened = scan(table)
     assert opened.source.next_chunk(128, ROOM) is not None
     run = opened.source._runs[3]  # type: ignore[attr-defined]
-    run._cursor._values = iter([b"no row"])
+    run._cursor._reader._fast = iter([b"no row"])
     with pytest.raises(DataLoss) as caught:
         values(opened, 8192)
     assert caught.value.details["bucket"] == "3"
