@@ -108,7 +108,7 @@ def _type(process: subprocess.Popen[str], text: str, at_the_end: str) -> str:
     assert process.stdout is not None
     process.stdin.write(f"{text}{at_the_end}\n")
     process.stdin.flush()
-    lines = []
+    lines: list[str] = []
     for line in process.stdout:
         if line.strip().endswith(END):
             return "".join(lines)
