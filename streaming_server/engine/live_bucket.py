@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from streaming_server.scan.base_view import BaseView
 from streaming_server.storage.bucket import Bucket
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
-from table_model.errors import DataLoss, ScanKvError
+from table_model.errors import DataLoss, DiskFull, ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -38,6 +39,9 @@ T = TypeVar("T")
 MAX_VIEWS_BYTES = 64 << 20
 """Memory for what was written since a base, in all the states of a bucket that scans began with and still read, but for
 the newest one. Each has its own sorted rows: where readers keep more, the next scans read RocksDB."""
+
+REPAIR_SECONDS = 5.0
+"""How often a bucket that takes no writes, because the disk was full, is opened again, at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +119,7 @@ class LiveBucket:
         self._writer_limits = writer_limits
         self._bucket: Bucket | None = None
         self._looked_at = False
+        self._repair_at = 0.0
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
 
@@ -233,6 +238,8 @@ class LiveBucket:
                 raise DataLoss(self.damage, table=self.table, bucket=self.number)
             await self.run(self._open)
             assert self._bucket is not None
+        if self._bucket.is_full and time.monotonic() >= self._repair_at:
+            await self._repair()
         if not self._looked_at:
             # Not with the opening: who asked for that may have given up meanwhile.
             self._looked_at = True
@@ -240,31 +247,76 @@ class LiveBucket:
                 self._on_unbuilt(self)
         return self._bucket
 
-    def _open(self) -> None:
-        # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
+    def _made(self, *, read_only: bool = False, after: BucketState | None = None) -> Bucket:
         bucket = Bucket(
             self._path,
             self._place,
             compression=self._compression,
             resources=self._resources,
             writer_limits=self._writer_limits,
+            read_only=read_only,
+            after=after,
         )
         try:
             bucket.settle_indexes(self._indexes())
         except BaseException:
             bucket.close()
             raise
+        return bucket
+
+    async def _repair(self) -> None:
+        """Opens a bucket again that takes no writes, because the disk was full: to be read, and written as well.
+
+        Hold the mutex. Whoever reads the bucket goes on with what it had.
+        """
+        self._repair_at = time.monotonic() + REPAIR_SECONDS
+        if self.upkeep.locked():
+            return  # Whoever reads it so must not find it closed; the next look finds it idle.
+        assert self._commit is not None
+        async with self.upkeep, self._commit.syncing:
+            try:
+                await self.run(self._reopen)
+            except ScanKvError as error:
+                _log.warning("%s can still not be written: %s", self._place, error.message)
+
+    def _reopen(self) -> None:
+        before = self._bucket
+        assert before is not None
+        if not before.is_read_only:
+            # Its lock is given back only when nobody reads it any more, for which readers to come need not wait.
+            self._bucket = self._made(read_only=True, after=before.state)
+            before.replaced_by(self._bucket)
+            before = self._bucket
+        self._bucket = self._made(after=before.state)
+        before.replaced_by(self._bucket)
+        _log.info("%s can be written again", self._place)
+
+    def _open(self) -> None:
+        # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
+        try:
+            bucket = self._made()
+        except DiskFull as error:
+            if not self._path.exists():
+                raise
+            _log.warning("%s can only be read: %s", self._place, error.message)
+            bucket = self._made(read_only=True)
+            self._repair_at = time.monotonic() + REPAIR_SECONDS
         for owner, offset in self._log_holds().items():
             # Of one that lost its hold nothing is kept, and its owner will be told.
             if count_of(offset) >= bucket.state.log_first:
                 bucket.log.hold(owner, offset)
         self._commit = GroupCommit(
-            written=lambda: bucket.state.log_offset,
-            sync=bucket.sync,
+            written=lambda: self._opened.state.log_offset,
+            sync=lambda offset: self._opened.sync(offset),
             executor=self._executor,
             durable=bucket.state.log_offset,
         )
         self._bucket = bucket
+
+    @property
+    def _opened(self) -> Bucket:
+        assert self._bucket is not None
+        return self._bucket
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs a blocking step on the bucket in the executor. Hold the mutex, and do not let it go before this ends.
