@@ -199,7 +199,7 @@ class Bucket:
         self.writers = WriterStates(self._store, writer_limits)
         self._builds: dict[int, IndexBuild] = {}
         try:
-            self._mark = DurableMark(path.with_suffix(".durable"))
+            self._mark = self._durable_mark(path)
             try:
                 self._state = self._recover()
             except BaseException:
@@ -208,6 +208,12 @@ class Bucket:
         except BaseException:
             self._store.close()
             raise
+
+    def _durable_mark(self, path: Path) -> DurableMark:
+        try:
+            return DurableMark(path.with_suffix(".durable"))
+        except DataLoss as error:
+            raise DataLoss(f"{self.place} is damaged: its durable mark cannot be read") from error
 
     def _recover(self) -> BucketState:
         state = stored_state(self._store)
