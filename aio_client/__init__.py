@@ -55,12 +55,14 @@ from table_model.errors import (
     ScanStalled,
     ScanTooLong,
     SchemaMismatch,
+    ServerBusy,
     ServerDraining,
     ServerRefused,
     SnapshotLost,
     SnapshotNotTaken,
     TableExists,
     TableNotFound,
+    TableRecreated,
     TooManyConsumers,
     TooManyLocks,
     TooManyScans,
@@ -79,6 +81,7 @@ from table_model.errors import (
     WriterFenced,
 )
 from table_model.expressions import Column, Predicate, col
+from table_model.log_offsets import LogOffsets
 from table_model.log_positions import ScanSource, StartFrom, StopAt
 from table_model.scan_spec import Resume, ScanSpec
 
@@ -108,6 +111,7 @@ __all__ = [
     "InvalidResumeToken",
     "LiveScan",
     "LockLost",
+    "LogOffsets",
     "PositionExpired",
     "PositionOutOfRange",
     "Predicate",
@@ -128,6 +132,7 @@ __all__ = [
     "ScanStream",
     "ScanTooLong",
     "SchemaMismatch",
+    "ServerBusy",
     "ServerDraining",
     "ServerRefused",
     "ServerStats",
@@ -140,6 +145,7 @@ __all__ = [
     "TableBases",
     "TableExists",
     "TableNotFound",
+    "TableRecreated",
     "TooManyConsumers",
     "TooManyLocks",
     "TooManyScans",

@@ -47,6 +47,11 @@ class ServerStats:
         computed_answers: Counts, aggregates and top-N that were computed.
         cached_bytes: Memory that computed answers take now.
         waiting_calls: Calls that wait now until what they ask about has changed, as those of watches do.
+        clock_offset_millis: How far the clock of the server's machine is ahead of the time that commits get; negative
+            when it is behind. Beyond `max_clock_step_seconds` the clock has jumped, and somebody should look at it.
+        clock_jumps: How often that clock has jumped.
+        request_bytes_in_flight: Bytes of requests of more than 64 KiB that are in memory now.
+        refused_requests: Requests that were refused with `ServerBusy`, because there were too many of these.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
         bases: The columnar bases of each table in use that has any, by table.
     """
@@ -81,6 +86,10 @@ class ServerStats:
     computed_answers: int
     cached_bytes: int
     waiting_calls: int
+    clock_offset_millis: int
+    clock_jumps: int
+    request_bytes_in_flight: int
+    refused_requests: int
     damaged_buckets: tuple[str, ...]
     bases: tuple[TableBases, ...]
 
@@ -118,6 +127,10 @@ class ServerStats:
             computed_answers=message.computed_answers,
             cached_bytes=message.cached_bytes,
             waiting_calls=message.waiting_calls,
+            clock_offset_millis=message.clock_offset_millis,
+            clock_jumps=message.clock_jumps,
+            request_bytes_in_flight=message.request_bytes_in_flight,
+            refused_requests=message.refused_requests,
             damaged_buckets=tuple(message.damaged_buckets),
             bases=tuple(TableBases.of(each) for each in message.bases),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
@@ -15,6 +14,7 @@ from table_model.aggregates import AggregateFunction
 from table_model.errors import (
     DeadlineExceeded,
     ProtocolViolation,
+    ServerBusy,
     ServerDraining,
     TooManyScans,
     Unavailable,
@@ -45,7 +45,10 @@ _Response = TypeVar("_Response")
 _Question = TypeVar("_Question", "CountRequest", "AggregateRequest", "TopNRequest")
 _Answered = TypeVar("_Answered", "CountResponse", "AggregateResponse", "TopNResponse")
 
-_AWAY: Final = (TooManyScans, Unavailable, ServerDraining)
+_BUSY: Final = (TooManyScans, ServerBusy)
+"""Errors of a server that has not begun with the question."""
+
+_AWAY: Final = (*_BUSY, Unavailable, ServerDraining)
 """Errors that pass."""
 
 Ties: TypeAlias = Literal["key", "all"]
@@ -114,7 +117,7 @@ def top_n_request(
 async def count(transport: Transport, request: CountRequest) -> CountResponse:
     """Asks. Without a predicate the answer is immediate, so that the attempt timeout bounds it."""
     if not request.HasField("where"):
-        return _checked(request, await transport.call(transport.services.lookups.Count, request))
+        return _checked(request, await transport.call(lambda: transport.services.lookups.Count, request))
     return _checked(request, await _answer(transport, lambda: transport.services.lookups.Count, request))
 
 
@@ -136,7 +139,7 @@ async def top_n(
 
     def retries(error: ScanKvError) -> bool:
         if trouble is None:
-            return isinstance(error, TooManyScans)
+            return _may_pass(error)
         trouble(error)
         return isinstance(error, _AWAY)
 
@@ -167,8 +170,8 @@ async def changed_top_n(
     waiting.CopyFrom(request)
     waiting.wait_millis = round(wait * 1000)
     try:
-        method = transport.services.lookups.TopN
-        return _checked(waiting, await transport.call(method, waiting, timeout=wait + timeout))
+        response = await transport.call_and_wait(lambda services: services.lookups.TopN, waiting, wait + timeout)
+        return _checked(waiting, response)
     except (*_AWAY, DeadlineExceeded) as error:
         trouble(error)
         retry_after = error.retry_after
@@ -180,14 +183,19 @@ async def _answer(
     transport: Transport,
     method: Callable[[], Method[_Request, _Response]],
     request: _Request,
-    retries: Callable[[ScanKvError], bool] = lambda error: isinstance(error, TooManyScans),
+    retries: Callable[[ScanKvError], bool] | None = None,
 ) -> _Response:
     """Asks with the whole operation timeout, since the server may have much to read, and again after some errors."""
 
     async def attempt(deadline: float) -> _Response:
-        return await transport.call(method(), request, timeout=max(deadline - time.monotonic(), 0.001))
+        return await transport.attempt(method, request, deadline=deadline, is_long=True)
 
-    return await with_retries(attempt, timeout=transport.config.operation_timeout, retries=retries)
+    return await with_retries(attempt, timeout=transport.config.operation_timeout, retries=retries or _may_pass)
+
+
+def _may_pass(error: ScanKvError) -> bool:
+    """Whether the server has not begun with the question, or its answer was dropped on the way: it is asked again."""
+    return isinstance(error, _BUSY) or (isinstance(error, Unavailable) and error.shed)
 
 
 def _checked(request: _Question, response: _Answered) -> _Answered:

@@ -132,7 +132,9 @@ class Client:
             indexes=index_messages(indexes, "indexes"),
             merging=merging_to_proto(merging),
         )
-        response = await self._transport.call(self._transport.services.tables.CreateTable, request)
+        response = await self._transport.call(
+            lambda: self._transport.services.tables.CreateTable, request, repeatable=False
+        )
         return Table(self._transport, response.table)
 
     async def drop_table(self, name: str) -> None:
@@ -141,7 +143,9 @@ class Client:
         Raises:
             TableNotFound: There is none of that name.
         """
-        await self._transport.call(self._transport.services.tables.DropTable, table_pb2.DropTableRequest(name=name))
+        await self._transport.call(
+            lambda: self._transport.services.tables.DropTable, table_pb2.DropTableRequest(name=name), repeatable=False
+        )
 
     async def alter_table(
         self,
@@ -192,7 +196,9 @@ class Client:
             drop_indexes=dropped,
             add_aggregates=aggregates_to_proto(column_aggregates(add_aggregates)),
         )
-        response = await self._transport.call(self._transport.services.tables.AlterTable, request)
+        response = await self._transport.call(
+            lambda: self._transport.services.tables.AlterTable, request, repeatable=False
+        )
         if wait and added:
             wanted = {tuple(index.columns) for index in added}
             await wait_until_built(self._transport, response.table, wanted, on_progress)
@@ -227,13 +233,15 @@ class Client:
             TableNotFound: There is none; the message has the near ones.
         """
         response = await self._transport.call(
-            self._transport.services.tables.GetTable, table_pb2.GetTableRequest(name=name)
+            lambda: self._transport.services.tables.GetTable, table_pb2.GetTableRequest(name=name)
         )
         return Table(self._transport, response.table)
 
     async def tables(self) -> list[Table]:
         """All tables, by name, ascending."""
-        response = await self._transport.call(self._transport.services.tables.ListTables, table_pb2.ListTablesRequest())
+        response = await self._transport.call(
+            lambda: self._transport.services.tables.ListTables, table_pb2.ListTablesRequest()
+        )
         return [Table(self._transport, description) for description in response.tables]
 
     def scan(self, spec: ScanSpec) -> Scan:
@@ -242,12 +250,14 @@ class Client:
 
     async def server_stats(self) -> ServerStats:
         """The figures of the whole server; nothing is opened for them."""
-        response = await self._transport.call(self._transport.services.admin.Stats, admin_pb2.StatsRequest())
+        response = await self._transport.call(lambda: self._transport.services.admin.Stats, admin_pb2.StatsRequest())
         return ServerStats.of(response)
 
     async def live_scans(self) -> list[LiveScan]:
         """The scans of all clients that hold iterators now, the oldest first."""
-        response = await self._transport.call(self._transport.services.admin.ListScans, admin_pb2.ListScansRequest())
+        response = await self._transport.call(
+            lambda: self._transport.services.admin.ListScans, admin_pb2.ListScansRequest()
+        )
         return [LiveScan.of(scan) for scan in response.scans]
 
     async def cancel_scan(self, scan_id: str) -> None:
@@ -262,7 +272,7 @@ class Client:
             ScanNotFound: There is no such live scan; it may have ended by itself.
         """
         request = admin_pb2.CancelScanRequest(scan_id=scan_id)
-        await self._transport.call(self._transport.services.admin.CancelScan, request)
+        await self._transport.call(lambda: self._transport.services.admin.CancelScan, request, repeatable=False)
 
     async def snapshots(self, table: str | None = None) -> list[Snapshot]:
         """The pinned snapshots of all clients, the oldest view first. None of them is renewed by being listed.

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 class ColumnLock(Lease):
     """A lock on columns of a table: writes of others that would change them are refused with ColumnLocked.
 
-    It ends when it is released, when it is not renewed for its time to live, and with its table. It outlives its client
-    and a restart of the server, which begins the time to live anew. Who writes the columns gives the lock:
-    `table.upsert(data, locks=[lock])`, or a writer's `locks`.
+    It ends when it is released, when it is not renewed for its time to live, when its restarted owner takes it over,
+    and with its table. It outlives its client and a restart of the server, which begins the time to live anew. Who
+    writes the columns gives the lock: `table.upsert(data, locks=[lock])`; what names a lock that has ended is refused
+    with LockLost.
 
     Made by `table.lock_columns(...)` and `client.column_locks()`. Belongs to the event loop of its client.
     """
@@ -91,7 +92,9 @@ class ColumnLock(Lease):
         """
         request = lock_pb2.RenewColumnLockRequest(lock_id=self.id, ttl_millis=0 if ttl is None else ttl_millis(ttl))
         asked_at = time.monotonic()
-        response = await self._transport.call(self._transport.services.locks.RenewColumnLock, request)
+        response = await self._transport.call(
+            lambda: self._transport.services.locks.RenewColumnLock, request, repeatable=False
+        )
         self._note(response.lock, asked_at)
 
     async def release(self) -> None:
@@ -109,11 +112,22 @@ class ColumnLock(Lease):
 class Locking:
     """What `table.lock_columns()` returns: `async with` it, or `await` it. Each time, it takes a lock of its own."""
 
-    def __init__(self, transport: Transport, table: str, columns: Sequence[str], owner: str, ttl: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        table: str,
+        columns: Sequence[str],
+        owner: str,
+        ttl: float,
+        *,
+        take_over: bool = False,
+    ) -> None:
         """Called by `Table.lock_columns`; takes nothing yet. Raises UsageError for a time to live out of range."""
         names = [columns] if isinstance(columns, str) else list(columns)
         self._transport = transport
-        self._request = lock_pb2.LockColumnsRequest(table=table, columns=names, owner=owner, ttl_millis=ttl_millis(ttl))
+        self._request = lock_pb2.LockColumnsRequest(
+            table=table, columns=names, owner=owner, ttl_millis=ttl_millis(ttl), take_over=take_over
+        )
         self._keeper: Keeper | None = None
 
     def __await__(self) -> Generator[None, None, ColumnLock]:
@@ -155,11 +169,11 @@ async def list_locks(transport: Transport, table: str | None) -> list[ColumnLock
     """The column locks of one table, or of all, by table and id. Raises TableNotFound."""
     request = lock_pb2.ListColumnLocksRequest(table=table or "")
     asked_at = time.monotonic()
-    response = await transport.call(transport.services.locks.ListColumnLocks, request)
+    response = await transport.call(lambda: transport.services.locks.ListColumnLocks, request)
     return [ColumnLock(transport, message, asked_at) for message in response.locks]
 
 
 async def release_lock(transport: Transport, lock_id: str) -> None:
     """Ends a lock, also of another client. Raises LockLost."""
     request = lock_pb2.ReleaseColumnLockRequest(lock_id=lock_id)
-    await transport.call(transport.services.locks.ReleaseColumnLock, request)
+    await transport.call(lambda: transport.services.locks.ReleaseColumnLock, request, repeatable=False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, TypeVar
 
-from aio_client._retry import with_retries
+from aio_client._retry import PASSING_ERRORS, with_retries
 from protos.scankv.v1 import consumer_pb2
-from table_model.errors import DeadlineExceeded, ServerDraining, Unavailable
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,9 +17,7 @@ _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
-async def commit_position(
-    transport: Transport, table: str, consumer_id: str, fence: int, token: bytes
-) -> dict[int, int]:
+async def commit_position(transport: Transport, table: str, consumer_id: str, fence: int, token: bytes) -> LogOffsets:
     """Commits what lies before a token of a consumer's stream; gives the offsets that are committed then.
 
     Raises:
@@ -28,7 +25,7 @@ async def commit_position(
     """
     request = consumer_pb2.CommitPositionRequest(table=table, consumer_id=consumer_id, fence=fence, resume_token=token)
     response = await call_again(transport, lambda: transport.services.consumers.CommitPosition, request)
-    return dict(response.log_offsets)
+    return LogOffsets.of(response.log_offsets, response.table_incarnation)
 
 
 async def call_again(
@@ -37,11 +34,10 @@ async def call_again(
     """Makes a call until it is answered, for the operation timeout."""
 
     async def attempt(deadline: float) -> _Response:
-        timeout = max(0.0, min(transport.config.attempt_timeout, deadline - time.monotonic()))
-        return await transport.call(method(), request, timeout=timeout)
+        return await transport.attempt(method, request, deadline=deadline)
 
     return await with_retries(
         attempt,
         timeout=transport.config.operation_timeout,
-        retries=lambda error: isinstance(error, Unavailable | DeadlineExceeded | ServerDraining),
+        retries=lambda error: isinstance(error, PASSING_ERRORS),
     )

@@ -11,6 +11,7 @@ from aio_client._commit import call_again
 from aio_client._protocol import changelog
 from protos.scankv.v1 import consumer_pb2
 from table_model.errors import InvalidRequest, UsageError
+from table_model.log_offsets import LogOffsets
 from table_model.log_positions import LogSpec, ScanSource, StartFrom
 from table_model.names import check_consumer_id
 
@@ -42,7 +43,7 @@ class Consumer:
     """
 
     id: str
-    log_offsets: dict[int, int]
+    log_offsets: LogOffsets
     lag: int
     committed_at: datetime | None
     live: bool
@@ -56,7 +57,7 @@ class Consumer:
         micros = message.committed_micros
         return cls(
             id=message.consumer_id,
-            log_offsets=dict(message.log_offsets),
+            log_offsets=LogOffsets.of(message.log_offsets, message.table_incarnation),
             lag=message.lag,
             committed_at=_EPOCH + timedelta(microseconds=micros) if micros else None,
             live=message.live,
@@ -129,7 +130,7 @@ class ChangesOfTable(ABC):
         response = await call_again(self._transport, lambda: self._transport.services.consumers.ListConsumers, request)
         return [Consumer.of(message) for message in response.consumers]
 
-    async def reset_consumer(self, consumer_id: str, start: StartFrom, *, clamp: bool = False) -> dict[int, int]:
+    async def reset_consumer(self, consumer_id: str, start: StartFrom, *, clamp: bool = False) -> LogOffsets:
         """Moves a consumer to any place, in all buckets that it has read. A stream of it ends with ConsumerFenced.
 
         Args:
@@ -145,6 +146,7 @@ class ChangesOfTable(ABC):
             ConsumerNotFound: There is no such consumer.
             PositionExpired, PositionOutOfRange: The changelog does not have that place.
             InvalidRequest: Offsets are not those of exactly the buckets that it has read.
+            TableRecreated: Offsets are of another table of the same name.
             UsageError: It is no id, or no start.
         """
         _check(consumer_id)
@@ -152,8 +154,10 @@ class ChangesOfTable(ABC):
             table=self.name, consumer_id=consumer_id, start=changelog(LogSpec(start=start, clamp=clamp))
         )
         # Not repeated: it would fence a stream that was opened meanwhile.
-        response = await self._transport.call(self._transport.services.consumers.ResetConsumer, request)
-        return dict(response.log_offsets)
+        response = await self._transport.call(
+            lambda: self._transport.services.consumers.ResetConsumer, request, repeatable=False
+        )
+        return LogOffsets.of(response.log_offsets, response.table_incarnation)
 
     async def delete_consumer(self, consumer_id: str) -> None:
         """Forgets a consumer, so that nothing is kept for it any more. A stream of it ends with ConsumerFenced.
@@ -164,7 +168,7 @@ class ChangesOfTable(ABC):
         """
         _check(consumer_id)
         request = consumer_pb2.DeleteConsumerRequest(table=self.name, consumer_id=consumer_id)
-        await self._transport.call(self._transport.services.consumers.DeleteConsumer, request)
+        await self._transport.call(lambda: self._transport.services.consumers.DeleteConsumer, request, repeatable=False)
 
 
 def _check(consumer_id: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aio_client._protocol import ScanLedger, violation
 from aio_client._resume import Resumption
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,9 +80,10 @@ class ScanProgress:
         return 0 if self.header is None else self.header.consumer_fence
 
     @property
-    def next_offsets(self) -> dict[int, int]:
+    def next_offsets(self) -> LogOffsets:
         """Of changes, the offset of the next one of each bucket."""
-        return dict(self._ledger.next_offsets)
+        incarnation = "" if self.header is None else self.header.table_incarnation
+        return LogOffsets.of(self._ledger.next_offsets, incarnation)
 
     @property
     def bucket(self) -> int | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from aio_client._framing import ScanMessage
     from protos.scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanHeartbeat, ScanKvRequest, ScanTrailer
-    from table_model.log_positions import LogSpec
+    from table_model.log_positions import LogSpec, StartFrom, StopAt
     from table_model.scan_spec import ScanSpec
 
 
@@ -32,13 +32,16 @@ _VIAS: Final = {
 }
 
 
-def scan_request(spec: ScanSpec, token: bytes | None = None, fence: int = 0) -> ScanKvRequest:
+def scan_request(
+    spec: ScanSpec, token: bytes | None = None, fence: int = 0, heartbeat_millis: int = 0
+) -> ScanKvRequest:
     """Writes a scan as the request that asks for it.
 
     Args:
         spec: The scan.
         token: Where to go on; the spec's own is not looked at. None: from the beginning.
         fence: Which stream of its consumer it is, as the header said. 0: it takes the consumer over, or is of none.
+        heartbeat_millis: How often it must be heard from. 0: as the server likes.
     """
     snapshot = None if spec.snapshot_id is None else scan_pb2.PinnedSnapshot(snapshot_id=spec.snapshot_id)
     log = None if spec.log is None else _changelog_of(spec.log, spec.buckets, fence)
@@ -61,6 +64,7 @@ def scan_request(spec: ScanSpec, token: bytes | None = None, fence: int = 0) -> 
         reverse=spec.reverse,
         ordered=spec.ordered,
         via=_VIAS[spec.via],
+        heartbeat_millis=heartbeat_millis,
     )
 
 
@@ -83,7 +87,7 @@ def changelog(log: LogSpec) -> scan_pb2.Changelog:
         case PositionKind.TIMESTAMP:
             message.timestamp_micros = start.micros
         case PositionKind.OFFSETS:
-            message.offsets.CopyFrom(scan_pb2.LogOffsets(by_bucket=dict(start.by_bucket)))
+            message.offsets.CopyFrom(log_offsets(start))
         case PositionKind.LAST:
             message.last = start.count
         case PositionKind.FULL:
@@ -97,10 +101,15 @@ def changelog(log: LogSpec) -> scan_pb2.Changelog:
             case PositionKind.TIMESTAMP:
                 message.stop_timestamp_micros = stop.micros
             case PositionKind.OFFSETS:
-                message.stop_offsets.CopyFrom(scan_pb2.LogOffsets(by_bucket=dict(stop.by_bucket)))
+                message.stop_offsets.CopyFrom(log_offsets(stop))
             case _:
                 message.stop_latest.SetInParent()
     return message
+
+
+def log_offsets(position: StartFrom | StopAt) -> scan_pb2.LogOffsets:
+    """Writes the offsets of a position, with the incarnation of their table if it is known."""
+    return scan_pb2.LogOffsets(by_bucket=dict(position.by_bucket), table_incarnation=position.table_incarnation)
 
 
 class EndedWithoutTrailer(ProtocolViolation):

@@ -12,6 +12,7 @@ from table_model.errors import (
     ScanKvError,
     ScanStalled,
     ScanTooLong,
+    ServerBusy,
     ServerDraining,
     TooManyScans,
     Unavailable,
@@ -30,6 +31,7 @@ _CUTS: Final = (
     DeadlineExceeded,
     ScanStalled,
     ScanTooLong,
+    ServerBusy,
     ServerDraining,
     TooManyScans,
     EndedWithoutTrailer,
@@ -80,7 +82,8 @@ def verdict(error: ScanKvError, spec: ScanSpec, *, started: bool, complete: bool
     | a cut of the changelog | raise; retry with a token, a consumer, or from offsets on | retry |
     | a cut, live, `Resume.LATEST` | raise; retry with a token | retry |
     | a cut, live, no choice | raise; retry with a token | raise |
-    | `TooManyScans` | retry, always | as every cut |
+    | `TooManyScans`, `ServerBusy` | retry, always | as every cut |
+    | a call that was shed | retry, always | as every cut |
 
     Where it says raise, a broken connection after the first header becomes `ScanInterrupted`.
 
@@ -93,12 +96,17 @@ def verdict(error: ScanKvError, spec: ScanSpec, *, started: bool, complete: bool
     if not isinstance(error, _CUTS):
         return Verdict.RAISE
     if not started:
-        return Verdict.RETRY if isinstance(error, TooManyScans) or _rides_through(spec) else Verdict.RAISE
+        return Verdict.RETRY if _not_begun(error) or _rides_through(spec) else Verdict.RAISE
     if complete:
         return Verdict.COMPLETE
     if _goes_on(spec):
         return Verdict.RETRY
     return Verdict.INTERRUPTED if isinstance(error, Unavailable) else Verdict.RAISE
+
+
+def _not_begun(error: ScanKvError) -> bool:
+    """Whether the server refused the call, or gRPC dropped it, before any row was read."""
+    return isinstance(error, TooManyScans | ServerBusy) or (isinstance(error, Unavailable) and error.shed)
 
 
 def _rides_through(spec: ScanSpec) -> bool:

@@ -9,12 +9,15 @@ from collections import Counter
 from copy import copy
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from table_model.errors import ScanKvError
+from table_model.errors import DeadlineExceeded, ScanKvError, ServerBusy, ServerDraining, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 _Result = TypeVar("_Result")
+
+PASSING_ERRORS: Final = (Unavailable, DeadlineExceeded, ServerDraining, ServerBusy)
+"""Errors after which a call that may be made any number of times is made again."""
 
 _FIRST_SECONDS: Final = 0.1
 _LONGEST_SECONDS: Final = 2.0
@@ -54,10 +57,15 @@ async def with_retries(
     """
     deadline = clock() + timeout
     earlier: Counter[str] = Counter()
+    last: ScanKvError | None = None
     while True:
         try:
             return await attempt(deadline)
         except ScanKvError as error:
+            if last is not None and isinstance(error, DeadlineExceeded) and clock() + _LEAST_SECONDS >= deadline:
+                # The rule: an operation ends with what was wrong with it, not with its last attempt being cut short.
+                _note(last, earlier)
+                raise last from error
             again = retries(error)
             seconds = backoff(earlier.total() + 1, error.retry_after)
             if not again or clock() + seconds + _LEAST_SECONDS >= deadline:

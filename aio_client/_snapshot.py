@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from contextlib import suppress
@@ -15,19 +14,17 @@ import pyarrow as pa
 
 from aio_client._commit import call_again
 from aio_client._lease import Keeper, Lease, ttl_millis
-from aio_client._retry import with_retries
+from aio_client._retry import PASSING_ERRORS, with_retries
 from protos.scankv.v1 import scan_pb2, snapshot_pb2
 from table_model.errors import (
-    DeadlineExceeded,
     ProtocolViolation,
-    ServerDraining,
     SnapshotLost,
     SnapshotNotTaken,
-    Unavailable,
     UsageError,
 )
 from table_model.key_range import KeyRange
 from table_model.limits import MAX_SPLITS
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # A lease has a name of its own, so a pin that was carried out although its answer was lost is repeated without harm.
-_PIN_RETRIES: Final = (Unavailable, DeadlineExceeded, ServerDraining, SnapshotNotTaken)
+_PIN_RETRIES: Final = (*PASSING_ERRORS, SnapshotNotTaken)
 
 
 class Snapshot(Lease):
@@ -55,7 +52,13 @@ class Snapshot(Lease):
     """
 
     def __init__(
-        self, transport: Transport, message: snapshot_pb2.Snapshot, asked_at: float, held_micros: int = 0
+        self,
+        transport: Transport,
+        message: snapshot_pb2.Snapshot,
+        asked_at: float,
+        held_micros: int = 0,
+        *,
+        shared: bool = False,
     ) -> None:
         """Called by `pin` and `list_snapshots`.
 
@@ -64,11 +67,12 @@ class Snapshot(Lease):
             message: What the server said of it.
             asked_at: When it was asked, on the monotonic clock: the lease lasts at least as long as said from then on.
             held_micros: How long the pin held the table's writers.
+            shared: Whether others may read it under the same id, so that this reader does not release it in the end.
         """
         self._transport = transport
         self._schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
         self._held_micros = held_micros
-        super().__init__()
+        super().__init__(shared=shared)
         self._note(message, asked_at)
 
     def __repr__(self) -> str:
@@ -94,9 +98,13 @@ class Snapshot(Lease):
         return self._message.table
 
     @property
-    def log_offsets(self) -> dict[int, int]:
-        """For every bucket, the offset of the first change that is not in the view."""
-        return dict(self._message.log_offsets)
+    def log_offsets(self) -> LogOffsets:
+        """For every bucket, the offset of the first change that is not in the view.
+
+        The changes from there on are kept while the snapshot lives, up to `log_hold_max_bytes` beyond the retention. So
+        `changes(StartFrom.offsets(snapshot.log_offsets))` continues where a reader of the snapshot has ended.
+        """
+        return LogOffsets.of(self._message.log_offsets, self._message.table_incarnation)
 
     @property
     def schema(self) -> pa.Schema:
@@ -148,37 +156,18 @@ class Snapshot(Lease):
             snapshot_id=self.id, ttl_millis=0 if ttl is None else ttl_millis(ttl)
         )
         asked_at = time.monotonic()
-        response = await self._transport.call(self._transport.services.snapshots.RenewSnapshot, request)
-        self._note(response.snapshot, asked_at)
-
-    async def finish_part(self, part: int, parts: int, ttl: float = 60) -> None:
-        """Notes that one of the parts in which several readers share out the snapshot was read to its end.
-
-        With the last of them, whoever reads it, the lease lives `ttl` seconds from now on, unless it lives shorter
-        already. So it goes soon when all are done, and none of the readers has to know of the others; a `renew` makes
-        it live longer again. Noting a part twice does no harm.
-
-        Args:
-            part: Which one, 0 to `parts - 1`.
-            parts: How many there are, 1 to 1024.
-            ttl: Seconds, 1 to 604,800.
-
-        Raises:
-            SnapshotLost: The lease was released or has expired, or its table was dropped.
-            InvalidRequest: There is no such part.
-        """
-        request = snapshot_pb2.FinishPartRequest(
-            snapshot_id=self.id, part=part, parts=parts, ttl_millis=ttl_millis(ttl)
+        response = await self._transport.call(
+            lambda: self._transport.services.snapshots.RenewSnapshot, request, repeatable=False
         )
-        asked_at = time.monotonic()
-        response = await self._transport.call(self._transport.services.snapshots.FinishPart, request)
         self._note(response.snapshot, asked_at)
 
     async def release(self) -> None:
         """Gives the lease back. Idempotent: nothing happens when it has ended already."""
         request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=self.id)
         with suppress(SnapshotLost):
-            await self._transport.call(self._transport.services.snapshots.ReleaseSnapshot, request)
+            await self._transport.call(
+                lambda: self._transport.services.snapshots.ReleaseSnapshot, request, repeatable=False
+            )
         self._note_released()
 
     def _note(self, message: snapshot_pb2.Snapshot, asked_at: float) -> None:
@@ -190,17 +179,23 @@ class Snapshot(Lease):
 class Pinning:
     """What `table.snapshot()` returns: `async with` it, or `await` it. Each time, it takes a snapshot of its own."""
 
-    def __init__(self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None) -> None:
+    def __init__(
+        self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None, id_: str | None
+    ) -> None:
         """Called by `Table.snapshot`; takes nothing yet.
 
         Raises:
             UsageError: The time to live is out of its range, or `same_view_as` is no snapshot.
         """
+        if id_ == "":
+            raise UsageError("id names a snapshot: it must not be empty; leave it out for a new one", option="id")
         self._transport = transport
         self._request = snapshot_pb2.PinSnapshotRequest(
             table=table,
             ttl_millis=ttl_millis(ttl),
             same_view_as="" if same_view_as is None else _id_of(same_view_as),
+            lease_id=id_ or "",
+            shared=id_ is not None,
         )
         self._keeper: Keeper | None = None
 
@@ -225,18 +220,13 @@ class Pinning:
         """Takes a snapshot, which the caller renews and releases. The errors are those of `Table.snapshot`."""
         request = snapshot_pb2.PinSnapshotRequest()
         request.CopyFrom(self._request)
-        request.lease_id = uuid.uuid4().hex
+        request.lease_id = request.lease_id or uuid.uuid4().hex
 
         async def attempt(deadline: float) -> Snapshot:
             asked_at = time.monotonic()
-            try:
-                async with asyncio.timeout(deadline - asked_at):
-                    response = await self._transport.call(self._transport.services.snapshots.PinSnapshot, request)
-            except TimeoutError as error:
-                raise DeadlineExceeded(
-                    f"the snapshot of {request.table} was not taken within the operation timeout", table=request.table
-                ) from error
-            return Snapshot(self._transport, response.snapshot, asked_at, response.held_micros)
+            calls = self._transport
+            response = await calls.attempt(lambda: calls.services.snapshots.PinSnapshot, request, deadline=deadline)
+            return Snapshot(self._transport, response.snapshot, asked_at, response.held_micros, shared=request.shared)
 
         return await with_retries(
             attempt,
@@ -263,7 +253,7 @@ async def list_snapshots(transport: Transport, table: str | None) -> list[Snapsh
     """
     request = snapshot_pb2.ListSnapshotsRequest(table=table or "")
     asked_at = time.monotonic()
-    response = await transport.call(transport.services.snapshots.ListSnapshots, request)
+    response = await transport.call(lambda: transport.services.snapshots.ListSnapshots, request)
     return [Snapshot(transport, message, asked_at) for message in response.snapshots]
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aio_client._resume import Resumption
     from aio_client._stream import ScanStatistics
     from aio_client._stream import ScanStream as AsyncScanStream
+    from table_model.log_offsets import LogOffsets
     from table_model.scan_spec import ScanSpec
 
 
@@ -81,7 +82,7 @@ class ScanStream:
         with suppress(ScanKvError):
             self.close()
 
-    def commit(self) -> dict[int, int]:
+    def commit(self) -> LogOffsets:
         """Commits what was returned so far on behalf of the stream's consumer. See `aio_client.ScanStream.commit`."""
         if self._interrupted is not None:
             raise self._interrupted
@@ -100,7 +101,7 @@ class ScanStream:
         return self._stream.schema
 
     @property
-    def log_offsets(self) -> dict[int, int]:
+    def log_offsets(self) -> LogOffsets:
         """For every bucket of the scan, the offset of the first change that the rows do not show."""
         return self._stream.log_offsets
 
@@ -150,7 +151,7 @@ class ScanStream:
         return self._stream.resumptions
 
     @property
-    def next_offsets(self) -> dict[int, int]:
+    def next_offsets(self) -> LogOffsets:
         """Of a scan of the changelog, for every bucket the offset behind what was returned."""
         return self._stream.next_offsets
 

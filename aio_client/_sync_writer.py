@@ -57,6 +57,11 @@ class Writer:
         return self._writer.epoch
 
     @property
+    def locks(self) -> tuple[str, ...]:
+        """The ids of the column locks that it has. See `aio_client.Writer.locks`."""
+        return self._writer.locks
+
+    @property
     def next_sequence(self) -> int:
         """The number that its next request gets. See `aio_client.Writer.next_sequence`."""
         return self._writer.next_sequence

@@ -21,6 +21,7 @@ from aio_client._requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._write_requests import WritePieces
 from protos.scankv.v1 import lookup_pb2, transaction_pb2, write_pb2
 from table_model.errors import ConnectionFailed, InvalidKey, ScanKvError, UsageError
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -56,12 +57,13 @@ class CommitResult:
     """
 
     rows: int
-    log_offsets: dict[str, dict[int, int]]
+    log_offsets: dict[str, LogOffsets]
 
     @classmethod
     def of(cls, message: transaction_pb2.CommitTransactionResponse) -> CommitResult:
         """The result in an answer."""
-        return cls(rows=message.rows, log_offsets={each.table: dict(each.log_offsets) for each in message.tables})
+        offsets = {each.table: LogOffsets.of(each.log_offsets, each.table_incarnation) for each in message.tables}
+        return cls(rows=message.rows, log_offsets=offsets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +147,7 @@ class TransactionPart:
         """Stages an upsert: checked now, seen with the commit. The number of rows.
 
         The arguments and errors are those of `Table.upsert`; each request is repeated until it is answered, and staged
-        once.
+        once. Locks must last until the commit.
 
         Raises:
             TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
@@ -332,7 +334,7 @@ class Transaction(TransactionPart):
             TransactionConflict: A key that it depends on has changed. Nothing was written.
             TransactionLost: It was aborted, has expired, or was begun anew elsewhere. Nothing was written by it.
             InvalidRequest: A part does not have as many requests; or a merge has no result. Nothing was written.
-            TableNotFound, ColumnLocked, PositionExpired: What else forbids it. Nothing was written.
+            TableNotFound, ColumnLocked, LockLost, PositionExpired: What else forbids it. Nothing was written.
             ConnectionFailed: There was no answer within the operation timeout.
         """
         if self.result is None:
@@ -434,7 +436,7 @@ async def _abandon(transaction: Transaction) -> None:
 async def list_transactions(transport: Transport) -> list[TransactionInfo]:
     """The open transactions of all clients, the oldest first."""
     request = transaction_pb2.ListTransactionsRequest()
-    response = await transport.call(transport.services.transactions.ListTransactions, request)
+    response = await transport.call(lambda: transport.services.transactions.ListTransactions, request)
     return [TransactionInfo.of(each) for each in response.transactions]
 
 

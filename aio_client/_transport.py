@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
@@ -16,8 +17,11 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from aio_client._call_queue import LONG_CALLS, SHORT_CALLS, STREAMS_PER_CONNECTION, CallQueue
 from aio_client._channel import channel_options
 from aio_client._framing import ScanMessage
+from aio_client._poller import ignore_stray_events
+from aio_client._retry import with_retries
 from aio_client._unnamed_writers import UnnamedWriters
 from protos.scankv.v1.admin_pb2 import BucketCheck
 from protos.scankv.v1.admin_pb2_grpc import AdminServiceStub
@@ -39,17 +43,21 @@ from table_model.errors import (
     ProtocolViolation,
     RequestTooLarge,
     ScanKvError,
+    ServerBusy,
     Unavailable,
     UsageError,
     error_for_reason,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aio_client._config import ClientConfig
     from protos.scankv.v1.admin_pb2 import CheckTableRequest
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
+_Call = TypeVar("_Call", bound="grpc.aio.Call")
 
 Method: TypeAlias = grpc.aio.UnaryUnaryMultiCallable
 """A call with one request and one answer."""
@@ -57,6 +65,7 @@ Method: TypeAlias = grpc.aio.UnaryUnaryMultiCallable
 # Where google.rpc.Status travels, by convention of all gRPC languages.
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _READY_POLL_SECONDS: Final = 0.05
+_AWAY: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 _ERROR_OF_STATUS: Final[dict[grpc.StatusCode, type[ScanKvError]]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
@@ -95,10 +104,13 @@ class Transport:
         self.address = config.address
         self.writers = UnnamedWriters()
         self._loop = asyncio.get_running_loop()
+        ignore_stray_events(self._loop)
         self._pid = os.getpid()
         self._window = config.window_bytes(None)
-        # A window belongs to a whole connection, so there is one connection for each. None once it is closed.
-        self._connections = {self._window: self._connect(self._window)}
+        # A window belongs to a whole connection, so there are connections for each, of which only the last has room for
+        # streams. The first of the client's own window has the calls with one answer. Empty once it is closed.
+        self._connections: dict[int, list[_Services]] = {self._window: [self._connect(self._window)]}
+        self._short, self._long = CallQueue(SHORT_CALLS), CallQueue(LONG_CALLS)
         # Connections that were replaced, for as long as a call is underway over them.
         self._replaced: weakref.WeakSet[_Services] = weakref.WeakSet()
         self._closed = asyncio.Event()
@@ -133,29 +145,87 @@ class Transport:
             )
         if not self._connections:
             raise UsageError(f"the client of {self.address} is closed", address=self.address)
-        return self._connections[self._window]
+        return self._connections[self._window][0]
 
     def _connect(self, window: int) -> _Services:
         options = channel_options(window)
         return _Services(grpc.aio.insecure_channel(f"dns:///{self.address}", options=options))
 
     async def call(
-        self, method: Method[_Request, _Response], request: _Request, *, timeout: float | None = None
+        self, method: Callable[[], Method[_Request, _Response]], request: _Request, *, repeatable: bool = True
     ) -> _Response:
-        """Makes one call with one answer, once.
+        """Makes a call with one answer; again only where it was not carried out, for the operation timeout.
+
+        A call that the server refused to begin with is made again. One that was shed on the way, so that nobody can
+        say whether it was carried out, is if carrying it out twice is as good as once. One for which no server can be
+        reached, or whose attempt timeout is over, is not.
 
         Args:
-            method: The call.
+            method: The call, from `services` of when it is made.
             request: What it is sent.
-            timeout: Seconds until the answer must be there. None: the attempt timeout.
+            repeatable: Whether carrying it out twice is as good as once.
 
         Raises:
             ScanKvError: What the server said, or what became of the connection.
         """
-        timeout = self.config.call_timeout if timeout is None else timeout
-        services = self.services  # Held, so that its connection stays when it is replaced meanwhile.
+
+        async def attempt(deadline: float) -> _Response:
+            return await self.attempt(method, request, deadline=deadline)
+
+        def retries(error: ScanKvError) -> bool:
+            shed = isinstance(error, Unavailable) and error.shed
+            return isinstance(error, ServerBusy) or (repeatable and shed)
+
+        return await with_retries(attempt, timeout=self.config.operation_timeout, retries=retries)
+
+    async def attempt(
+        self,
+        method: Callable[[], Method[_Request, _Response]],
+        request: _Request,
+        *,
+        deadline: float,
+        is_long: bool = False,
+    ) -> _Response:
+        """Makes a call with one answer once, when it is its turn. The time that it waits is the operation's.
+
+        Args:
+            method: The call, from `services` of when it is made.
+            request: What it is sent.
+            deadline: The instant of `time.monotonic` at which the operation ends.
+            is_long: Whether the server may have whole tables to read for the answer; then the attempt timeout is not
+                for it, nor a turn of the other calls.
+
+        Raises:
+            ScanKvError: As `call`.
+        """
+        queue = self._long if is_long else self._short
+        await queue.enter(deadline)
         try:
-            call = method(request, timeout=timeout)
+            left = max(0.001, deadline - time.monotonic())
+            timeout = left if is_long else min(self.config.attempt_timeout, left)
+            services = self.services
+            return await self._answer(method()(request, timeout=timeout), services, timeout)
+        finally:
+            queue.leave()
+
+    async def call_and_wait(
+        self, method: Callable[[_Services], Method[_Request, _Response]], request: _Request, timeout: float
+    ) -> _Response:
+        """Makes a call once that waits at the server until something happens. It counts as a stream.
+
+        Args:
+            method: The call, from the services of a connection.
+            request: What it is sent.
+            timeout: Seconds until the answer must be there.
+        """
+        services = self._with_room(self._window)
+        return await self._answer(services.stream(method(services)(request, timeout=timeout)), services, timeout)
+
+    async def _answer(
+        self, call: grpc.aio.UnaryUnaryCall[_Request, _Response], services: _Services, timeout: float
+    ) -> _Response:
+        # `services` is held, so that its connection stays when it is replaced meanwhile.
+        try:
             await _over(call)
             response = await call
         except grpc.aio.AioRpcError as error:
@@ -173,16 +243,26 @@ class Transport:
             window: The receive window, in bytes. There is one connection for each that is in use, made when it is first
                 needed and closed with the client.
         """
-        services = self.services
-        if window != self._window:
-            services = self._connections.get(window) or self._connect(window)
-            self._connections[window] = services
-        return StreamCall(self, services, services.scan_kv(request), ScanMessage)
+        services = self._with_room(window)
+        return StreamCall(self, services, services.stream(services.scan_kv(request)), ScanMessage)
 
     def open_check(self, request: CheckTableRequest) -> StreamCall[BucketCheck]:
         """Starts the check of a table; nothing is awaited before its first `read`."""
-        services = self.services
-        return StreamCall(self, services, services.admin.CheckTable(request), BucketCheck)
+        services = self._with_room(self._window)
+        return StreamCall(self, services, services.stream(services.admin.CheckTable(request)), BucketCheck)
+
+    def _with_room(self, window: int) -> _Services:
+        """A connection of this window that can take one more stream; a new one where there is none."""
+        _ = self.services  # Raises where the client cannot be used.
+        # Beside the first, those are kept over which there are streams.
+        kept = [each for each in self._connections.get(window, ())[1:] if each.streams]
+        connections = [*self._connections.get(window, ())[:1], *kept]
+        self._connections[window] = connections
+        with_room = next((each for each in connections if each.streams < STREAMS_PER_CONNECTION), None)
+        if with_room is None:
+            with_room = self._connect(window)
+            connections.append(with_room)
+        return with_room
 
     def replace(self, services: _Services) -> None:
         """Has calls that come take another connection than the one over which a call failed.
@@ -191,9 +271,9 @@ class Transport:
         every further attempt over it would wait in vain; one that broke is still given to calls for a moment, by gRPC.
         Calls that are underway keep theirs, which ends with the last.
         """
-        for window, each in self._connections.items():
-            if each is services:
-                self._connections[window] = self._connect(window)
+        for window, connections in self._connections.items():
+            if services in connections:
+                connections[connections.index(services)] = self._connect(window)
                 self._replaced.add(services)
                 return
 
@@ -211,9 +291,14 @@ class Transport:
         if typed is not None:
             return typed
         cls = _ERROR_OF_STATUS.get(error.code(), InternalError)
-        if cls in (Unavailable, DeadlineExceeded):
+        known = cls(_said(cls, error, self.address, timeout), address=self.address)
+        if isinstance(known, Unavailable):
+            state = services.channel.get_state() if self._connections else _AWAY
+            known.shed = state is not _AWAY
+        silent = cls is DeadlineExceeded and timeout >= self.config.telling_seconds
+        if silent or (cls is Unavailable and state is not grpc.ChannelConnectivity.READY):
             self.replace(services)
-        return cls(_said(cls, error, self.address, timeout), address=self.address)
+        return known
 
     async def wait_closed(self) -> None:
         """Waits until the client is closed.
@@ -257,7 +342,8 @@ class Transport:
         """Cancels all calls that are underway and closes the connection. Idempotent."""
         if not self._connections:
             return
-        channels = [each.channel for each in {self.services, *self._connections.values(), *self._replaced}]
+        connections = {self.services, *self._replaced}.union(*self._connections.values())
+        channels = [each.channel for each in connections]
         # Only when nothing refers to gRPC's objects any more, it ends its threads, so that the process may fork.
         self._connections.clear()
         self._closed.set()
@@ -277,6 +363,7 @@ class _Services:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
+        self.streams = 0
         self.consumers = ConsumerServiceStub(channel)
         self.admin = AdminServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)
@@ -293,6 +380,18 @@ class _Services:
         self.tables = TableServiceStub(channel)
         self.transactions = TransactionServiceStub(channel)
         self.writes = WriteServiceStub(channel)
+
+    def stream(self, call: _Call) -> _Call:
+        """Counts a call that may last as long as it likes, until it is over."""
+        self.streams += 1
+        counter = weakref.ref(self)  # The call is part of a reference cycle, and the channel goes with this object.
+
+        def over(_: object) -> None:
+            if (services := counter()) is not None:
+                services.streams -= 1
+
+        call.add_done_callback(over)
+        return call
 
 
 class StreamCall(Generic[_Response]):
@@ -341,7 +440,8 @@ class StreamCall(Generic[_Response]):
             async with asyncio.timeout(timeout):
                 message = await self._call.read()
         except TimeoutError as error:
-            self._transport.replace(self._services)
+            if (timeout or 0) >= self._transport.config.telling_seconds:
+                self._transport.replace(self._services)
             address = self._transport.address
             raise DeadlineExceeded(
                 f"the ScanKV server at {address} sent nothing for {_seconds(timeout or 0)} s", address=address

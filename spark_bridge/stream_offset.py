@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from table_model.errors import UsageError
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,7 @@ class StreamOffset:
     offsets that it lies between: whoever reads it again reads the same.
 
     Attributes:
-        table: The incarnation of the table.
+        table: The incarnation of the table, which its offsets know, too.
         consumer_id: In whose name the changes are kept.
         log_offsets: For each bucket the first change that is not read; while there are rows to read, that which comes
             behind them.
@@ -57,6 +58,12 @@ class StreamOffset:
     log_offsets: Mapping[int, int]
     since: Mapping[int, int] | None = None
     rows: Rows | None = None
+
+    def __post_init__(self) -> None:
+        """Has all offsets say of which table they are, so that the server refuses them for another one."""
+        object.__setattr__(self, "log_offsets", LogOffsets.of(self.log_offsets, self.table))
+        if self.since is not None:
+            object.__setattr__(self, "since", LogOffsets.of(self.since, self.table))
 
     def to_json(self) -> dict[str, Any]:
         """As values for JSON, always in the same order."""

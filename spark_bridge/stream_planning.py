@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aio_client import ScanKvError, SnapshotLost, StartFrom, sync
 from spark_bridge.followed_log import FollowedLog
-from spark_bridge.leases import Lease, stream_expired
-from spark_bridge.planning import ScanPart, check_columns, chosen_columns
+from spark_bridge.parts import ChangesPart, InitialPart, initial_rows_lost
+from spark_bridge.planning import check_columns, chosen_columns
 from spark_bridge.restarts import riding_through
 from spark_bridge.stream_offset import Rows, StreamOffset
 from spark_bridge.types import spark_schema
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from aio_client import ScanSpec
     from spark_bridge.options import ReadOptions
+    from spark_bridge.parts import FollowedPart
     from spark_bridge.stream_options import StreamOptions
 
 _Answer = TypeVar("_Answer")
@@ -52,7 +53,7 @@ def described_changes(options: StreamOptions) -> StructType:
 
 
 def _columns_of_changes(table: sync.Table, options: ReadOptions) -> StructType:
-    with table.changes(StartFrom.LATEST, columns=options.columns, where=options.where).stream() as stream:
+    with table.changes(StartFrom.LATEST, columns=options.columns, where=options.predicate(table)).stream() as stream:
         return spark_schema(stream.schema)
 
 
@@ -124,33 +125,23 @@ class StreamPlanner:
         self._riding_through(lambda: self._keep(offset))
         return self._riding_through(lambda: self._after(offset, unlimited=unlimited)).to_json()
 
-    def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ScanPart]:
+    def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[FollowedPart]:
         """What the tasks of a micro-batch read, of its two offsets alone; none where they are the same."""
         before, after = StreamOffset.of(start), StreamOffset.of(end)
         if after is None or before == after:
             return []
         return self._riding_through(lambda: self._parts(before, after))
 
-    def _parts(self, before: StreamOffset | None, after: StreamOffset) -> list[ScanPart]:
+    def _parts(self, before: StreamOffset | None, after: StreamOffset) -> Sequence[FollowedPart]:
         self._keep(after if before is None else before, begin=after.since if before is None else None)
+        config = self._client.config
         if after.rows is not None:
             read = before.rows.next if before is not None and before.rows is not None else 0
-            specs = self._specs_of_rows(after.rows)[read : after.rows.next]
-            lease = Lease(after.rows.snapshot_id, self._options.snapshot_ttl, of_stream=True)
-        else:
-            since = after.since if before is None else before.log_offsets
-            specs, lease = self._log.specs(since or {}, after.log_offsets), None
-        return [
-            ScanPart(
-                config=self._client.config,
-                spec=spec,
-                number=number,
-                count=len(specs),
-                lease=lease,
-                followed=after.table,
-            )
-            for number, spec in enumerate(specs)
-        ]
+            specs, ttl = self._specs_of_rows(after.rows)[read : after.rows.next], self._options.snapshot_ttl
+            return [InitialPart(config=config, spec=spec, incarnation=after.table, snapshot_ttl=ttl) for spec in specs]
+        since = after.since if before is None else before.log_offsets
+        changes = self._log.specs(since or {}, after.log_offsets)
+        return [ChangesPart(config=config, spec=spec, incarnation=after.table) for spec in changes]
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Lets go of what lies before an offset. A failure is no harm: then the next one lets go of it, too."""
@@ -264,7 +255,7 @@ class StreamPlanner:
         try:
             return self._client.adopt_snapshot(rows.snapshot_id, self._options.snapshot_ttl)
         except SnapshotLost as error:
-            raise stream_expired(self._table.name) from error
+            raise initial_rows_lost(self._table.name) from error
 
     def _release(self, rows: Rows) -> None:
         """Ends the lease. A failure is no harm: it expires."""

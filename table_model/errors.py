@@ -4,6 +4,7 @@
     ├── ServerRefused            the server said no
     │   ├── TableNotFound
     │   ├── TableExists
+    │   ├── TableRecreated
     │   ├── InvalidRequest
     │   │   ├── SchemaMismatch
     │   │   ├── InvalidOption
@@ -11,6 +12,7 @@
     │   │   └── InvalidResumeToken
     │   ├── UnknownField
     │   ├── RequestTooLarge
+    │   ├── ServerBusy
     │   ├── TooManyScans
     │   ├── ScanNotFound
     │   ├── ScanCancelled
@@ -113,6 +115,16 @@ class TableExists(ServerRefused):
     reason = "TABLE_EXISTS"
 
 
+class TableRecreated(ServerRefused):
+    """Log offsets are of a table that was dropped and created again since; nothing was done.
+
+    The offsets name other changes now, or none: whoever kept them has to begin again.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "TABLE_RECREATED"
+
+
 class InvalidRequest(ServerRefused):
     """The request does not make sense for this table; nothing was changed."""
 
@@ -156,6 +168,16 @@ class RequestTooLarge(ServerRefused):
 
     code = "RESOURCE_EXHAUSTED"
     reason = "REQUEST_TOO_LARGE"
+
+
+class ServerBusy(ServerRefused):
+    """The server has as much of other requests in memory as it allows, and has not begun with this one.
+
+    `retry_after` says when to try again; a client does so by itself, for its operation timeout.
+    """
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "SERVER_BUSY"
 
 
 class PositionExpired(ServerRefused):
@@ -274,8 +296,7 @@ class TooManyWriters(ServerRefused):
 class WriteConflict(ServerRefused):
     """A row that a conditional write is about has changed since the version that it was to be of; nothing was written.
 
-    `details` has `bucket`, and `keys`, which says how many of the bucket's keys that is true of; neither where the
-    table was dropped, and made anew.
+    `details` has `bucket`, and `keys`, which says how many of the bucket's keys that is true of.
     """
 
     code = "ABORTED"
@@ -377,7 +398,13 @@ class ConnectionFailed(ScanKvError):
 
 
 class Unavailable(ConnectionFailed):
-    """No server answers at the address, or the connection broke."""
+    """No server answers at the address, or the connection broke.
+
+    Attributes:
+        shed: Whether the call alone was dropped, by gRPC or a proxy, while there was a server to connect to.
+    """
+
+    shed: bool = False
 
     code = "UNAVAILABLE"
     reason = "UNAVAILABLE"

@@ -46,6 +46,9 @@ MAX_TOP_N: Final = 100_000
 MAX_WAIT_MILLIS: Final = 60_000
 """Milliseconds that a call may ask to wait at the server until what it asks about has changed."""
 
+MIN_HEARTBEAT_MILLIS: Final = 100
+"""Milliseconds between heartbeats: the least that a scan gets, whatever it asks for."""
+
 MAX_LAST_CHANGES: Final = 100_000
 """Changes that a stream may be asked to start before the end with."""
 
@@ -81,6 +84,9 @@ MAX_SPLITS: Final = 1024
 
 MAX_RESUME_TOKEN_BYTES: Final = 64 * 1024
 """Bytes of a resume token."""
+
+MIN_CALLS_PER_CONNECTION: Final = 1024
+"""Calls that every server takes from one connection at once, whatever its configuration."""
 
 WRITER_WINDOW: Final = 16
 """Requests of one writer whose answers a bucket keeps, and so the most that may be under way at once."""

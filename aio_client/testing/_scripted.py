@@ -15,7 +15,7 @@ from protos.scankv.v1.scan_pb2 import ScanKvRequest, ScanKvResponse
 from table_model.errors import DeadlineExceeded, TableNotFound, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -145,9 +145,9 @@ class _ScriptedTransport:
             self._fail_closed()
         return _Services()
 
-    async def call(self, method: str, request: Any) -> Any:  # noqa: ANN401  # one of many messages
-        if method != "tables.GetTable" or request.statistics:
-            raise UsageError(f"a ScriptedServer answers scans and client.table(name), not {method}")
+    async def call(self, method: Callable[[], object], request: Any, *, repeatable: bool = True) -> Any:  # noqa: ANN401
+        if (name := method()) != "tables.GetTable" or request.statistics:
+            raise UsageError(f"a ScriptedServer answers scans and client.table(name), not {name}")
         return table_pb2.GetTableResponse(table=self._server._description_of(request.name))
 
     def open_scan(self, request: ScanKvRequest, window: int) -> _ScriptedCall:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import Annotated
 
 import typer
 
+import scankv
 from scankv.cli import (
     check,
     consumers,
@@ -26,16 +28,33 @@ from scankv.cli import (
     transactions,
 )
 from scankv.cli.outcome import TERMINATED, Commands
+from scankv.cli.without_pandas import keep_pandas_out
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"scankv {scankv.__version__}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     name="scankv",
     cls=Commands,
-    help="A live primary-key table server, and what fills, scans and looks after its tables.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A live primary-key table server, and what fills, scans and looks after its tables."""
+
+
 for command in (
     serve.serve,
     serve.wait,
@@ -68,5 +87,6 @@ app.add_typer(snapshots.app, name="snapshot")
 def main() -> None:
     """Runs the command line of this process and exits with its code."""
     # SIGTERM unwinds like Ctrl-C, so that no half file and no embedded server stay behind.
+    keep_pandas_out()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     app(prog_name="scankv")

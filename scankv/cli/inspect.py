@@ -1,8 +1,9 @@
 """`tables`, `describe` and `stats`: what there is, and how the server is."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 from rich.filesize import decimal
@@ -10,6 +11,8 @@ from rich.filesize import decimal
 from aio_client import BaseStatistics, BucketStatistics, IndexStatus, TableBases, sync
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.show import duration, show_json, show_pairs, show_table
+from scankv.formats.table_files import definition_of, to_toml
+from table_model.errors import UsageError
 from table_model.types import format_type
 
 _BASE_HEADERS: Final = [
@@ -24,6 +27,15 @@ _BASE_HEADERS: Final = [
     "written",
     "why not all",
 ]
+
+_SECONDS_OF: Final = {"micros": 1e-6, "millis": 1e-3, "seconds": 1.0}
+_LABELS: Final = {
+    "resident_bytes": "memory",
+    "peak_resident_bytes": "memory at its peak",
+    "snapshot_bytes": "kept on disk by snapshots",
+    "cached_bytes": "memory of cached answers",
+    "bytes_returned": "returned by scans",
+}
 
 
 def tables(json: Json = False, url: Url = None) -> None:
@@ -41,10 +53,22 @@ def tables(json: Json = False, url: Url = None) -> None:
         typer.echo("there are no tables yet; make one with: scankv create, or scankv load --create", err=True)
 
 
-def describe(table: TableName, json: Json = False, url: Url = None) -> None:
+def describe(
+    table: TableName,
+    json: Json = False,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print the definition alone, as `scankv create -f` reads it.")
+    ] = False,
+    url: Url = None,
+) -> None:
     """Show the columns, the key, the indexes and the buckets of a table."""
+    if json and toml:
+        raise UsageError("--json and --toml are two ways to print the same: give one of them")
     with sync.connect(url) as client:
         found = client.table(table)
+        if toml:
+            typer.echo(to_toml(definition_of(found)), nl=False)
+            return
         buckets, indexes = found.statistics(), found.index_status()
     if json:
         show_json(
@@ -90,7 +114,7 @@ def describe(table: TableName, json: Json = False, url: Url = None) -> None:
 
 
 def stats(json: Json = False, url: Url = None) -> None:
-    """Show what the server has done and what it holds."""
+    """Show what the server has done since its start, and what it holds now; --json has every figure in its unit."""
     with sync.connect(url) as client:
         found = client.server_stats()
     figures = asdict(found)
@@ -98,7 +122,7 @@ def stats(json: Json = False, url: Url = None) -> None:
         show_json(figures)
         return
     del figures["bases"]
-    show_pairs({name.replace("_", " "): _figure(name, value) for name, value in figures.items()})
+    show_pairs({_label(name): _figure(name, value) for name, value in figures.items()})
     if found.bases:
         show_table(*_bases(found.bases))
 
@@ -171,9 +195,18 @@ def _rows(buckets: Sequence[BucketStatistics]) -> str:
     return "not counted; see `scankv count`" if None in counts else f"{sum(filter(None, counts)):,}"
 
 
+def _label(name: str) -> str:
+    """A figure's name without its unit, which is part of the value."""
+    return _LABELS.get(name) or re.sub("_(bytes|millis|micros|seconds)$", "", name).replace("_", " ")
+
+
 def _figure(name: str, value: object) -> str:
-    if isinstance(value, int):
-        return decimal(value) if name.endswith("bytes") else f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
+    """A figure as people read it; its name has the unit."""
+    if isinstance(value, int | float):
+        if "bytes" in name.split("_"):
+            return decimal(int(value))
+        unit = next((_SECONDS_OF[last] for last in _SECONDS_OF if name.endswith(f"_{last}")), None)
+        if unit is not None:
+            return duration(value * unit) if value * unit >= 1 else f"{value * unit * 1000:.1f} ms"
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
     return ", ".join(value) or "none" if isinstance(value, list | tuple) else str(value)

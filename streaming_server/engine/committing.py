@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.live_table import LiveTable
@@ -64,6 +64,7 @@ class Committing:
         executor: Runs what blocks.
         table: Gives a table by its name; raises TableNotFound.
         uses: Keeps tables from being altered meanwhile.
+        clock: The server's.
 
     Attributes:
         figures: What there is to say of it.
@@ -77,7 +78,9 @@ class Committing:
         executor: StorageExecutor,
         table: Callable[[str], LiveTable],
         uses: TableUses,
+        clock: ServerClock,
     ) -> None:
+        self._clock = clock
         self.figures = CommitFigures()
         self._root = root
         self._decisions = decisions
@@ -130,14 +133,15 @@ class Committing:
         self.figures.closed_gates += 1
         try:
             async with closed_gate(buckets):
-                started = time.monotonic()
+                started = self._clock.monotonic()
                 checks = Verification(files=files, tables=tables, touched=touched, since=transaction.since)
                 net = await checks.run(self._executor)
                 decision = Decision(
                     number=self._decisions.next_number(),
                     token=transaction.token,
                     id=transaction.terms.id,
-                    micros=_commit_time(buckets),
+                    micros=self._commit_time(buckets),
+                    served_micros=self._clock.service_micros(),
                     rows=sum(part.rows for part in parts),
                     tables={name: touched[name].incarnation for name in tables},
                     files=tuple((part.number, part.requests) for part in parts),
@@ -154,13 +158,22 @@ class Committing:
                 committed = self._concluded(decision, rolling)
             self.figures.commits += 1
             self.figures.rows += decision.rows
-            micros = int((time.monotonic() - started) * 1_000_000)
+            micros = int((self._clock.monotonic() - started) * 1_000_000)
             self.figures.longest_micros = max(self.figures.longest_micros, micros)
         finally:
             self.figures.closed_gates -= 1
         if committed is None:
             raise copy(self.stuck[decision.token])
         return committed
+
+    def _commit_time(self, buckets: Sequence[LiveBucket]) -> int:
+        """The time of a transaction: one for all changes in all of its buckets, which are open with the gate closed.
+
+        Rule: in no bucket it is before an earlier commit, and no stream has said that it has read beyond it. So a start
+        or a stop at a time has all of a transaction behind it, or nothing.
+        """
+        opened = [live.open_bucket for live in buckets]
+        return max((each.commit_time() for each in opened if each is not None), default=self._clock.commit_micros())
 
     async def _decide(self, decision: Decision, buckets: Sequence[LiveBucket]) -> None:
         try:
@@ -280,16 +293,6 @@ class Committing:
         if table.definition.incarnation != incarnation:
             raise TableNotFound(f"table {name} was dropped, and made anew, since it was written to", table=name)
         return table
-
-
-def _commit_time(buckets: Sequence[LiveBucket]) -> int:
-    """The time of a transaction: one for all of its changes in all of its buckets, which are open with the gate closed.
-
-    Rule: in no bucket it is before an earlier commit, and no stream has said that it has read beyond it. So a start or
-    a stop at a time has all of a transaction behind it, or nothing.
-    """
-    opened = [live.open_bucket for live in buckets]
-    return max((each.commit_time() for each in opened if each is not None), default=time.time_ns() // 1000)
 
 
 def _why_blocked(live: LiveBucket, error: Exception) -> ScanKvError:

@@ -17,6 +17,7 @@ from streaming_server.engine.gate import Gate, GatedMutex, all_mutexes
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.scan.base_view import BaseView
 from streaming_server.storage.bucket import Bucket
+from streaming_server.storage.disk_space import has_space
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
 from table_model.errors import DataLoss, DiskFull, ScanKvError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.scan.overlay import Overlay, OverlayView
     from streaming_server.storage.bucket import BucketSnapshot, BucketState
@@ -76,6 +78,8 @@ class LiveBucket:
         compression: That of its table.
         resources: Shared by all buckets of the process.
         executor: Runs what blocks.
+        clock: The server's.
+        mark_seconds: How precisely the ages of its changes are known.
         indexes: Gives the ids of the table's indexes as of now.
         on_unbuilt: Is told when the bucket was opened and an index of it is not ready.
         log_holds: Gives from where on the changelog is kept, and for whom, when the bucket is opened.
@@ -91,6 +95,8 @@ class LiveBucket:
         compression: str,
         resources: RocksResources,
         executor: StorageExecutor,
+        clock: ServerClock,
+        mark_seconds: float,
         indexes: Callable[[], Collection[int]],
         on_unbuilt: Callable[[LiveBucket], None],
         log_holds: Callable[[], Mapping[str, int]] = dict,
@@ -113,6 +119,8 @@ class LiveBucket:
         self._compression = compression
         self._resources = resources
         self._executor = executor
+        self._clock = clock
+        self._mark_seconds = mark_seconds
         self._indexes = indexes
         self._on_unbuilt = on_unbuilt
         self._log_holds = log_holds
@@ -120,6 +128,7 @@ class LiveBucket:
         self._bucket: Bucket | None = None
         self._looked_at = False
         self._repair_at = 0.0
+        self._held_at_opening: frozenset[str] = frozenset()
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
 
@@ -243,6 +252,7 @@ class LiveBucket:
         if not self._looked_at:
             # Not with the opening: who asked for that may have given up meanwhile.
             self._looked_at = True
+            self._renew_holds(self._bucket)
             if self._bucket.builds:
                 self._on_unbuilt(self)
         return self._bucket
@@ -253,9 +263,11 @@ class LiveBucket:
             self._place,
             compression=self._compression,
             resources=self._resources,
+            clock=self._clock,
             writer_limits=self._writer_limits,
             read_only=read_only,
             after=after,
+            mark_seconds=self._mark_seconds,
         )
         try:
             bucket.settle_indexes(self._indexes())
@@ -265,31 +277,40 @@ class LiveBucket:
         return bucket
 
     async def _repair(self) -> None:
-        """Opens a bucket again that takes no writes, because the disk was full: to be read, and written as well.
+        """Opens a bucket again that takes no writes, because the disk was full, once there is space. Hold the mutex.
 
-        Hold the mutex. Whoever reads the bucket goes on with what it had.
+        Until then it is read as it is; and while a scan reads it, since its lock is given back only behind that.
         """
         self._repair_at = time.monotonic() + REPAIR_SECONDS
-        if self.upkeep.locked():
-            return  # Whoever reads it so must not find it closed; the next look finds it idle.
+        assert self._bucket is not None
         assert self._commit is not None
+        in_use = self.before is not None or (self._bucket.readers and not self._bucket.is_read_only)
+        if self.upkeep.locked() or in_use or not has_space(self._path):
+            return
         async with self.upkeep, self._commit.syncing:
             try:
                 await self.run(self._reopen)
-            except ScanKvError as error:
+            except DiskFull as error:
                 _log.warning("%s can still not be written: %s", self._place, error.message)
 
     def _reopen(self) -> None:
         before = self._bucket
         assert before is not None
-        if not before.is_read_only:
-            # Its lock is given back only when nobody reads it any more, for which readers to come need not wait.
-            self._bucket = self._made(read_only=True, after=before.state)
-            before.replaced_by(self._bucket)
-            before = self._bucket
-        self._bucket = self._made(after=before.state)
-        before.replaced_by(self._bucket)
-        _log.info("%s can be written again", self._place)
+        if before.is_read_only:
+            bucket = self._made(after=before.state)
+            before.replaced_by(bucket)
+        else:
+            # RocksDB's lock is needed again.
+            self._bucket = None
+            before.let_go()
+            try:
+                bucket = self._made(after=before.state)
+            except DiskFull:
+                bucket = self._made(read_only=True, after=before.state)
+            before.replaced_by(bucket)
+        self._bucket = bucket
+        if not bucket.is_read_only:
+            _log.info("%s can be written again", self._place)
 
     def _open(self) -> None:
         # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
@@ -301,10 +322,7 @@ class LiveBucket:
             _log.warning("%s can only be read: %s", self._place, error.message)
             bucket = self._made(read_only=True)
             self._repair_at = time.monotonic() + REPAIR_SECONDS
-        for owner, offset in self._log_holds().items():
-            # Of one that lost its hold nothing is kept, and its owner will be told.
-            if count_of(offset) >= bucket.state.log_first:
-                bucket.log.hold(owner, offset)
+        self._held_at_opening = self._take_holds(bucket)
         self._commit = GroupCommit(
             written=lambda: self._opened.state.log_offset,
             sync=lambda offset: self._opened.sync(offset),
@@ -317,6 +335,22 @@ class LiveBucket:
     def _opened(self) -> Bucket:
         assert self._bucket is not None
         return self._bucket
+
+    def _take_holds(self, bucket: Bucket) -> frozenset[str]:
+        holds = self._log_holds()
+        for owner, offset in holds.items():
+            # Of one that lost its hold nothing is kept, and its owner will be told.
+            if count_of(offset) >= bucket.state.log_first:
+                bucket.log.hold(owner, offset)
+        return frozenset(holds)
+
+    def _renew_holds(self, bucket: Bucket) -> None:
+        """Takes over what has changed of the holds while a thread was opening the bucket: such calls found none open.
+
+        Rule: a hold that has ended keeps nothing, and one that was taken keeps what it says.
+        """
+        for owner in self._held_at_opening - self._take_holds(bucket):
+            bucket.log.release(owner)
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs a blocking step on the bucket in the executor. Hold the mutex, and do not let it go before this ends.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import MappingProxyType
@@ -41,14 +40,16 @@ from streaming_server.scan.index_lookup import chosen_index, read_through_index
 from streaming_server.scan.opening import open_scan
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import InvalidRequest, RequestTooLarge, WriteConflict
+from table_model.errors import InvalidRequest, RequestTooLarge
 from table_model.limits import MAX_LOOKUP_KEYS
+from table_model.log_offsets import check_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from protos.scankv.v1.scan_pb2 import ExplainScanResponse
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.catching_up import CatchUpLimits
     from streaming_server.engine.column_locks import TableLocks
     from streaming_server.engine.executor import StorageExecutor
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.writer_states import WriterLimits
     from table_model.errors import ScanKvError
+    from table_model.log_offsets import LogOffsets
     from table_model.schema import TableDefinition
 
 
@@ -83,6 +85,7 @@ class LiveTable:
         path: Its directory.
         pinning: Takes the views that pinned snapshots keep.
         locks: The locks on its columns.
+        clock: The server's.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class LiveTable:
         log_holds: Callable[[int], Mapping[str, int]] = lambda _: {},
         catch_up: CatchUpLimits = DEFAULT_CATCH_UP,
         *,
+        clock: ServerClock,
         locks: TableLocks,
         writer_limits: WriterLimits,
         installed: Installed = MappingProxyType({}),
@@ -107,11 +111,13 @@ class LiveTable:
             executor: Runs what blocks.
             log_holds: Gives from where on a bucket's changelog is kept, and for whom.
             catch_up: When and how streams of changes catch up.
+            clock: The server's.
             locks: The locks on its columns.
             writer_limits: What bounds the writers of each bucket.
             installed: The aggregate functions that the server has from other packages.
         """
         self._installed = installed
+        self.clock = clock
         self._engines: Engines | None = None
         self.locks = locks
         self._catch_up = catch_up
@@ -134,6 +140,8 @@ class LiveTable:
                 compression=definition.options.compression,
                 resources=resources,
                 executor=executor,
+                clock=clock,
+                mark_seconds=definition.options.log_retention_seconds / 100,
                 indexes=lambda: list(self.index_codecs),
                 on_unbuilt=self._builds.wake,
                 log_holds=partial(log_holds, number),
@@ -141,7 +149,7 @@ class LiveTable:
             )
             for number in range(definition.buckets)
         ]
-        self.pinning = Pinning(self.buckets, executor)
+        self.pinning = Pinning(self.buckets, executor, clock)
 
     def altered(self, definition: TableDefinition) -> None:
         """Goes on with a newer definition; scans that run keep theirs.
@@ -262,12 +270,9 @@ class LiveTable:
         self, rows: int, parts: list[PreparedRows], terms: WriteTerms, columns: Collection[str] | None = None
     ) -> tuple[int, dict[int, int]]:
         """Writes what was checked; `columns` are those that it may change, None all."""
-        if terms.unchanged_incarnation not in ("", self.definition.incarnation):
-            raise WriteConflict(
-                f"table {self.definition.name} was dropped, and made anew, since it was read; nothing was written: "
-                "read it again",
-                table=self.definition.name,
-            )
+        if terms.unchanged_since is not None:
+            of_offsets = terms.unchanged_since.table_incarnation
+            check_incarnation(of_offsets, self.definition.name, self.definition.incarnation)
         scope = WriteScope(
             buckets=self.buckets,
             current=lambda: (self.codec, list(self.index_codecs.values()), self.engines),
@@ -295,9 +300,11 @@ class LiveTable:
         await all_ended(live.wait_written() for live in self.buckets)
         return epoch, sequence
 
-    async def undo(self, writer: str, offsets: Mapping[int, int]) -> tuple[Undone, dict[int, int]]:
+    async def undo(
+        self, writer: str, offsets: LogOffsets, column_locks: frozenset[str] = frozenset()
+    ) -> tuple[Undone, dict[int, int]]:
         """Takes back what a writer that was opened has done behind some offsets: see `Undoing`, and its errors."""
-        undoing = Undoing(self, writer, self._executor)
+        undoing = Undoing(self, writer, column_locks, self._executor)
         log_offsets = await undoing.run(offsets)
         return undoing.undone, log_offsets
 
@@ -359,7 +366,7 @@ class LiveTable:
             if state is None:
                 return None
             states[live.number] = state
-        return _view_of(states)
+        return self._view_of(states)
 
     async def view_now(self, numbers: Sequence[int] | None) -> View:
         """The same, but opens buckets that are not open.
@@ -372,7 +379,7 @@ class LiveTable:
         if view is not None:
             return view
         async with held(self._chosen(numbers)) as opened:
-            return _view_of({live.number: bucket.state for live, bucket in opened})
+            return self._view_of({live.number: bucket.state for live, bucket in opened})
 
     async def open_view(self, plan: ReadPlan) -> OpenedScan:
         """A view of the buckets that a plan names, at one instant, durable.
@@ -391,7 +398,7 @@ class LiveTable:
             # From here to the end of the block every mutex is held, so that nothing is written: this is the instant.
             buckets = {live.number: bucket for live, bucket in opened}
             states = {number: bucket.state for number, bucket in buckets.items()}
-            view = _view_of(states)
+            view = self._view_of(states)
             if plan.limit != 0:
                 reader = await read_through_index(reader, self._held_view(opened))
             bases = bases_of(plan, reader, opened)
@@ -439,6 +446,7 @@ class LiveTable:
                 lambda: self.definition,
                 committed,
                 catching_up=catching_up,
+                clock=self.clock,
             )
             log = await opening.open()
             states = {number: bucket.state for number, (_, bucket) in buckets.items()}
@@ -492,11 +500,18 @@ class LiveTable:
         return HeldView(
             codec=self.codec,
             keys=self._keys.codec,
-            view=_view_of({live.number: bucket.state for live, bucket in opened}),
+            view=self._view_of({live.number: bucket.state for live, bucket in opened}),
             buckets=filled,
             indexes=whole_indexes(self.index_codecs.values(), ready),
             on_error=self._noted,
             check=check,
+        )
+
+    def _view_of(self, states: Mapping[int, BucketState]) -> View:
+        return View(
+            {number: state.log_offset for number, state in states.items()},
+            self.clock.commit_micros(),
+            total_rows(state.rows for state in states.values()),
         )
 
     def _noted(self, number: int, error: ScanKvError) -> ScanKvError:
@@ -558,11 +573,3 @@ class LiveTable:
 
 def _index_codecs(definition: TableDefinition) -> dict[int, IndexCodec]:
     return {index.id: IndexCodec(definition, index) for index in definition.indexes}
-
-
-def _view_of(states: Mapping[int, BucketState]) -> View:
-    return View(
-        {number: state.log_offset for number, state in states.items()},
-        time.time_ns() // 1000,
-        total_rows(state.rows for state in states.values()),
-    )

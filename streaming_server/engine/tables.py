@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from streaming_server.clock import ClockLimits, ServerClock
 from streaming_server.engine.base_due import BaseLimits
 from streaming_server.engine.base_upkeep import BaseUpkeep
 from streaming_server.engine.catching_up import CatchUpLimits
+from streaming_server.engine.clock_keeper import ClockKeeper
 from streaming_server.engine.column_locks import ColumnLocks
 from streaming_server.engine.consumers import Consumers
 from streaming_server.engine.executor import StorageExecutor
@@ -23,6 +24,7 @@ from streaming_server.engine.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots import Snapshots
 from streaming_server.engine.transactions import TransactionLimits, Transactions
 from streaming_server.storage.catalog import Catalog
+from streaming_server.storage.clock_file import ClockFile
 from streaming_server.storage.data_directory import DataDirectory
 from streaming_server.storage.rocks import RocksResources
 from streaming_server.storage.writer_states import WriterLimits
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
     from table_model.merge_functions import ColumnAggregate
     from table_model.merge_spec import MergeSpec
@@ -53,20 +56,28 @@ class Tables:
     Args:
         config: The server's settings.
         max_hold_seconds: For how long taking a snapshot may hold a table's writers.
+        clocks: The machine's. None: the real ones.
 
     Attributes:
+        clock: What all of them go by.
         snapshots: The pinned snapshots of these tables; `start` makes them expire.
         consumers: The consumers of their changes; the same.
         locks: The locks on their columns; the same.
         transactions: The transactions that write to them; the same. `recover` comes first.
     """
 
-    def __init__(self, config: ServerConfig, *, max_hold_seconds: float = MAX_HOLD_SECONDS) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        max_hold_seconds: float = MAX_HOLD_SECONDS,
+        clocks: MachineClocks | None = None,
+    ) -> None:
         """Opens the directory.
 
         Raises:
             DirectoryLocked: Another server uses it.
-            UsageError, DiskFull: It cannot be used.
+            UsageError, ForeignDirectory, DiskFull: It cannot be used.
             DataLoss: What its format is cannot be read.
         """
         self._installed = load_installed(config.aggregate_functions)
@@ -80,12 +91,25 @@ class Tables:
             block_cache_bytes=config.block_cache_bytes, write_buffer_bytes=config.write_buffer_bytes
         )
         self._executor = StorageExecutor(config.storage_threads)
+        clock_file = ClockFile(config.data)
+        self.clock = ServerClock(
+            clocks,
+            clock_file.read(),
+            ClockLimits(
+                max_step_seconds=config.max_clock_step_seconds,
+                trust_seconds=config.clock_trust_seconds,
+            ),
+        )
+        self._clock_keeper = ClockKeeper(self.clock, clock_file, self._executor)
         self._ddl = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._live: dict[str, LiveTable] = {}
         self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
         self._upkeep = LogUpkeep(
-            self.live_tables, seconds=config.log_upkeep_seconds, max_held_bytes=config.log_hold_max_bytes
+            self.live_tables,
+            seconds=config.log_upkeep_seconds,
+            max_held_bytes=config.log_hold_max_bytes,
+            clock=self.clock,
         )
         self._bases = BaseUpkeep(
             self.live_tables,
@@ -100,12 +124,19 @@ class Tables:
                 cpu_share=config.base_cpu_share,
             ),
             seconds=config.base_upkeep_seconds,
+            clock=self.clock,
         )
         self.snapshots = Snapshots(
-            config, self._directory.trash, self._resources, self._executor, max_hold_seconds=max_hold_seconds
+            config,
+            self._directory.trash,
+            self._resources,
+            self._executor,
+            self._live.get,
+            clock=self.clock,
+            max_hold_seconds=max_hold_seconds,
         )
-        self.consumers = Consumers(config, self._executor, self._live.get)
-        self.locks = ColumnLocks(self._executor)
+        self.consumers = Consumers(config, self._executor, self._live.get, self.clock)
+        self.locks = ColumnLocks(self._executor, self.clock)
         self._writer_limits = WriterLimits(
             ttl_seconds=config.writer_ttl_seconds, max_writers=config.max_writers_per_bucket
         )
@@ -122,6 +153,7 @@ class Tables:
                     ttl_seconds=config.transaction_ttl_seconds,
                     remembered_seconds=config.committed_transaction_seconds,
                 ),
+                self.clock,
             )
         except BaseException:
             self._directory.close()
@@ -147,6 +179,7 @@ class Tables:
 
     def start(self) -> None:
         """Starts what runs in the background, until `close`."""
+        self._clock_keeper.start()
         self.snapshots.start()
         self.consumers.start()
         self.locks.start()
@@ -177,6 +210,7 @@ class Tables:
                 self._executor,
                 partial(self._log_holds, name),
                 self._catch_up,
+                clock=self.clock,
                 locks=self.locks.of(name),
                 writer_limits=self._writer_limits,
                 installed=self._installed,
@@ -185,7 +219,8 @@ class Tables:
         return live
 
     def _log_holds(self, table: str, bucket: int) -> dict[str, int]:
-        return self.consumers.log_holds(table, bucket) | self.transactions.log_holds(table, bucket)
+        holders = self.snapshots, self.consumers, self.transactions
+        return {owner: offset for each in holders for owner, offset in each.log_holds(table, bucket).items()}
 
     async def create(
         self,
@@ -207,7 +242,7 @@ class Tables:
             bucket_key=bucket_key,
             options=options,
             incarnation=uuid.uuid4().hex,
-            created_millis=time.time_ns() // 1_000_000,
+            created_millis=self.clock.commit_micros() // 1000,
             buckets=DEFAULT_BUCKETS if buckets is None else buckets,
             indexes=indexes,
             merging=merging,
@@ -305,5 +340,7 @@ class Tables:
         await self.snapshots.close()
         await self.consumers.close()
         await self.locks.close()
+        # Last: what was noted before has no later service time.
+        await self._clock_keeper.close()
         self._executor.close()
         self._directory.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from contextlib import suppress
 from copy import copy
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.committing import CommitFigures
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_table import LiveTable
@@ -89,6 +89,7 @@ class Transactions:
         executor: Runs what blocks.
         table: Gives a table by its name; raises TableNotFound.
         limits: What bounds them.
+        clock: The server's.
 
     Attributes:
         uses: Keeps the tables of commits from being altered.
@@ -97,8 +98,14 @@ class Transactions:
     """
 
     def __init__(
-        self, root: Path, executor: StorageExecutor, table: Callable[[str], LiveTable], limits: TransactionLimits
+        self,
+        root: Path,
+        executor: StorageExecutor,
+        table: Callable[[str], LiveTable],
+        limits: TransactionLimits,
+        clock: ServerClock,
     ) -> None:
+        self._clock = clock
         self.uses = TableUses()
         self._root = root
         self._executor = executor
@@ -106,18 +113,18 @@ class Transactions:
         self._limits = limits
         self._damage: ScanKvError | None = None
         try:
-            self._decisions = Decisions(root)
+            self._decisions = Decisions(root, clock)
         except ScanKvError as error:
             _log.error("%s: transactions cannot be used: %s", error.reason, error.message)
             self._damage = error
-            self._decisions = Decisions(root, UnreadableLog(error))
-        self._committing = Committing(root, self._decisions, executor, table, self.uses)
+            self._decisions = Decisions(root, clock, UnreadableLog(error))
+        self._committing = Committing(root, self._decisions, executor, table, self.uses, clock)
         self._committed = CommittedTransactions(limits.remembered_seconds, self._is_there)
         for committed in self._decisions.take_done():
             self._committed.add(committed)
         self._open: dict[str, OpenTransaction] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._reaper = Reaper(self._next_expiry, self._expire)
+        self._reaper = Reaper(self._next_expiry, self._expire, clock)
         self._retrying: asyncio.Task[None] | None = None
 
     @property
@@ -152,7 +159,7 @@ class Transactions:
             committed = await self._committing.roll_forward(decision)
             if committed is not None:
                 await self._conclude(committed)
-        self._committed.forget(time.time_ns() // 1000)
+        self._committed.forget(self._clock.service_micros())
         await self._shorten_log()
 
     async def _recover_staged(self, directory: StagingDirectory) -> None:
@@ -190,7 +197,7 @@ class Transactions:
 
     def _load(self, directory: StagingDirectory) -> None:
         try:
-            transaction = OpenTransaction.load(directory)
+            transaction = OpenTransaction.load(directory, self._clock)
         except (DataLoss, TypeError, ValueError, LookupError) as error:
             _log.error("DATA_LOSS: the transaction staged in %s is given up: %s", directory.path, error)
             transaction = None
@@ -241,7 +248,9 @@ class Transactions:
             )
         token = uuid.uuid4().hex
         directory = StagingDirectory(self._root, token)
-        transaction = self._open[token] = OpenTransaction(token=token, terms=terms, directory=directory)
+        transaction = self._open[token] = OpenTransaction(
+            token=token, terms=terms, directory=directory, clock=self._clock
+        )
         try:
             # Others who begin it meanwhile have its token, and wait here with what they stage.
             async with transaction.lock:
@@ -462,7 +471,7 @@ class Transactions:
             _log.error("that the transaction %s is done cannot be noted: %s", committed.token, error)
             return
         if self._decisions.is_long:
-            self._committed.forget(time.time_ns() // 1000)
+            self._committed.forget(self._clock.service_micros())
             await self._shorten_log()
 
     async def _retry(self) -> None:
@@ -560,7 +569,7 @@ class Transactions:
         return min((each.expires for each in self._open.values() if each.commit is None), default=None)
 
     async def _expire(self) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for transaction in [each for each in self._open.values() if each.commit is None and each.expires <= now]:
             _log.info("the transaction %s has expired", transaction.token)
             await self._end(transaction)

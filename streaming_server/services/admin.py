@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.answers import Answers
     from streaming_server.scan.registry import ScanRegistry
     from streaming_server.scan.waiting_calls import WaitingCalls
+    from streaming_server.services.intake import Intake
     from streaming_server.services.write import WriteService
 
 
@@ -37,6 +38,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         answers: Answers,
         waiting: WaitingCalls,
         writes: WriteService,
+        intake: Intake,
         incarnation: str,
         version: str,
     ) -> None:
@@ -45,6 +47,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._answers = answers
         self._waiting = waiting
         self._writes = writes
+        self._intake = intake
         self._incarnation = incarnation
         self._version = version
         self._started = time.monotonic()
@@ -58,7 +61,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with mapped_errors(request, context):
             tables = sorted(self._tables.live_tables(), key=lambda table: table.definition.name)
             buckets = [bucket for table in tables for bucket in table.buckets]
-            memory, commits = _memory(), self._tables.transactions.figures
+            memory, commits, clock = _memory(), self._tables.transactions.figures, self._tables.clock.status()
             return admin_pb2.StatsResponse(
                 version=self._version,
                 incarnation=self._incarnation,
@@ -82,12 +85,16 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 computed_answers=self._answers.computed,
                 cached_bytes=self._answers.cached_bytes,
                 waiting_calls=self._waiting.waiting,
+                request_bytes_in_flight=self._intake.claimed_bytes,
+                refused_requests=self._intake.refused,
                 open_transactions=len(self._tables.transactions.open),
                 closed_gates=commits.closed_gates,
                 commits=commits.commits,
                 longest_commit_micros=commits.longest_micros,
                 rows_written=self._writes.rows_written + commits.rows,
                 log_syncs=sum(bucket.syncs for bucket in buckets),
+                clock_offset_millis=clock.offset_millis,
+                clock_jumps=clock.jumps,
                 resident_bytes=memory.get("VmRSS", 0),
                 peak_resident_bytes=memory.get("VmHWM", 0),
                 bases=[table_bases(table) for table in tables if table.definition.options.columnar_base != "off"],

@@ -35,6 +35,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
                 lease_id=request.lease_id,
                 ttl=_ttl(request.ttl_millis),
                 same_view_as=request.same_view_as,
+                shared=request.shared,
             )
         return snapshot_pb2.PinSnapshotResponse(snapshot=_snapshot(info), held_micros=info.held_micros)
 
@@ -47,18 +48,6 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         async with mapped_errors(request, context):
             info = await self._snapshots.renew(request.snapshot_id, _ttl(request.ttl_millis))
         return snapshot_pb2.RenewSnapshotResponse(snapshot=_snapshot(info))
-
-    async def FinishPart(
-        self,
-        request: snapshot_pb2.FinishPartRequest,
-        context: grpc.aio.ServicerContext[snapshot_pb2.FinishPartRequest, snapshot_pb2.FinishPartResponse],
-    ) -> snapshot_pb2.FinishPartResponse:
-        """Notes that a part of a snapshot was read."""
-        async with mapped_errors(request, context):
-            info = await self._snapshots.finish_part(
-                request.snapshot_id, request.part, request.parts, request.ttl_millis / 1000
-            )
-        return snapshot_pb2.FinishPartResponse(snapshot=_snapshot(info))
 
     async def ReleaseSnapshot(
         self,

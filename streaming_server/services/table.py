@@ -85,7 +85,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
             buckets, indexes = await table.statistics() if request.statistics else ([], [])
         return table_pb2.GetTableResponse(
             table=_table(table.definition),
-            buckets=[_statistics(figures, table.definition) for figures in buckets],
+            buckets=[_statistics(figures, table.definition, table.clock.commit_micros()) for figures in buckets],
             indexes=[_status(status) for status in indexes],
         )
 
@@ -114,7 +114,7 @@ def _indexes(messages: Iterable[table_pb2.IndexColumns]) -> list[tuple[str, ...]
     return [tuple(message.columns) for message in messages]
 
 
-def _statistics(figures: BucketFigures, definition: TableDefinition) -> table_pb2.BucketStatistics:
+def _statistics(figures: BucketFigures, definition: TableDefinition, now_micros: int) -> table_pb2.BucketStatistics:
     state = figures.state
     has_base = definition.options.columnar_base != "off"
     return table_pb2.BucketStatistics(
@@ -124,7 +124,7 @@ def _statistics(figures: BucketFigures, definition: TableDefinition) -> table_pb
         epoch=state.epoch if state else 0,
         disk_bytes=figures.disk_bytes,
         damage=figures.live.damage or "",
-        base=base_statistics(figures.live) if has_base else None,
+        base=base_statistics(figures.live, now_micros) if has_base else None,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -11,31 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streaming_server.storage.bucket_log import MARK_BYTES, BucketLog, LogSpan, put_mark
+from streaming_server.storage.bucket_log import MARK_BYTES, BucketLog, LogMark, LogSpan, put_mark
 from streaming_server.storage.changelog import LogRecord, decode_record
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.entry_cursor import EntryCursor
 from streaming_server.storage.index_build import IndexBuild, build_key, entry_range, stored_build
 from streaming_server.storage.offsets import count_of, make_offset
-from streaming_server.storage.points_cursor import PointsCursor
+from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksResources, RocksStore
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from table_model.errors import DataLoss, ScanKvError
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
 
+    from streaming_server.clock import ServerClock
     from streaming_server.storage.bucket_log import Segment
     from streaming_server.storage.changelog import Changes
     from streaming_server.storage.rocks import RowsSnapshot, StoreBatch
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity, WriterLimits, WriteStep
     from table_model.key_codec import KeyCodec
+    from table_model.key_ranges import KeyRanges
     from table_model.schema import TableDefinition
 
 _STATE_KEY = b"state"
@@ -51,13 +52,15 @@ class BucketState:
         count: How many changes the bucket has had, over all epochs.
         epoch_starts: The count at which each epoch began, from epoch 0 on.
         rows: Live rows, exact. None: not known, because rows were written without reading those that were there.
-        longest_row: Bytes of the longest row there ever was.
-        commit_micros: Time of the last commit; the next one is never before it.
+        longest_row: Bytes of the longest row there ever was, or of the longest key that was deleted.
+        commit_micros: Commit time of the last commit; the next one is never before it.
         clean: False from the first write after a start until an orderly close.
         log_first: The count of changes before the oldest one that the changelog has.
         log_rewritten: The count of changes before the first one that has yet to be made part of a segment.
         log_bytes: Bytes of all changelog records ever, as they were written.
         log_marked: The same when the last mark was made, see `BucketLog`.
+        log_micros: The service time of the last of them, in microseconds.
+        log_marked_micros: The service time of the last mark.
         indexes: The ids of the indexes that may have entries here, ascending.
         ready_indexes: The ids of those that have the entries of all rows, ascending. No other one may be read.
     """
@@ -75,6 +78,8 @@ class BucketState:
     log_rewritten: int = 0
     log_bytes: int = 0
     log_marked: int = 0
+    log_micros: int = 0
+    log_marked_micros: int = 0
 
     @property
     def log_offset(self) -> int:
@@ -137,7 +142,7 @@ class BucketChange:
     @property
     def longest_row(self) -> int:
         """Bytes of the longest row put."""
-        return int(np.diff(np.frombuffer(self.put_values.buffers()[1], np.int32)).max()) if len(self.put_values) else 0
+        return longest_of(self.put_values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,7 @@ class Bucket:
     """One bucket of a table, open.
 
     Not thread-safe: hold the bucket's mutex for everything but `sync`, which may run beside all else, one at a time,
-    and `flush` and `checkpoint`, which may run beside all but `close`.
+    and `flush`, `compact_small_files` and `checkpoint`, which may run beside all but `close`.
     """
 
     def __init__(
@@ -173,9 +178,11 @@ class Bucket:
         *,
         compression: str,
         resources: RocksResources,
+        clock: ServerClock,
         writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
         read_only: bool = False,
         after: BucketState | None = None,
+        mark_seconds: float = 60.0,
     ) -> None:
         """Opens the bucket in directory `path`, making it when it is not there.
 
@@ -184,9 +191,11 @@ class Bucket:
             place: What errors call the bucket, as `bucket 3 of game.scores`.
             compression: `none`, `lz4` or `zstd`, for blocks written from now on.
             resources: Shared by all buckets of the process.
+            clock: The server's.
             writer_limits: What bounds its writers.
             read_only: Whether it is only to be read, for which it needs no space.
             after: Its state when this process has closed it, because a write found no space. None: it was not open.
+            mark_seconds: How precisely the ages of changes are known.
 
         Raises:
             DataLoss: The bucket is damaged: RocksDB cannot open it, or acknowledged changes are missing.
@@ -196,7 +205,9 @@ class Bucket:
         self._after = after
         self._store = RocksStore(path, place, compression=compression, resources=resources, read_only=read_only)
         self.log = BucketLog(self._store, lambda: self._state.log_span)
-        self.writers = WriterStates(self._store, writer_limits)
+        self.writers = WriterStates(self._store, writer_limits, clock)
+        self._clock = clock
+        self._mark_micros = int(mark_seconds * 1_000_000)
         self._builds: dict[int, IndexBuild] = {}
         try:
             self._mark = self._durable_mark(path)
@@ -253,7 +264,7 @@ class Bucket:
 
     def commit_time(self) -> int:
         """The time, in microseconds since 1970, of a commit that is made now: never before that of the last one."""
-        return max(self._state.commit_micros, time.time_ns() // 1000)
+        return max(self._state.commit_micros, self._clock.commit_micros())
 
     def apply(self, change: BucketChange, step: WriteStep | None = None, commit_micros: int | None = None) -> None:
         """Applies a change atomically: rows, changelog, entries and state. One without changes takes no offset.
@@ -274,7 +285,7 @@ class Bucket:
             self._state,
             count=self._state.count + change.count,
             rows=None if rows is None or added is None else rows + added,
-            longest_row=max(self._state.longest_row, change.longest_row),
+            longest_row=max(self._state.longest_row, change.longest_row, longest_of(change.delete_keys)),
             commit_micros=micros,
             clean=False,
             indexes=_with(self._state.indexes, (entries.index for entries in change.entries)),
@@ -312,11 +323,14 @@ class Bucket:
     def _logged(self, batch: StoreBatch, state: BucketState, changes: Changes, schema_id: int) -> BucketState:
         """Writes changes to the log as part of a batch; the state with what they take."""
         size = self.log.append(batch, changes, schema_id=schema_id, commit_micros=state.commit_micros)
-        state = replace(state, log_bytes=state.log_bytes + size)
-        if state.log_bytes - state.log_marked < MARK_BYTES:
-            return state
-        put_mark(batch, state.count, state.log_bytes)
-        return replace(state, log_marked=state.log_bytes)
+        before, now = self._state, self._clock.service_micros()
+        state = replace(state, log_bytes=before.log_bytes + size, log_micros=now)
+        # Of the changes before these: nothing tells whether others will come soon.
+        if before.log_bytes > before.log_marked and abs(now - before.log_marked_micros) >= self._mark_micros:
+            state = _marked(batch, state, LogMark(before.count, before.log_bytes, before.log_micros))
+        if state.log_bytes - state.log_marked >= MARK_BYTES:
+            state = _marked(batch, state, LogMark(state.count, state.log_bytes, now))
+        return state
 
     def trim_log(self, offset: int) -> None:
         """Removes changes before an offset, but none that is held."""
@@ -395,18 +409,19 @@ class Bucket:
         """A cursor over the rows of a key range as of now, against key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self._state.longest_row, key_range, reverse=reverse)
 
-    def points_cursor(
-        self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False, strict: bool = False
-    ) -> PointsCursor:
-        """A cursor over the rows with some keys, which ascend, as of now; against key order with `reverse`.
+    def ranges_cursor(
+        self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
+    ) -> RangesCursor:
+        """A cursor over the rows of some key ranges as of now; against key order with `reverse`.
 
-        With `strict`, a key without a row is DataLoss.
+        With `strict`, a single key without a row is DataLoss.
         """
-        return PointsCursor(self._store, decoder, points, reverse=reverse, strict=strict)
+        longest = self._state.longest_row
+        return RangesCursor(self._store, decoder, ranges, longest, reverse=reverse, strict=strict)
 
     def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
         """A cursor over the index entries of a key range as of now, against their order with `reverse`."""
-        return EntryCursor(self._store, key_range, reverse=reverse)
+        return EntryCursor(self._store, self._state.longest_row, key_range, reverse=reverse)
 
     def sync(self, offset: int) -> None:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""
@@ -426,6 +441,20 @@ class Bucket:
         """Moves unflushed writes into table files."""
         self._store.flush()
 
+    @property
+    def flushes(self) -> int:
+        """How often it was flushed on demand since it was opened."""
+        return self._store.flushes
+
+    def compact_small_files(self) -> int:
+        """Makes table files one where many small ones lie side by side; how many places that were. Blocks."""
+        return self._store.compact_small_files()
+
+    @property
+    def readers(self) -> int:
+        """How many cursors read it."""
+        return self._store.readers
+
     def checkpoint(self, path: Path) -> None:
         """Makes a copy of the bucket as of now in the directory `path`, which must not exist, for `Checkpoint` to read.
 
@@ -444,16 +473,31 @@ class Bucket:
             self._mark.close()
             self._store.close()
 
-    def replaced_by(self, other: Bucket) -> None:
-        """Lets go of its files, because another one has taken its place, who needs the changes that this one keeps.
-
-        What still reads it goes on reading it: RocksDB closes it behind the last of them.
-        """
-        other.log.holds = self.log.holds
+    def let_go(self) -> None:
+        """Closes a bucket that takes no writes any more, because there was no space, and that nobody reads."""
         self._mark.close()
         with suppress(ScanKvError):
-            # It could not write what it has in memory, which its write-ahead log has as well.
+            # It cannot write what it has in memory, which its write-ahead log has as well.
             self._store.close()
+
+    def replaced_by(self, other: Bucket) -> None:
+        """Has another one, of the same files, keep the changes that this one keeps.
+
+        What still reads this one, which can only be read, goes on: RocksDB closes it behind the last of them.
+        """
+        other.log.holds = self.log.holds
+        if self.is_read_only:
+            self._mark.close()
+
+
+def longest_of(values: pa.Array) -> int:
+    """Bytes of the longest of some values, 0 where there is none."""
+    return int(np.diff(np.frombuffer(values.buffers()[1], np.int32)).max()) if len(values) else 0
+
+
+def _marked(batch: StoreBatch, state: BucketState, mark: LogMark) -> BucketState:
+    put_mark(batch, mark)
+    return replace(state, log_marked=mark.size, log_marked_micros=mark.micros)
 
 
 def _with(indexes: tuple[int, ...], added: Iterable[int]) -> tuple[int, ...]:

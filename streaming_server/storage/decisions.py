@@ -5,7 +5,6 @@ A transaction is committed by the record that decides it. Then it is applied; th
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +14,8 @@ from table_model.errors import DataLoss
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from streaming_server.clock import ServerClock
 
 _REWRITE_BYTES: Final = 4 << 20
 
@@ -27,7 +28,8 @@ class Decision:
         number: Greater than those of all before.
         token: The transaction's token.
         id: Its id, empty when it has none.
-        micros: When it was decided, in microseconds since 1970.
+        micros: When it was decided, in microseconds since 1970: data.
+        served_micros: The same in service time: from then on it is remembered.
         rows: How many rows and keys are in it.
         tables: The incarnations of its tables, by name.
         files: Its parts, in their order: the number of each, and how many of its requests count.
@@ -40,6 +42,7 @@ class Decision:
     token: str
     id: str
     micros: int
+    served_micros: int
     rows: int
     tables: Mapping[str, str]
     files: tuple[tuple[int, int], ...]
@@ -71,9 +74,11 @@ class Decision:
     def committed(self, log_offsets: Mapping[str, Mapping[int, int]]) -> Committed:
         """Its end."""
         return Committed(
+            number=self.number,
             token=self.token,
             id=self.id,
             micros=self.micros,
+            served_micros=self.served_micros,
             rows=self.rows,
             tables=self.tables,
             log_offsets=log_offsets,
@@ -85,17 +90,21 @@ class Committed:
     """One commit, and what it answered. Immutable.
 
     Attributes:
+        number: That of its decision.
         token: The transaction's token.
         id: Its id, empty when it had none.
-        micros: When it was decided, in microseconds since 1970.
+        micros: When it was decided, in microseconds since 1970: data.
+        served_micros: The same in service time: from then on it is remembered.
         rows: How many rows and keys were in it.
         tables: The incarnations of its tables, by name.
         log_offsets: By table and bucket, the offset of the first change behind it.
     """
 
+    number: int
     token: str
     id: str
     micros: int
+    served_micros: int
     rows: int
     tables: Mapping[str, str]
     log_offsets: Mapping[str, Mapping[int, int]]
@@ -134,6 +143,7 @@ class Decisions:
 
     Args:
         root: Where the transactions of the server lie; made when it is not there.
+        clock: The server's.
         log: Their log. None: that in `root`.
 
     Raises:
@@ -141,7 +151,7 @@ class Decisions:
         DiskFull, OSError: It cannot be made.
     """
 
-    def __init__(self, root: Path, log: UnreadableLog | None = None) -> None:
+    def __init__(self, root: Path, clock: ServerClock, log: UnreadableLog | None = None) -> None:
         self._log = TransactionLog(root) if log is None else log
         # Records that are to be in the log before another decision is.
         self._owed: list[dict[str, Any]] = []
@@ -158,8 +168,8 @@ class Decisions:
             raise DataLoss(f"the transaction log in {root} cannot be read: {error!r}") from error
         self._log.records.clear()
         if not self.epoch:
-            # Of 32 bits, as epochs of writers are.
-            self.epoch = int(time.time())
+            # Of 32 bits, as epochs of writers are. Commit time does not go back.
+            self.epoch = clock.commit_micros() // 1_000_000
 
     def _read(self, record: dict[str, Any]) -> None:
         if "log" in record:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ERRNOS: Final = frozenset([errno.ENOSPC, errno.EDQUOT])
+_ENOUGH_BYTES: Final = 1 << 20
 _ADVICE: Final = "free some space, by dropping tables or releasing snapshots, or make the disk larger"
 
 
@@ -45,6 +46,11 @@ def disk_full(directory: Path | str, advice: str = _ADVICE) -> DiskFull:
         advice: What to do.
     """
     return DiskFull(f"the disk of {directory} is full ({_free(directory)}): {advice}", directory=directory)
+
+
+def has_space(directory: Path) -> bool:
+    """Whether there is space enough to try again to write."""
+    return shutil.disk_usage(directory).free >= _ENOUGH_BYTES
 
 
 def _free(directory: Path | str) -> str:

@@ -40,7 +40,7 @@ class DurableMark:
             raise DataLoss(f"how far {path.with_suffix('')} is durable cannot be read: {error}") from error
 
     def _open(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(self._fd).st_size == 0:
                 self.write(0)

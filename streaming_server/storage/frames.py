@@ -58,7 +58,7 @@ def write_at(path: Path, data: bytes, offset: int, *, sync: bool) -> None:
         OSError: Anything else.
     """
     with naming_full_disk(path.parent):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             view = memoryview(data)
             while view:

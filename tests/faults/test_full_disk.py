@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.binary())])
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    with small_disk(tmp_path / "disk", 24) as disk:
+    with small_disk(tmp_path / "disk", 24 << 20) as disk:
         yield disk
 
 
@@ -34,6 +35,13 @@ def full_server(disk: SmallDisk) -> Iterator[ServerProcess]:
     """A server on a small disk."""
     with ServerProcess(disk.path / "data", "--set", "write_buffer_bytes=8388608") as server:
         yield server
+
+
+def fill(disk: SmallDisk) -> None:
+    """Takes all of the space that is left."""
+    with (disk.path / "filler").open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
 
 
 def fill_by_writing(table: Table) -> int:
@@ -73,16 +81,16 @@ def test_a_server_killed_on_a_full_disk_starts_serves_reads_and_drops_tables_and
         with client.transaction(id="job:1") as tx:
             tx.upsert(kept, [{"k": 100, "v": b"old"}])
         rows = fill_by_writing(big)
-        disk.fill()
+        fill(disk)
         for _ in range(2):
             full_server.kill()
-            disk.fill()
+            fill(disk)
             full_server.restart()
             assert kept.count() == 101
             assert len(kept.scan().to_arrow()) == 101
             assert sorted(big.scan().to_arrow()["k"].to_pylist()) == list(range(rows))
             assert kept.get(7) == {"k": 7, "v": b"old"}
-            disk.fill()
+            fill(disk)
             with pytest.raises(DiskFull, match="is full"):
                 kept.upsert([{"k": 0, "v": b"new"}])
             with pytest.raises(DiskFull, match="is full"):
@@ -108,12 +116,12 @@ def test_a_running_server_writes_again_once_there_is_space(full_server: ServerPr
         table = new_table(client, "full.running")
         table.upsert([{"k": number, "v": b"old"} for number in range(100)])
         reader = table.scan().stream()
-        disk.fill()
+        fill(disk)
         rows = fill_by_writing(table)
         assert table.count() == max(rows, 100)
         assert not can_write(table)
         assert len(list(reader)) > 0
-        disk.clear()
+        (disk.path / "filler").unlink()
         wait_until(lambda: can_write(table), "writing", timeout=60)
         assert table.get(0) == {"k": 0, "v": b"new"}
         with pytest.raises(ScanKvError, match="exists"):

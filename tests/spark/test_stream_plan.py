@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import InvalidRequest, PositionExpired, SchemaMismatch, SnapshotLost, UsageError, sync
+from aio_client import InvalidRequest, PositionExpired, SchemaMismatch, SnapshotLost, TableRecreated, UsageError, sync
 from tests.spark.streaming_query import Query
 
 if TYPE_CHECKING:
@@ -418,16 +418,29 @@ def test_a_table_that_was_created_again_is_not_taken_for_the_one_before(
     client.drop_table(table.name)
     filled(client, table.name)
     write(table, range(10), 1)
-    with pytest.raises(SchemaMismatch, match="created again"):
+    with pytest.raises(TableRecreated, match="created again"):
         [list(follower.reader.read(part)) for part in parts]
     follower.offsets.pop()
-    with pytest.raises(SchemaMismatch, match="created again"):
+    with pytest.raises(TableRecreated, match="created again"):
         follower.plan()
     follower.stop()
     follower.start()
-    with pytest.raises(SchemaMismatch, match="created again"):
+    with pytest.raises(TableRecreated, match="created again"):
         follower.plan()
     assert client.table(table.name).consumers() == []
+
+
+@pytest.mark.parametrize("option", ["start", "stop"])
+def test_offsets_in_an_option_are_those_of_the_table_that_they_name(
+    client: sync.Client, table: sync.Table, query: Callable[..., Query], option: str
+) -> None:
+    offsets = table.log_offsets().to_json()
+    client.drop_table(table.name)
+    filled(client, table.name)
+    follower = query(**{"start": "earliest", option: offsets})
+    follower.start()
+    with pytest.raises(TableRecreated, match="created again"):
+        follower.plan()
 
 
 def test_a_query_goes_on_when_the_server_is_killed_and_started_again(server: ServerProcess) -> None:

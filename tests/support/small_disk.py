@@ -1,7 +1,4 @@
-"""A disk of a few megabytes, to be filled: a file system in memory, mounted for the length of a test.
-
-Needs the right to mount, which root has, also in a container of CI.
-"""
+"""A small file system of its own, which a test fills up and empties."""
 
 from __future__ import annotations
 
@@ -14,9 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+_BALLAST = "ballast"
+
 
 class SmallDisk:
-    """One such disk.
+    """A mounted tmpfs; needs root, or sudo that asks for no password.
 
     Attributes:
         path: Where it is mounted.
@@ -24,25 +23,40 @@ class SmallDisk:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._filler = path / "filler"
 
-    def fill(self) -> None:
-        """Takes all of the space that is left."""
-        with self._filler.open("ab", buffering=0) as file, suppress(OSError):
-            while file.write(bytes(os.statvfs(self.path).f_bsize)):
-                pass
+    @contextmanager
+    def full(self, spare_bytes: int = 0) -> Iterator[None]:
+        """Leaves no more than `spare_bytes` free for the block."""
+        ballast = self.path / _BALLAST
+        try:
+            with ballast.open("wb") as file:
+                self._fill(file.fileno(), spare_bytes)
+            yield
+        finally:
+            ballast.unlink()
 
-    def clear(self) -> None:
-        """Gives back what `fill` has taken."""
-        self._filler.unlink(missing_ok=True)
+    def _fill(self, file: int, spare_bytes: int) -> None:
+        """Takes what is free, in ever smaller pieces, because others may be writing."""
+        size, piece = 0, 1 << 30
+        while piece >= 4096:
+            status = os.statvfs(self.path)
+            if status.f_bavail * status.f_frsize < piece + spare_bytes:
+                piece //= 2
+                continue
+            with suppress(OSError):
+                os.posix_fallocate(file, size, piece)
+                size += piece
 
 
 @contextmanager
-def small_disk(path: Path, mebibytes: int) -> Iterator[SmallDisk]:
-    """Mounts a disk of so many MiB at a path, which is made."""
+def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
+    """A new tmpfs of this size at `path`, which is made; unmounted after the block."""
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "scankv-test", str(path)], check=True)
+    owner = f"uid={os.getuid()},gid={os.getgid()},mode=0700"
+    subprocess.run([*as_root, "mount", "-t", "tmpfs", "-o", f"size={size_bytes},{owner}", "tmpfs", path], check=True)
     try:
         yield SmallDisk(path)
     finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
+        # Lazily: a process that was killed may still be letting go of its files.
+        subprocess.run([*as_root, "umount", "--lazy", path], check=True)

@@ -10,6 +10,8 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
+from aio_client._call_queue import SHORT_CALLS
+from protos.scankv.v1 import table_pb2
 from protos.scankv.v1.scan_pb2 import ScanChunk, ScanKvRequest, ScanKvResponse
 from protos.scankv.v1.scan_pb2_grpc import ScanServiceServicer, add_ScanServiceServicer_to_server
 from protos.scankv.v1.table_pb2_grpc import TableServiceServicer, add_TableServiceServicer_to_server
@@ -25,7 +27,6 @@ from tests.unit.client.messages import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from protos.scankv.v1 import table_pb2
     from protos.scankv.v1.scan_pb2 import ExplainScanResponse
 
 Context: TypeAlias = grpc.aio.ServicerContext[ScanKvRequest, ScanKvResponse]
@@ -171,7 +172,59 @@ class SendsUnreadableMessages:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("scankv.v1.ScanService", handlers),))
 
 
-class RefusesTables(TableServiceServicer):
+class OnlyTables(TableServiceServicer):
+    """Never answers a call about tables."""
+
+    async def _stall(self, request: Any, context: Any) -> Any:
+        await asyncio.sleep(FOREVER)
+
+    GetTable = CreateTable = DropTable = AlterTable = ListTables = _stall
+
+
+class ShedsTables(OnlyTables):
+    """Drops the first calls as a proxy or an overloaded gRPC server does, and says how many came; then answers."""
+
+    def __init__(self, code: grpc.StatusCode, sheds: int) -> None:
+        self._code = code
+        self._sheds = sheds
+        self.calls = 0
+
+    async def _shed(self, context: Any) -> None:
+        self.calls += 1
+        if self.calls <= self._sheds:
+            await context.abort(self._code, "dropped")
+
+    async def ListTables(self, request: Any, context: Any) -> table_pb2.ListTablesResponse:
+        await self._shed(context)
+        return table_pb2.ListTablesResponse()
+
+    async def DropTable(self, request: Any, context: Any) -> table_pb2.DropTableResponse:
+        await self._shed(context)
+        return table_pb2.DropTableResponse()
+
+
+class AnswersTogether(OnlyTables):
+    """Answers when as many calls are in flight as it is told, or `release` is set; keeps the most there ever were."""
+
+    def __init__(self, together: int) -> None:
+        self._together = together
+        self.release = asyncio.Event()
+        self.in_flight = self.most = 0
+
+    async def ListTables(self, request: Any, context: Any) -> table_pb2.ListTablesResponse:
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        if self.in_flight == self._together:
+            self.release.set()
+        await self.release.wait()
+        self.in_flight -= 1
+        return table_pb2.ListTablesResponse()
+
+    async def is_full(self) -> bool:
+        return self.in_flight >= SHORT_CALLS
+
+
+class RefusesTables(OnlyTables):
     """Ends `GetTable` with a status, and never answers the other calls."""
 
     def __init__(self, code: grpc.StatusCode, reason: str | None = None, retry_after: float | None = None) -> None:
@@ -182,11 +235,6 @@ class RefusesTables(TableServiceServicer):
     async def GetTable(self, request: table_pb2.GetTableRequest, context: Any) -> table_pb2.GetTableResponse:
         await end_with(context, self._code, self._reason, self._retry_after)
         raise AssertionError
-
-    async def _stall(self, request: Any, context: Any) -> Any:
-        await asyncio.sleep(FOREVER)
-
-    CreateTable = DropTable = AlterTable = ListTables = _stall
 
 
 async def end_with(

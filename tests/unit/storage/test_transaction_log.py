@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from streaming_server.clock import ServerClock
 from streaming_server.storage.decisions import Committed, Decision, Decisions
 from streaming_server.storage.frames import write_at
 from streaming_server.storage.staging import UPSERT, StagedPart, StagedRequest, StagingDirectory, payloads
@@ -16,7 +17,9 @@ from table_model.errors import DataLoss, Unavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
-DECISION = Decision(number=0, token="t0", id="job:1", micros=5, rows=7, tables={"a.b": "i"}, files=((0, 3), (2, 1)))
+DECISION = Decision(
+    number=0, token="t0", id="job:1", micros=5, served_micros=4, rows=7, tables={"a.b": "i"}, files=((0, 3), (2, 1))
+)
 COMMITTED = DECISION.committed({"a.b": {0: 17, 3: 2**50}})
 REQUEST = StagedRequest(
     part="p",
@@ -31,7 +34,7 @@ REQUEST = StagedRequest(
 
 
 def test_decisions_are_unfinished_until_they_are_done_over_restarts_and_rewriting(tmp_path: Path) -> None:
-    decisions = Decisions(tmp_path)
+    decisions = Decisions(tmp_path, ServerClock())
     epoch = decisions.epoch
     for number in range(3):
         assert decisions.next_number() == number
@@ -40,7 +43,7 @@ def test_decisions_are_unfinished_until_they_are_done_over_restarts_and_rewritin
     decisions.write_owed()
     for _ in range(2):
         decisions.close()
-        decisions = Decisions(tmp_path)
+        decisions = Decisions(tmp_path, ServerClock())
         assert list(decisions.unfinished.values()) == [DECISION, replace(DECISION, number=2, token="t2")]
         done = decisions.take_done()
         assert done == [replace(COMMITTED, token="t1")]
@@ -53,7 +56,7 @@ def test_decisions_are_unfinished_until_they_are_done_over_restarts_and_rewritin
     decisions.write_owed()
     decisions.rewrite([])
     decisions.close()
-    decisions = Decisions(tmp_path)
+    decisions = Decisions(tmp_path, ServerClock())
     assert (decisions.unfinished, decisions.take_done(), decisions.epoch) == ({}, [], epoch)
     assert decisions.next_number() == 4, "numbers are not used again, however the log is shortened"
     decisions.close()
@@ -83,7 +86,7 @@ def test_a_torn_record_is_none_and_a_missing_or_damaged_durable_one_is_data_loss
 
 
 def test_after_a_failed_sync_nothing_more_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decisions = Decisions(tmp_path)
+    decisions = Decisions(tmp_path, ServerClock())
     decisions.decide(DECISION)
     original = write_at
 
