@@ -22,6 +22,7 @@ NAMES = [
     "DataLoss",
     "DeadlineExceeded",
     "DiskFull",
+    "DiskUse",
     "IndexCheck",
     "IndexStatus",
     "InternalError",
