@@ -21,6 +21,10 @@ class GroupCommit:
         sync: Makes everything below an offset, already written, durable; blocks.
         executor: Runs `sync`.
         durable: The offset up to which the bucket is durable at the start.
+
+    Attributes:
+        syncing: Held while a sync runs; whoever holds it keeps the next one from beginning.
+        syncs: How many there were.
     """
 
     def __init__(
@@ -34,6 +38,8 @@ class GroupCommit:
         self._running: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._listeners: set[Callable[[], None]] = set()
+        # Held while a sync runs.
+        self.syncing = asyncio.Lock()
         self.syncs = 0
 
     @property
@@ -91,8 +97,9 @@ class GroupCommit:
 
     async def _run(self) -> None:
         try:
-            target = self._written()
-            await self._executor.run(self._sync, target)
+            async with self.syncing:
+                target = self._written()
+                await self._executor.run(self._sync, target)
             self._durable = target
             self.syncs += 1
             self.tell()

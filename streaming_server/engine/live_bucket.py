@@ -17,10 +17,11 @@ from streaming_server.engine.gate import Gate, GatedMutex, all_mutexes
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.scan.base_view import BaseView
 from streaming_server.storage.bucket import Bucket, LogUse
+from streaming_server.storage.disk_space import has_space
 from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
-from table_model.errors import DataLoss, ScanKvError
+from table_model.errors import DataLoss, DiskFull, ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -41,6 +42,9 @@ T = TypeVar("T")
 MAX_VIEWS_BYTES = 64 << 20
 """Memory for what was written since a base, in all the states of a bucket that scans began with and still read, but for
 the newest one. Each has its own sorted rows: where readers keep more, the next scans read RocksDB."""
+
+REPAIR_SECONDS = 5.0
+"""How often a bucket that takes no writes, because the disk was full, is opened again, at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +129,7 @@ class LiveBucket:
         self._writer_limits = writer_limits
         self._bucket: Bucket | None = None
         self._looked_at = False
+        self._repair_at = 0.0
         self._held_at_opening: frozenset[str] = frozenset()
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
@@ -250,6 +255,8 @@ class LiveBucket:
                 raise DataLoss(self.damage, table=self.table, bucket=self.number)
             await self.run(self._open)
             assert self._bucket is not None
+        if self._bucket.is_full and time.monotonic() >= self._repair_at:
+            await self._repair()
         if not self._looked_at:
             # Not with the opening: who asked for that may have given up meanwhile.
             self._looked_at = True
@@ -258,8 +265,7 @@ class LiveBucket:
                 self._on_unbuilt(self)
         return self._bucket
 
-    def _open(self) -> None:
-        # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
+    def _made(self, *, read_only: bool = False, after: BucketState | None = None) -> Bucket:
         bucket = Bucket(
             self._path,
             self._place,
@@ -267,6 +273,8 @@ class LiveBucket:
             resources=self._resources,
             clock=self._clock,
             writer_limits=self._writer_limits,
+            read_only=read_only,
+            after=after,
             mark_seconds=self._mark_seconds,
         )
         try:
@@ -274,12 +282,60 @@ class LiveBucket:
         except BaseException:
             bucket.close()
             raise
-        self._held_at_opening = self._take_holds(bucket)
-        written, offset = lambda: bucket.state.log_offset, bucket.state.log_offset
-        if self._commit is None:
-            self._commit = GroupCommit(written=written, sync=bucket.sync, executor=self._executor, durable=offset)
+        return bucket
+
+    async def _repair(self) -> None:
+        """Opens a bucket again that takes no writes, because the disk was full, once there is space. Hold the mutex.
+
+        Until then it is read as it is; and while a scan reads it, since its lock is given back only behind that.
+        """
+        self._repair_at = time.monotonic() + REPAIR_SECONDS
+        assert self._bucket is not None
+        assert self._commit is not None
+        in_use = self.before is not None or (self._bucket.readers and not self._bucket.is_read_only)
+        if self.upkeep.locked() or in_use or not has_space(self._path):
+            return
+        async with self.upkeep, self._commit.syncing:
+            try:
+                await self.run(self._reopen)
+            except DiskFull as error:
+                _log.warning("%s can still not be written: %s", self._place, error.message)
+
+    def _reopen(self) -> None:
+        before = self._bucket
+        assert before is not None
+        if before.is_read_only:
+            bucket = self._made(after=before.state)
+            before.replaced_by(bucket)
         else:
-            self._commit.resume(written=written, sync=bucket.sync, durable=offset)
+            # RocksDB's lock is needed again.
+            self._bucket = None
+            before.let_go()
+            try:
+                bucket = self._made(after=before.state)
+            except DiskFull:
+                bucket = self._made(read_only=True, after=before.state)
+            before.replaced_by(bucket)
+        self._bucket = bucket
+        if not bucket.is_read_only:
+            _log.info("%s can be written again", self._place)
+
+    def _open(self) -> None:
+        # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
+        try:
+            bucket = self._made()
+        except DiskFull as error:
+            if not self._path.exists():
+                raise
+            _log.warning("%s can only be read: %s", self._place, error.message)
+            bucket = self._made(read_only=True)
+            self._repair_at = time.monotonic() + REPAIR_SECONDS
+        self._held_at_opening = self._take_holds(bucket)
+        offset = bucket.state.log_offset
+        if self._commit is None:
+            self._commit = GroupCommit(written=self._written, sync=self._sync, executor=self._executor, durable=offset)
+        else:
+            self._commit.resume(written=self._written, sync=self._sync, durable=offset)
         self._bucket, self._at_rest = bucket, None
 
     @property
@@ -292,7 +348,7 @@ class LiveBucket:
         bucket, commit = self._bucket, self._commit
         if bucket is None or commit is None or (self._closed or self.damage or self.mutex.failure) is not None:
             return False
-        is_quiet = commit.is_idle and self.before is None and not self.upkeep.locked()
+        is_quiet = commit.is_idle and self.before is None and not self.upkeep.locked() and not bucket.is_full
         return (
             is_quiet and bucket.readers == 0 and not bucket.builds and bucket.log.holds.owners <= {*self._log_holds()}
         )
@@ -322,6 +378,14 @@ class LiveBucket:
             except ScanKvError as error:
                 _log.error("closing %s, which was idle: %s [%s]", self._place, error.message, error.__cause__)
         return True
+
+    def _written(self) -> int:
+        assert self._bucket is not None
+        return self._bucket.state.log_offset
+
+    def _sync(self, offset: int) -> None:
+        assert self._bucket is not None
+        self._bucket.sync(offset)
 
     def _take_holds(self, bucket: Bucket) -> frozenset[str]:
         holds = self._log_holds()

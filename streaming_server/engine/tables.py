@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import uuid
 from functools import partial
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
 _FILES_OF_OPEN_BUCKET: Final = 40
 """Descriptors of one bucket that is open, with a few table files."""
 _LEAST_FILES: Final = 20
@@ -79,7 +81,13 @@ class Tables:
         max_hold_seconds: float = MAX_HOLD_SECONDS,
         clocks: MachineClocks | None = None,
     ) -> None:
-        """Opens the directory. Raises DirectoryLocked, UsageError or DataLoss, naming the directory or file."""
+        """Opens the directory.
+
+        Raises:
+            DirectoryLocked: Another server uses it.
+            UsageError, ForeignDirectory, DiskFull: It cannot be used.
+            DataLoss: What its format is cannot be read.
+        """
         self._installed = load_installed(config.aggregate_functions)
         self._directory = DataDirectory(config.data)
         try:
@@ -146,9 +154,7 @@ class Tables:
         )
         try:
             for definition in self.definitions():
-                self.snapshots.load(definition, self._catalog.path(definition.name))
-                self.consumers.load(definition, self._catalog.path(definition.name))
-                self.locks.add(definition, self._catalog.path(definition.name))
+                self._load(definition)
             self.transactions = Transactions(
                 self._directory.transactions,
                 self._executor,
@@ -165,12 +171,21 @@ class Tables:
             self._directory.close()
             raise
 
+    def _load(self, definition: TableDefinition) -> None:
+        """Finds what belongs to a table. If that fails as nobody expects, the table cannot be used, and others can."""
+        name, path = definition.name, self._catalog.path(definition.name)
+        try:
+            self.snapshots.load(definition, path)
+            self.consumers.load(definition, path)
+            self.locks.add(definition, path)
+        except Exception as error:
+            _log.exception("what belongs to the table %s cannot be loaded", name)
+            self._catalog.take_out(name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})")
+
     async def recover(self) -> None:
         """Applies the transactions that were committed before the last stop, as far as they are not; before `start`.
 
-        Raises:
-            DataLoss: What they have staged is damaged.
-            ScanKvError: A table cannot be written.
+        What cannot be applied is not served, and all else is: see `Transactions.recover`.
         """
         await self.transactions.recover()
 
@@ -305,16 +320,18 @@ class Tables:
 
     async def _drop(self, name: str) -> None:
         async with self._ddl, self.transactions.uses.altering(name):
-            live = self.table(name)
+            # Of one that cannot be used there is nothing to close.
+            live = self.table(name) if self._catalog.is_usable(name) else None
             try:
                 reason = TableNotFound(f'table "{name}" was dropped', table=name)
-                await live.close(reason)
+                if live is not None:
+                    await live.close(reason)
                 await self.snapshots.drop(name, reason)
                 await self.consumers.drop(name)
                 await self.locks.drop(name)
                 dropped = await self._executor.run(self._catalog.drop, name)
             finally:
-                del self._live[name]
+                self._live.pop(name, None)
             await self._executor.run(self._catalog.discard, dropped)
 
     async def disk_use(self) -> tuple[DiskUse, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from streaming_server.storage.offsets import count_of, make_offset
 from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksResources, RocksStore
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
-from table_model.errors import DataLoss
+from table_model.errors import DataLoss, ScanKvError
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
@@ -199,6 +200,8 @@ class Bucket:
         resources: RocksResources,
         clock: ServerClock,
         writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
+        read_only: bool = False,
+        after: BucketState | None = None,
         mark_seconds: float = 60.0,
     ) -> None:
         """Opens the bucket in directory `path`, making it when it is not there.
@@ -210,26 +213,39 @@ class Bucket:
             resources: Shared by all buckets of the process.
             clock: The server's.
             writer_limits: What bounds its writers.
+            read_only: Whether it is only to be read, for which it needs no space.
+            after: Its state when this process has closed it, because a write found no space. None: it was not open.
             mark_seconds: How precisely the ages of changes are known.
 
         Raises:
             DataLoss: The bucket is damaged: RocksDB cannot open it, or acknowledged changes are missing.
+            DiskFull: There is no space to open it for writing.
         """
         self.place = place
+        self._after = after
         self.flushes = 0
-        self._store = RocksStore(path, place, compression=compression, resources=resources)
+        self._store = RocksStore(path, place, compression=compression, resources=resources, read_only=read_only)
         self.log = BucketLog(self._store, lambda: self._state.log_span)
         self.writers = WriterStates(self._store, writer_limits, clock)
         self._clock = clock
         self._mark_micros = int(mark_seconds * 1_000_000)
-        self._mark = DurableMark(path.with_suffix(".durable"))
         self._builds: dict[int, IndexBuild] = {}
         try:
-            self._state = self._recover()
+            self._mark = self._durable_mark(path)
+            try:
+                self._state = self._recover()
+            except BaseException:
+                self._mark.close()
+                raise
         except BaseException:
-            self._mark.close()
             self._store.close()
             raise
+
+    def _durable_mark(self, path: Path) -> DurableMark:
+        try:
+            return DurableMark(path.with_suffix(".durable"))
+        except DataLoss as error:
+            raise DataLoss(f"{self.place} is damaged: its durable mark cannot be read") from error
 
     def _recover(self) -> BucketState:
         state = stored_state(self._store)
@@ -240,12 +256,23 @@ class Bucket:
             raise DataLoss(
                 f"{self.place} has lost acknowledged changes: {count_of(durable)} were durable, {state.count} are there"
             )
-        return state if state.clean else state.after_unclean_stop()
+        # What this process has written before, it knows; otherwise a crash may have undone what others have read.
+        return state if state.clean or state == self._after else state.after_unclean_stop()
 
     @property
     def state(self) -> BucketState:
         """The state as of the last change applied, durable or not."""
         return self._state
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it can only be read."""
+        return self._store.is_read_only
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no writes, because there was no space for one, until it is opened again."""
+        return self._store.is_read_only or self._store.is_full
 
     @property
     def longest_row(self) -> int:
@@ -354,7 +381,7 @@ class Bucket:
         kept = [index for index in before.ready_indexes if index in indexes]
         ready = tuple(sorted(indexes)) if before.rows == 0 else tuple(kept)
         state = replace(before, indexes=tuple(sorted(indexes)), ready_indexes=ready)
-        if state != before:
+        if state != before and not self.is_read_only:
             batch = self._store.batch()
             for index in sorted({*before.indexes, *indexes}):
                 if index not in indexes:
@@ -463,13 +490,29 @@ class Bucket:
     def close(self) -> None:
         """Closes the bucket in order: the next start continues the epoch. All cursors must be closed before."""
         try:
-            if not self._state.clean:
+            if not self._state.clean and not self.is_full:
                 self._state = replace(self._state, clean=True)
                 self._write_state(self._store.batch(), self._state)
                 self.sync(self._state.log_offset)
         finally:
             self._mark.close()
             self._store.close()
+
+    def let_go(self) -> None:
+        """Closes a bucket that takes no writes any more, because there was no space, and that nobody reads."""
+        self._mark.close()
+        with suppress(ScanKvError):
+            # It cannot write what it has in memory, which its write-ahead log has as well.
+            self._store.close()
+
+    def replaced_by(self, other: Bucket) -> None:
+        """Has another one, of the same files, keep the changes that this one keeps.
+
+        What still reads this one, which can only be read, goes on: RocksDB closes it behind the last of them.
+        """
+        other.log.holds = self.log.holds
+        if self.is_read_only:
+            self._mark.close()
 
 
 def longest_of(values: pa.Array) -> int:

@@ -21,6 +21,7 @@ NAMES = [
     "ConsumerNotFound",
     "DataLoss",
     "DeadlineExceeded",
+    "DiskFull",
     "DiskUse",
     "IndexCheck",
     "IndexStatus",
