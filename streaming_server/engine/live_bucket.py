@@ -248,7 +248,7 @@ class LiveBucket:
         if self._bucket is None:
             if self.damage is not None:
                 raise DataLoss(self.damage, table=self.table, bucket=self.number)
-            await self.run(self._open)
+            await self._run_opening(self._open)
             assert self._bucket is not None
         if not self._looked_at:
             # Not with the opening: who asked for that may have given up meanwhile.
@@ -317,7 +317,7 @@ class LiveBucket:
             self._looked_at = False
             self._commit.pause()
             try:
-                await self.run(bucket.close)
+                await self._run_opening(bucket.close)
                 self._at_rest, self._use_at_rest = bucket.state, use
             except ScanKvError as error:
                 _log.error("closing %s, which was idle: %s [%s]", self._place, error.message, error.__cause__)
@@ -346,6 +346,13 @@ class LiveBucket:
         """
         try:
             return await self._executor.run(function, *args)
+        except ScanKvError as error:
+            raise self.noted(error) from error.__cause__
+
+    async def _run_opening(self, function: Callable[[], T]) -> T:
+        """The same for opening and closing the files."""
+        try:
+            return await self._executor.run_opening(function)
         except ScanKvError as error:
             raise self.noted(error) from error.__cause__
 
@@ -439,7 +446,7 @@ class LiveBucket:
         self.before = None
         if bucket is not None:
             try:
-                await self.run(bucket.close)
+                await self._run_opening(bucket.close)
             except ScanKvError as error:
                 _log.error("closing %s: %s [%s]", self._place, error.message, error.__cause__)
 

@@ -217,6 +217,7 @@ class Bucket:
         """
         self.place = place
         self.flushes = 0
+        self._marked: int | None = None
         self._store = RocksStore(path, place, compression=compression, resources=resources)
         self.log = BucketLog(self._store, lambda: self._state.log_span)
         self.writers = WriterStates(self._store, writer_limits, clock)
@@ -421,6 +422,7 @@ class Bucket:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""
         self._store.sync()
         self._mark.write(offset)
+        self._marked = offset
 
     def changes(self, definition: TableDefinition, limit: int) -> Iterator[LogRecord]:
         """The first `limit` records of the changelog, oldest first."""
@@ -466,7 +468,9 @@ class Bucket:
             if not self._state.clean:
                 self._state = replace(self._state, clean=True)
                 self._write_state(self._store.batch(), self._state)
-                self.sync(self._state.log_offset)
+                # Closing the store syncs it, too. Where no change came since the last sync, there is nothing to mark.
+                if self._marked != self._state.log_offset:
+                    self.sync(self._state.log_offset)
         finally:
             self._mark.close()
             self._store.close()
