@@ -6,8 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from aio_client._arguments import names_of, text_of
 from aio_client._bases import BaseStatistics
-from aio_client._column_locks import Locking, lock_id_of
+from aio_client._column_locks import Locking, lock_ids_of
 from aio_client._commit import call_again
 from aio_client._computed import ComputedAnswers
 from aio_client._consumers import ChangesOfTable
@@ -16,7 +17,7 @@ from aio_client._disk_use import DiskUse
 from aio_client._indexes import index_statuses
 from aio_client._keys import is_one_key, keys_of
 from aio_client._lookup import LookupAnswer, VersionedRows, assemble, oldest_offsets
-from aio_client._merging import MergedTable, names_of
+from aio_client._merging import MergedTable
 from aio_client._optional import to_pylist
 from aio_client._requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._scan import Scan
@@ -330,8 +331,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             SchemaMismatch: `where` is text and names a column that does not exist, or compares it with what it cannot
                 be; says where in the text.
         """
-        names = (columns,) if isinstance(columns, str) else columns
-        chosen = None if names is None else tuple(names)
+        chosen = None if columns is None else names_of(columns, "columns")
         spec = ScanSpec(self.name, columns=chosen, where=self._predicate(where), limit=limit)
         return Scan(self._transport, spec, ScannedTable(self._shape.key_schema, self.buckets))
 
@@ -466,10 +466,10 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             )
         request = write_pb2.UndoRequest(
             table=self.name,
-            writer=writer_id,
+            writer=text_of(writer_id, "writer_id"),
             log_offsets=log_offsets,
             any_incarnation=any_incarnation,
-            column_locks=map(lock_id_of, locks),
+            column_locks=lock_ids_of(locks),
         )
         response = await call_again(self._transport, lambda: self._transport.services.writes.Undo, request)
         return UndoReport(
@@ -569,13 +569,13 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
         if unchanged_since is not None:
             pieces = await asyncio.to_thread(only_piece, pieces)
         rows = 0
-        log_offsets = LogOffsets()
+        log_offsets, held = LogOffsets(), lock_ids_of(locks)
         with self._transport.writers.one() as writer:
             while (request := await asyncio.to_thread(pieces.next_request)) is not None:
                 request.writer.CopyFrom(writer.next_identity())
                 if unchanged_since is not None:
                     request.unchanged_since.CopyFrom(unchanged_since)
-                request.column_locks.extend(map(lock_id_of, locks))
+                request.column_locks.extend(held)
                 response = await write_until_answered(self._transport, request)
                 rows += response.rows
                 log_offsets.note(response.log_offsets, response.table_incarnation)

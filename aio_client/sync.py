@@ -548,9 +548,10 @@ class Scan(ScanBuilder):
 
         return ReadAhead(self._runner, make, ahead)
 
-    def splits(self, n: int) -> list[Scan]:
+    def splits(self, n: int, *, rows_per_split: int | None = None) -> list[Scan]:
         """Cuts a scan of a pinned snapshot into parts of about equally many rows. See `aio_client.Scan.splits`."""
-        parts = self._runner.call(self._runner.client.scan(self._spec).splits, n)
+        cut = partial(self._runner.client.scan(self._spec).splits, n, rows_per_split=rows_per_split)
+        parts = self._runner.call(cut)
         return [Scan(self._runner, part.spec, self._table) for part in parts]
 
     def explain(self) -> ScanExplanation:

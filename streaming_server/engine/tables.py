@@ -97,7 +97,7 @@ class Tables:
         clock_file = ClockFile(config.data)
         self.clock = ServerClock(
             clocks,
-            clock_file.read(),
+            clock_file.read(is_new=not len(self._catalog)),
             ClockLimits(
                 max_step_seconds=config.max_clock_step_seconds,
                 trust_seconds=config.clock_trust_seconds,

@@ -14,11 +14,12 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from streaming_server.storage.gaps import Width, place_before, place_behind
 from streaming_server.storage.rocks import scan_options
 from table_model.errors import InternalError, ScanKvError
+from table_model.key_range import KeyRange
 from table_model.limits import MAX_KEY_BYTES
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from rocksdict import Rdict, RdictIter
 
     from streaming_server.storage.rocks import RocksStore
-    from table_model.key_range import KeyRange
 
 T = TypeVar("T")
 
@@ -50,13 +50,13 @@ class Form(Generic[T]):
     """What of its entries a reader gives.
 
     Attributes:
-        fast: The method of a column family that makes the fast iterator. Not the method itself, which would keep the
-            bucket open.
+        fast: The method of a column family that makes the fast iterator; None for no such iterator. Not the method
+            itself, which would keep the bucket open.
         checked: Gives what a checked iterator stands on, then moves it on with the function, until it is invalid.
         key_of: The key of an entry as it is given. May raise DataLoss.
     """
 
-    fast: Literal["values", "items"]
+    fast: Literal["values", "items"] | None
     checked: Callable[[RdictIter, Callable[[], None]], Iterator[T]]
     key_of: Callable[[T], bytes]
 
@@ -71,21 +71,21 @@ def values_form(key_of: Callable[[bytes], bytes]) -> Form[bytes]:
     return Form("values", checked, key_of)
 
 
-def items_form() -> Form[tuple[bytes, bytes]]:
-    """The keys and values of entries."""
+def items_form(*, fast: bool = True) -> Form[tuple[bytes, bytes]]:
+    """The keys and values of entries; without the fast iterator, which cannot `move_to` another range."""
 
     def checked(iterator: RdictIter, move: Callable[[], None]) -> Iterator[tuple[bytes, bytes]]:
         both = zip(iter(iterator.key, None), iter(iterator.value, None), iter(move, 0), strict=False)
         return map(itemgetter(0, 1), both)
 
-    return Form("items", checked, itemgetter(0))
+    return Form("items" if fast else None, checked, itemgetter(0))
 
 
 class RangeReader(Generic[T]):
     """The entries of a key range, or of its end first, as of the moment when the reader was made.
 
     It reads with a fast iterator. From where that has ended, a checked iterator of the same moment goes on: it finds
-    the end, or damage, or a gap of deleted entries, across which `Prober` finds the way in steps.
+    the end, or damage, or a gap of deleted entries, across which `_Prober` finds the way in steps.
 
     Make it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
 
@@ -101,53 +101,52 @@ class RangeReader(Generic[T]):
         ended: Whether it is proven that there is nothing more in the range.
     """
 
-    _fast: Iterator[T] | None
-    _checked: RdictIter | None
-    _prober: Prober | None
-
     def __init__(
         self, store: RocksStore, family: Rdict, form: Form[T], key_range: KeyRange, *, longest: int, reverse: bool
     ) -> None:
-        self._begin(store, form, key_range, reverse=reverse)
-        self._owns = True
-        # Iterators only borrow their options: these are freed after them, as the last attribute, and never changed.
-        self._options = [scan_options(key_range.end, max_skips=skips) for skips in (FAST_SKIPS, CHECKED_SKIPS)]
-        try:
-            fast: Iterable[Any] = getattr(family, form.fast)(
-                backwards=reverse, from_key=None if reverse else key_range.start, read_opt=self._options[0]
-            )
-            self._fast = iter(fast)
-            self._checked = family.iter(self._options[1])
-            self._prober = Prober(family, longest)
-        except Exception as error:
-            raise store.failure(error) from error
-        store.readers += 1
-
-    def _begin(self, store: RocksStore, form: Form[T], key_range: KeyRange, *, reverse: bool) -> None:
         self.ended = False
         self._store = store
         self._form = form
         self._range = key_range
         self._reverse = reverse
         self._floor = key_range.start if reverse else None
+        # Where an ascending range ends, unless the iterators end there by themselves.
+        self._ceiling: bytes | None = None
         self._last: T | None = None
         self._crossed: bytes | None = None
         self._read = 0
-        self._stands = self._in_gap = self._owns = False
-        self._fast = self._checked = self._prober = None
+        self._stands = self._in_gap = False
+        self._fast: Iterator[T] | None = None
+        self._checked: RdictIter | None = None
+        self._prober: _Prober | None = None
+        # Iterators only borrow their options: these are freed after them, as the last attribute, and never changed.
+        self._options = [scan_options(key_range.end, max_skips=skips) for skips in (FAST_SKIPS, CHECKED_SKIPS)]
+        try:
+            if form.fast is not None:
+                fast: Iterable[Any] = getattr(family, form.fast)(
+                    backwards=reverse, from_key=None if reverse else key_range.start, read_opt=self._options[0]
+                )
+                self._fast = iter(fast)
+            self._checked = family.iter(self._options[1])
+            self._prober = _Prober(family, longest)
+            self._range = KeyRange(key_range.start, self._prober.clip(key_range.end))
+        except Exception as error:
+            raise store.failure(error) from error
+        store.readers += 1
 
-    @classmethod
-    def borrowing(
-        cls, store: RocksStore, form: Form[T], key_range: KeyRange, checked: RdictIter, prober: Prober, *, reverse: bool
-    ) -> Self:
-        """A reader of a range with iterators that were made before, which are of their moment, not of now.
+    def move_to(self, key_range: KeyRange) -> None:
+        """Reads another range from now on, as of the same moment.
 
-        They are the caller's to free, after `close`. `checked` was made with `CHECKED_SKIPS`.
+        Args:
+            key_range: A part of the range that the reader was made for; not empty.
         """
-        reader = cls.__new__(cls)
-        reader._begin(store, form, key_range, reverse=reverse)
-        reader._checked, reader._prober = checked, prober
-        return reader
+        assert self._form.fast is None
+        assert self._prober is not None
+        self._range = KeyRange(key_range.start, self._prober.clip(key_range.end))
+        self._floor = self._range.start if self._reverse else None
+        self._ceiling = None if self._reverse else self._range.end
+        self._last = self._crossed = None
+        self._stands = self._in_gap = self.ended = False
 
     @property
     def last_key(self) -> bytes | None:
@@ -194,22 +193,20 @@ class RangeReader(Generic[T]):
         part = list(islice(self._fast, step))
         if len(part) < step:
             self._fast = None
-        if self._floor is not None:
-            self._cut(part)
+        self._cut(part)
         return part
 
     def _cut(self, part: list[T]) -> None:
-        """Drops entries that are behind the range in the direction of reading; to have seen one proves the end."""
+        """Drops entries that are outside the range from a part; to have seen one proves the end."""
         key_of = self._form.key_of
-        if part and self._is_behind(key_of(part[-1])):
-            del part[bisect_left(part, True, key=lambda entry: self._is_behind(key_of(entry))) :]
-            self._end()
+        if not part or self._floor is self._ceiling is None or self._has(key_of(part[-1])):
+            return
+        del part[bisect_left(part, True, key=lambda entry: not self._has(key_of(entry))) :]
+        self._end()
 
-    def _is_behind(self, key: bytes) -> bool:
-        """Whether a key lies behind the range in the direction of reading."""
-        if self._reverse:
-            return self._floor is not None and key < self._floor
-        return self._range.end is not None and key >= self._range.end
+    def _has(self, key: bytes) -> bool:
+        """Whether a key that an iterator has come to is within the range still."""
+        return (self._floor is None or key >= self._floor) and (self._ceiling is None or key < self._ceiling)
 
     def _end(self) -> None:
         self.ended = True
@@ -224,8 +221,7 @@ class RangeReader(Generic[T]):
         part = list(islice(self._form.checked(iterator, move), min(count, _CHECKED_ENTRIES)))
         del iterator, move
         self._stands = self._look()
-        if not self._stands:
-            self._cut(part)
+        self._cut(part)
         return part
 
     def _go_on(self) -> bool:
@@ -246,7 +242,7 @@ class RangeReader(Generic[T]):
     def _look(self) -> bool:
         """Whether the checked iterator stands on an entry of the range; if not, it was the end, or a gap begins."""
         if self._iterator.valid():
-            if not self._is_behind(self._iterator.key()):
+            if self._has(self._iterator.key()):
                 self._in_gap = False
                 return True
             self._end()
@@ -266,11 +262,13 @@ class RangeReader(Generic[T]):
                     iterator.seek_to_first()
                 else:
                     iterator.seek(start)
-            elif (end := self._range.end if last is None else last) is None:
+            elif last is None and self._range.end is None:
                 iterator.seek_to_last()
             else:
-                iterator.seek_for_prev(end)
-                if iterator.key() == end:
+                behind = self._range.end if last is None else last
+                assert behind is not None
+                iterator.seek_for_prev(behind)
+                if iterator.valid() and iterator.key() == behind:
                     iterator.prev()
         finally:
             del iterator
@@ -289,7 +287,7 @@ class RangeReader(Generic[T]):
         found = None if piece is None else prober.look(*piece)
         if found is _Found.NOTHING:
             assert piece is not None
-            if piece[0] == (self._floor or b"") if self._reverse else piece[1] == self._range.end:
+            if piece[0] == (self._floor or b"") if self._reverse else piece[1] == self._ceiling:
                 self._end()
                 return False
             self._crossed = piece[0] if self._reverse else piece[1][:-1]
@@ -307,17 +305,17 @@ class RangeReader(Generic[T]):
     def _piece(self, last: bytes | None, bits: int) -> tuple[bytes, bytes] | None:
         """The part of the gap, next to what was read up to `last`, that ends on a grid, or with the range.
 
-        None: there is no place of the grid behind, and the range has no end.
+        None: all of the range is, in ascending order, and the iterator itself stops there.
         """
         if self._reverse:
             end = self._range.end if last is None else last
             assert end is not None
             return max(place_before(end, bits), self._floor or b""), end
         start = (self._range.start or b"") if last is None else last + b"\0"
-        place = place_behind(start, bits)
-        if self._range.end is not None and (place is None or place >= self._range.end):
-            return start, self._range.end
-        return None if place is None else (start, place + b"\0")
+        behind = place_behind(start, bits)
+        if behind is None or (self._range.end is not None and behind >= self._range.end):
+            return None if self._ceiling is None else (start, self._ceiling)
+        return start, behind + b"\0"
 
     def _top(self) -> bytes:
         """A key that is behind all there are, as is made sure."""
@@ -330,8 +328,8 @@ class RangeReader(Generic[T]):
 
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
-        self._store.readers -= self._owns
-        self._owns = False
+        if self._checked is not None:
+            self._store.readers -= 1
         self._fast = self._checked = self._prober = None
 
 
@@ -343,7 +341,7 @@ class _Found(enum.Enum):
     TOO_MUCH = enum.auto()
 
 
-class Prober:
+class _Prober:
     """A checked iterator whose upper bound moves, to look into one piece of a range after another.
 
     RocksDB borrows the bytes of a bound from whoever asks for the iterator, and reads them anew with every seek; it
@@ -372,6 +370,10 @@ class Prober:
         # As in `RangeReader`: freed after the iterator.
         self._options = scan_options(self._bound, max_skips=CHECKED_SKIPS)
         self._iterator = family.iter(self._options)
+
+    def clip(self, end: bytes | None) -> bytes | None:
+        """The end of a range, no longer than any bound; no key that there is lies between the two."""
+        return end if end is None else end[: self._size - 1]
 
     def look(self, start: bytes, end: bytes) -> _Found:
         """What there is from `start` up to, but without, `end`."""
