@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from aio_client._arguments import is_text, text_of
+from aio_client._awaitable import NotOpened
 from aio_client._commit import call_again
 from aio_client._lease import Keeper, Lease, ttl_millis
 from aio_client._retry import PASSING_ERRORS, with_retries
@@ -177,8 +179,10 @@ class Snapshot(Lease):
         self._note_renewed()
 
 
-class Pinning:
+class Pinning(NotOpened):
     """What `table.snapshot()` returns: `async with` it, or `await` it. Each time, it takes a snapshot of its own."""
+
+    call, name, result = "table.snapshot()", "snapshot", Snapshot
 
     def __init__(
         self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None, id_: str | None
@@ -195,7 +199,7 @@ class Pinning:
             table=table,
             ttl_millis=ttl_millis(ttl),
             same_view_as="" if same_view_as is None else _id_of(same_view_as),
-            lease_id=id_ or "",
+            lease_id="" if id_ is None else text_of(id_, "id"),
             shared=id_ is not None,
         )
         self._keeper: Keeper | None = None
@@ -330,6 +334,6 @@ def _from_message(message: scan_pb2.KeyRange) -> KeyRange:
 
 def _id_of(snapshot: Pinned | str) -> str:
     id_ = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
-    if not isinstance(id_, str) or not id_:
+    if not is_text(id_) or not id_:
         raise UsageError(f"same_view_as is a snapshot or its id, not {snapshot!r}", option="same_view_as")
     return id_

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from aio_client._check import BucketCheck
     from aio_client._client import Client as AsyncClient
     from aio_client._data import Data
+    from aio_client._disk_use import DiskUse
     from aio_client._explanation import ScanExplanation
     from aio_client._indexes import Indexes, IndexStatus
     from aio_client._lookup import VersionedRows
@@ -471,6 +472,10 @@ class Table(ComputedAnswers, ConsumersOfTable, MergedTable):
     def statistics(self) -> list[BucketStatistics]:
         """The figures of every bucket."""
         return self._runner.call(self._table.statistics)
+
+    def disk_use(self) -> DiskUse:
+        """What the table takes on disk now. See `aio_client.Table.disk_use`."""
+        return self._runner.call(self._table.disk_use)
 
     def log_offsets(self) -> LogOffsets:
         """Where the changelog of every bucket ends, at one instant. See `aio_client.Table.log_offsets`."""
