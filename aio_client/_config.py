@@ -16,6 +16,7 @@ URL_VARIABLE: Final = "SCANKV_URL"
 _MIN_READ_AHEAD_BYTES: Final = 64 * 1024
 _MAX_READ_AHEAD_BYTES: Final = 64 * 1024 * 1024
 _MAX_READ_AHEAD_CHUNKS: Final = 1024
+_MAX_HEARTBEAT_MILLIS: Final = 3_600_000
 _ADDRESS: Final = re.compile(r"(?:scankv://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?")
 
 
@@ -84,6 +85,19 @@ class ClientConfig:
     def call_timeout(self) -> float:
         """Seconds that one call has until the first message of its answer."""
         return min(self.attempt_timeout, self.operation_timeout)
+
+    @property
+    def heartbeat_millis(self) -> int:
+        """How often a scan must be heard from, so that neither of its timeouts ends one that waits: thrice in each."""
+        return max(1, min(_MAX_HEARTBEAT_MILLIS, int(min(self.next_chunk_timeout, self.operation_timeout) * 1000 / 3)))
+
+    @property
+    def telling_seconds(self) -> float:
+        """How long a call must have been silent to say something about its connection.
+
+        One that had less, because its operation was nearly over, says nothing.
+        """
+        return min(self.attempt_timeout, self.next_chunk_timeout, self.operation_timeout) / 2
 
     def window_bytes(self, chunk_bytes: int | None) -> int:
         """The receive window of a scan: what it may be sent ahead, in bytes.

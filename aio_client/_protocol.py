@@ -32,13 +32,16 @@ _VIAS: Final = {
 }
 
 
-def scan_request(spec: ScanSpec, token: bytes | None = None, fence: int = 0) -> ScanKvRequest:
+def scan_request(
+    spec: ScanSpec, token: bytes | None = None, fence: int = 0, heartbeat_millis: int = 0
+) -> ScanKvRequest:
     """Writes a scan as the request that asks for it.
 
     Args:
         spec: The scan.
         token: Where to go on; the spec's own is not looked at. None: from the beginning.
         fence: Which stream of its consumer it is, as the header said. 0: it takes the consumer over, or is of none.
+        heartbeat_millis: How often it must be heard from. 0: as the server likes.
     """
     snapshot = None if spec.snapshot_id is None else scan_pb2.PinnedSnapshot(snapshot_id=spec.snapshot_id)
     log = None if spec.log is None else _changelog_of(spec.log, spec.buckets, fence)
@@ -61,6 +64,7 @@ def scan_request(spec: ScanSpec, token: bytes | None = None, fence: int = 0) -> 
         reverse=spec.reverse,
         ordered=spec.ordered,
         via=_VIAS[spec.via],
+        heartbeat_millis=heartbeat_millis,
     )
 
 

@@ -57,10 +57,15 @@ async def with_retries(
     """
     deadline = clock() + timeout
     earlier: Counter[str] = Counter()
+    last: ScanKvError | None = None
     while True:
         try:
             return await attempt(deadline)
         except ScanKvError as error:
+            if last is not None and isinstance(error, DeadlineExceeded) and clock() + _LEAST_SECONDS >= deadline:
+                # The rule: an operation ends with what was wrong with it, not with its last attempt being cut short.
+                _note(last, earlier)
+                raise last from error
             again = retries(error)
             seconds = backoff(earlier.total() + 1, error.retry_after)
             if not again or clock() + seconds + _LEAST_SECONDS >= deadline:

@@ -292,7 +292,8 @@ class ScanStream:
         progress, config = self._progress, self._transport.config
         progress.begin_attempt()
         window = config.window_bytes(progress.spec.chunk_bytes)
-        call = self._transport.open_scan(scan_request(progress.spec, progress.token, progress.fence), window)
+        request = scan_request(progress.spec, progress.token, progress.fence, config.heartbeat_millis)
+        call = self._transport.open_scan(request, window)
         self._call = call
         before = progress.header
         while progress.header is before:

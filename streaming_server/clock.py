@@ -75,7 +75,8 @@ class ClockLimits:
 
     Attributes:
         max_step_seconds: Commit time follows the wall clock forward over at most so much at once; more is a jump.
-        trust_seconds: A jump forward that the wall clock keeps for so long is followed.
+        trust_seconds: A jump forward is followed once the wall clock has kept it for as long as it is wide, or for so
+            long where it is wider.
     """
 
     max_step_seconds: float = 300.0
@@ -178,6 +179,8 @@ class ServerClock:
                 self._doubt(stored.agreed, stored.commit)
             elif stored.wall - stored.commit > self._max_step:
                 self._doubt(stored.commit, stored.wall)
+            if self._wall - stored.commit > self._trust:
+                _log.warning("by the wall clock, no server ran for %s", _text(self._wall - stored.commit))
             self._commit = self._wall
         elif stored.commit - self._wall > self._max_step:
             self._jumps += 1
@@ -250,7 +253,8 @@ class ServerClock:
         with self._lock:
             self._advance()
             commit, uptime = self._stored_at
-            return abs(self._commit - commit - (self._uptime - uptime)) > _NOTICEABLE_NANOS
+            worked_out = next_commit_time(commit, self._uptime - uptime, self._wall, self._max_step)
+            return abs(self._commit - worked_out) > _NOTICEABLE_NANOS
 
     def _service_now(self) -> int:
         now = self._machine.monotonic()
@@ -269,7 +273,7 @@ class ServerClock:
             self._report_jump(step)
         self._commit = next_commit_time(self._commit, elapsed, wall, self._max_step)
         self._offset = wall - self._commit
-        if self._offset > self._max_step and uptime - self._jumped >= self._trust:
+        if self._offset > self._max_step and uptime - self._jumped >= min(self._offset, self._trust):
             _log.warning("commit time now follows the wall clock, which has been %s ahead", _text(self._offset))
             self._doubt(self._commit, wall)
             self._commit, self._offset = wall, 0
@@ -294,9 +298,9 @@ class ServerClock:
         if step > 0:
             _log.error(
                 "the wall clock has jumped %s forward: commits go on at the pace of before, and follow it once it has "
-                "stayed there for %s (clock_trust_seconds); set it right if it is wrong",
+                "stayed there for %s; set it right if it is wrong",
                 _text(step),
-                _text(self._trust),
+                _text(min(step, self._trust)),
             )
         else:
             _log.error(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
+import re
+import textwrap
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +15,8 @@ from table_model.errors import UsageError, did_you_mean
 from table_model.limits import (
     DEFAULT_CHUNK_BYTES,
     MAX_LEASE_SECONDS,
+    MAX_REQUEST_BYTES,
+    MIN_CALLS_PER_CONNECTION,
     MIN_CHUNK_BYTES,
     MIN_LEASE_SECONDS,
 )
@@ -26,6 +31,10 @@ LARGEST_CHUNK_BYTES = 2 * _MEBIBYTE
 """Stored bytes of a chunk, whatever was asked for: making one of 16 MiB held the event loop for 150 ms."""
 
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+"""How severe a message of the log is, the least severe first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Settings of one server. Immutable and picklable.
@@ -34,6 +43,7 @@ class ServerConfig:
         data: The data directory; made when it is not there.
         host: Address to listen on. Anything but loopback needs `insecure`.
         port: Port to listen on; 0 picks a free one.
+        log_level: The least severe messages that are logged: `debug`, `info`, `warning` or `error`.
         insecure: Allows listening beyond loopback although there is neither encryption nor authentication.
         chunk_bytes: Most stored bytes of a chunk, for requests that do not say.
         max_live_scans: Scans that may hold iterators at once.
@@ -45,6 +55,12 @@ class ServerConfig:
         max_followers: Streams of changes that there may be at once.
         max_waiting_calls: Calls that may wait at once until what they ask about has changed, as watches do; further
             ones are answered without waiting.
+        max_request_bytes_in_flight: Bytes of requests of more than 64 KiB that may be in memory at once; further ones
+            are refused with `ServerBusy`, and tried again by their clients. A write takes several times its bytes
+            while it is carried out.
+        request_receive_seconds: How long a request may take to arrive once its call has begun.
+        max_calls_per_connection: Calls that one connection may have at once; its client keeps further ones back.
+        min_ping_interval_seconds: A client that sends keepalive pings more often is disconnected, after the third.
         follow_heartbeat_seconds: A stream of changes that waits for some is heard from that often.
         base_upkeep_seconds: How often tables with columnar bases are looked at, to build them anew.
         base_min_rows: How many rows a bucket has at least that gets a base with `columnar_base=auto`.
@@ -84,10 +100,14 @@ class ServerConfig:
         write_buffer_bytes: Memory for writes not yet in table files, shared by all buckets.
         result_cache_bytes: Memory for computed answers that are given again while nothing changes; one of them takes
             at most a sixteenth of it. 0 keeps none.
+        max_open_buckets: Buckets that may be open without being in use; beyond, those unused for longest are closed. An
+            open one takes some ten file descriptors and up to 256 for its files, and is opened again in some 20 ms.
+        bucket_idle_seconds: A bucket that nobody has used for so long is closed.
         storage_threads: Threads for writes, lookups and syncs.
         max_clock_step_seconds: Commit times follow the machine's clock forward over at most so much at once; more is a
             jump, which is logged, reported by `stats`, and not followed. See docs/clocks.md.
-        clock_trust_seconds: A jump forward that the machine's clock keeps for so long is followed.
+        clock_trust_seconds: A jump forward is followed once the machine's clock has kept it for as long as it is wide,
+            or for so long where it is wider.
         aggregate_functions: The names of aggregate functions of other packages that are loaded, as their entry points
             in the group `scankv.aggregate_functions` have them. A list in TOML; elsewhere with commas.
     """
@@ -95,6 +115,7 @@ class ServerConfig:
     data: Path
     host: str = "127.0.0.1"
     port: int = 7070
+    log_level: str = "info"
     insecure: bool = False
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     max_live_scans: int = 256
@@ -114,6 +135,10 @@ class ServerConfig:
     base_total_overlay_bytes: int = 512 * _MEBIBYTE
     base_cpu_share: float = 0.25
     max_waiting_calls: int = 10_000
+    max_request_bytes_in_flight: int = 128 * _MEBIBYTE
+    request_receive_seconds: float = 30.0
+    min_ping_interval_seconds: float = 5.0
+    max_calls_per_connection: int = MIN_CALLS_PER_CONNECTION
     log_upkeep_seconds: float = 5.0
     catch_up_changes: int = 100_000
     catch_up_memory_bytes: int = 32 * _MEBIBYTE
@@ -134,6 +159,8 @@ class ServerConfig:
     block_cache_bytes: int = 64 * _MEBIBYTE
     write_buffer_bytes: int = 128 * _MEBIBYTE
     result_cache_bytes: int = 16 * _MEBIBYTE
+    max_open_buckets: int = 256
+    bucket_idle_seconds: float = 300.0
     storage_threads: int = 4
     max_clock_step_seconds: float = 300.0
     clock_trust_seconds: float = 86_400.0
@@ -148,6 +175,10 @@ class ServerConfig:
             ("max_live_scans_per_bucket", 1, 100_000),
             ("max_followers", 1, 100_000),
             ("max_waiting_calls", 0, 1_000_000),
+            ("max_request_bytes_in_flight", 2 * MAX_REQUEST_BYTES, 2**40),
+            ("request_receive_seconds", 0.1, 3600),
+            ("min_ping_interval_seconds", 0.01, 3600),
+            ("max_calls_per_connection", MIN_CALLS_PER_CONNECTION, 1_000_000),
             ("max_waiting_scans", 0, 100_000),
             ("admission_wait_seconds", 0, 60),
             ("stall_timeout_seconds", 0.1, 86_400),
@@ -181,6 +212,8 @@ class ServerConfig:
             ("block_cache_bytes", _MEBIBYTE, 1 << 40),
             ("write_buffer_bytes", _MEBIBYTE, 1 << 40),
             ("result_cache_bytes", 0, 1 << 40),
+            ("max_open_buckets", 1, 100_000),
+            ("bucket_idle_seconds", 0.01, 365 * 86_400),
             ("storage_threads", 1, 64),
             ("max_clock_step_seconds", 1, 86_400),
             ("clock_trust_seconds", 0, 10 * 365 * 86_400),
@@ -188,6 +221,8 @@ class ServerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise UsageError(f"{name} = {value}: it must be from {low} to {high}", option=name)
+        if self.log_level not in LOG_LEVELS:
+            raise UsageError(f"log_level = {self.log_level}: it must be {' or '.join(LOG_LEVELS)}", option="log_level")
         if not self.insecure and not is_loopback(self.host):
             raise UsageError(
                 f"host = {self.host}: this server has neither encryption nor authentication, so it listens on loopback "
@@ -226,11 +261,23 @@ def load_config(
 
 
 def as_toml(config: ServerConfig) -> str:
-    """The settings as a TOML file that `load_config` reads."""
+    """The settings as a TOML file that `load_config` reads, each below what it means."""
+    meanings = _meanings()
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     return "".join(
-        f"{name} = {toml_value(str(value) if isinstance(value, Path) else value)}\n" for name, value in values.items()
+        f"{meanings.get(name, '')}{name} = {toml_value(str(value) if isinstance(value, Path) else value)}\n"
+        for name, value in values.items()
     )
+
+
+def _meanings() -> dict[str, str]:
+    """What the docstring says of each setting, as TOML comments; nothing where docstrings were left out (`-OO`)."""
+    text = inspect.cleandoc(ServerConfig.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)
+    return {
+        name: textwrap.fill(" ".join(meaning.split()), 100, initial_indent="\n# ", subsequent_indent="# ") + "\n"
+        for name, meaning in entries
+    }
 
 
 def _read_file(path: Path) -> dict[str, object]:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import sys
 import uuid
-from contextlib import suppress
 from importlib import metadata
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import pyarrow as pa
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from protos.scankv.v1 import (
     admin_pb2,
@@ -44,6 +42,7 @@ from streaming_server.scan.registry import ScanRegistry
 from streaming_server.scan.waiting_calls import WaitingCalls
 from streaming_server.services.admin import AdminService
 from streaming_server.services.consumer import ConsumerService
+from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake
 from streaming_server.services.lock import LockService
 from streaming_server.services.lookup import LookupService
 from streaming_server.services.scan import ScanService
@@ -52,8 +51,8 @@ from streaming_server.services.table import TableService
 from streaming_server.services.transaction import TransactionService
 from streaming_server.services.write import WriteService
 from streaming_server.storage.data_directory import DirectoryLocked, ForeignDirectory
+from streaming_server.storage.file_limit import raise_file_limit
 from table_model.errors import ScanKvError, ServerDraining
-from table_model.limits import MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from streaming_server.clock import MachineClocks
@@ -61,13 +60,6 @@ if TYPE_CHECKING:
 
 EXIT_FAILED, EXIT_LOCKED, EXIT_PORT_TAKEN, EXIT_FOREIGN_DIRECTORY = 1, 3, 4, 5
 
-_MESSAGE_OVERHEAD = 64 * 1024
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES + _MESSAGE_OVERHEAD),
-    ("grpc.max_send_message_length", -1),
-    # Without this, a second server on the same port would start and get some of the connections.
-    ("grpc.so_reuseport", 0),
-)
 _SERVICES = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
     for module, name in (
@@ -84,6 +76,7 @@ _SERVICES = tuple(
 )
 
 _LAST_WORDS_SECONDS = 1.0
+_PENDING_CALLS = 8192
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +118,7 @@ class Server:
             UsageError, DataLoss: The directory cannot be used; the message says why.
             ScanKvError: A transaction that was committed cannot be applied.
         """
-        _raise_file_limit()
+        raise_file_limit()
         self._tables = Tables(self.config, clocks=self._clocks)
         self._registry = ScanRegistry(
             Admission(
@@ -149,7 +142,8 @@ class Server:
         )
         self._waiting = WaitingCalls(self.config.max_waiting_calls)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stub lacks aio
-        self._server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+        self._server = grpc.aio.server(options=_channel_options(self.config))
+        self._intake = Intake(self.config.max_request_bytes_in_flight, self.config.request_receive_seconds)
         try:
             self._add_services()
             port = self._listen()
@@ -183,18 +177,24 @@ class Server:
             heartbeat_seconds=self.config.heartbeat_seconds,
             follow_heartbeat_seconds=self.config.follow_heartbeat_seconds,
         )
-        admin = AdminService(self._tables, self._registry, answers, self._waiting, writes, self.incarnation, version)
-        scans.add_to_server(self._server)
-        LookupService(self._tables, self._registry, answers, self._waiting).add_to_server(self._server)
-        table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), self._server)
-        write_pb2_grpc.add_WriteServiceServicer_to_server(writes, self._server)
-        lock_pb2_grpc.add_LockServiceServicer_to_server(LockService(self._tables), self._server)
-        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables), self._server)
-        transaction_pb2_grpc.add_TransactionServiceServicer_to_server(TransactionService(self._tables), self._server)
-        consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), self._server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        admin = AdminService(
+            self._tables, self._registry, answers, self._waiting, writes, self._intake, self.incarnation, version
+        )
+        server: Any = self._intake.registering(self._server)  # Of a server it has what generated code uses.
+        scans.add_to_server(server)
+        LookupService(self._tables, self._registry, answers, self._waiting).add_to_server(server)
+        table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), server)
+        write_pb2_grpc.add_WriteServiceServicer_to_server(writes, server)
+        lock_pb2_grpc.add_LockServiceServicer_to_server(LockService(self._tables), server)
+        snapshot_pb2_grpc.add_SnapshotServiceServicer_to_server(SnapshotService(self._tables), server)
+        transaction_pb2_grpc.add_TransactionServiceServicer_to_server(TransactionService(self._tables), server)
+        consumer_pb2_grpc.add_ConsumerServiceServicer_to_server(ConsumerService(self._tables), server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        # `enable_server_reflection` does this for gRPC's own server class alone.
+        names = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        servicer = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # not in its stub
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
 
     def _listen(self) -> int:
         address = f"{self.config.host}:{self.config.port}"
@@ -248,7 +248,9 @@ def run(config: ServerConfig) -> int:
     os.umask(0o077)
     # Arrow's own allocator keeps what big requests needed once: a quarter less memory after a load with the system's.
     pa.set_memory_pool(pa.system_memory_pool())
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     try:
         asyncio.run(_serve(config))
     except ScanKvError as error:
@@ -278,9 +280,22 @@ async def _serve(config: ServerConfig) -> None:
     _log.info("stopped")
 
 
-def _raise_file_limit() -> None:
-    """An open bucket takes about nine file descriptors, and each scan pins some."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        if soft != hard:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", -1),
+        # Without this, a second server on the same port would start and get some of the connections.
+        ("grpc.so_reuseport", 0),
+        # What is received of calls before they are read is at most this much of each. Both are needed: with probing,
+        # gRPC widens the window of every stream to what the network carries.
+        ("grpc.max_concurrent_streams", config.max_calls_per_connection),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        # By default, a client that sends keepalive pings more often than every five minutes is disconnected.
+        ("grpc.http2.min_ping_interval_without_data_ms", int(config.min_ping_interval_seconds * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Calls that have come and that the event loop has not begun with; beyond the first number gRPC drops some,
+        # beyond the second all. By default 1,000 and 3,000, which a few clients have at once after a long step.
+        ("grpc.server.max_pending_requests", _PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING_CALLS),
+    ]

@@ -34,6 +34,7 @@
     │   ├── TransactionCommitted
     │   ├── TooManyTransactions
     │   ├── UndoConflict
+    │   ├── DiskFull
     │   ├── DataLoss
     │   └── InternalError
     ├── ConnectionFailed         the connection
@@ -365,6 +366,17 @@ class UndoConflict(ServerRefused):
 
     code = "ABORTED"
     reason = "UNDO_CONFLICT"
+
+
+class DiskFull(ServerRefused):
+    """The disk of the server's data directory has no space left for a write. Reads go on, and tables can be dropped.
+
+    `details` has `directory`, where the server could not write. Of a request that writes to several buckets, or in
+    several steps, a part may have been written.
+    """
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "DISK_FULL"
 
 
 class DataLoss(ServerRefused):

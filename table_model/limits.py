@@ -46,6 +46,9 @@ MAX_TOP_N: Final = 100_000
 MAX_WAIT_MILLIS: Final = 60_000
 """Milliseconds that a call may ask to wait at the server until what it asks about has changed."""
 
+MIN_HEARTBEAT_MILLIS: Final = 100
+"""Milliseconds between heartbeats: the least that a scan gets, whatever it asks for."""
+
 MAX_LAST_CHANGES: Final = 100_000
 """Changes that a stream may be asked to start before the end with."""
 

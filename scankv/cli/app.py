@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import Annotated
 
 import typer
 
+import scankv
 from scankv.cli import (
     check,
     consumers,
@@ -28,15 +30,31 @@ from scankv.cli import (
 from scankv.cli.outcome import TERMINATED, Commands
 from scankv.cli.without_pandas import keep_pandas_out
 
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"scankv {scankv.__version__}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="scankv",
     cls=Commands,
-    help="A live primary-key table server, and what fills, scans and looks after its tables.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A live primary-key table server, and what fills, scans and looks after its tables."""
+
+
 for command in (
     serve.serve,
     serve.wait,

@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
+import pyarrow as pa
 import typer
 
 from aio_client import sync
@@ -15,11 +16,15 @@ from scankv.cli.options import Buckets, KeyColumns, Settings, TableName, Url, na
 from scankv.cli.show import stderr_console
 from scankv.formats.blocks import BadRows
 from scankv.formats.columns import check_columns
-from scankv.formats.files import Format, Input, explain, open_inputs
+from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
+from scankv.formats.files import BadFile, Format, Input, explain, open_inputs
 from scankv.formats.origin import Origin
+from scankv.formats.printable import printable
 from scankv.formats.reader import infer_schema, read_blocks
-from table_model.errors import TableExists, TableNotFound, UsageError
+from table_model.errors import ScanKvError, TableExists, TableNotFound, UsageError
 from table_model.types import format_schema
+
+_MOST_SHOWN: Final = 20
 
 
 class OnError(StrEnum):
@@ -75,6 +80,15 @@ def load(
             "columns of strings so are NA, N/A, NULL and null.",
         ),
     ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHARACTER",
+            help="What separates the fields of CSV, such as ; or tab. Default: comma, semicolon, tab or pipe, as the "
+            "first rows of the file suggest.",
+            show_default=False,
+        ),
+    ] = None,
     on_error: Annotated[
         OnError, typer.Option(help="What a row that cannot be loaded does: it ends the loading, or is reported.")
     ] = OnError.STOP,
@@ -95,24 +109,37 @@ def load(
     if not create and (key or buckets or set_ or ignore_definition):
         raise UsageError("--key, --buckets, --set and --ignore-definition belong to a new table; add --create")
     settings = table_settings_of(set_)
-    skip, null_texts = on_error is OnError.SKIP, null or []
+    skip, csv = on_error is OnError.SKIP, CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
     with open_inputs(file, format_, again=create) as sources, sync.connect(url) as client:
+        if delimiter is not None and sources[0].format is not Format.CSV:
+            raise UsageError(f"--delimiter is for CSV, and {sources[0].name} is {sources[0].format}")
         if create:
             if not key and sources[0].format not in (Format.PARQUET, Format.ARROW):
                 # Rather than after a long file was read for its columns.
                 raise UsageError(NEEDS_KEY)
             _refuse_existing(client, table)
             # Bad rows are reported when they are read for loading.
-            schema = infer_schema(sources[0], BadRows(sources[0].name, skip=skip), null_texts)
+            schema = infer_schema(sources[0], BadRows(sources[0].name, skip=skip), csv)
+            _check_key(sources[0], schema, names_of(key))
             origin = None if ignore_definition else Origin.of(schema)
             new = plan_new_table(table, schema, origin, key=names_of(key), buckets=buckets, settings=settings)
             made = new.definition.create(client)
-            typer.echo(f"created {table}: {format_schema(made.schema)}")
+            typer.echo(f"created {table}: {printable(format_schema(made.schema))}")
             for note in new.notes:
-                typer.echo(f"unlike the exported table: {note}", err=True)
+                typer.echo(f"unlike the exported table: {printable(note)}", err=True)
             if new.restored:
                 mode = mode or Mode.OVERWRITE
-        _load(client, table, sources, null_texts, mode or Mode.MERGE, skip=skip)
+        _load(client, table, sources, csv, mode or Mode.MERGE, skip=skip)
+
+
+def _check_key(source: Input, schema: pa.Schema, key: list[str]) -> None:
+    """Raises UsageError where a key column is not in the file, with the columns that are."""
+    for name in key:
+        if name not in schema.names:
+            shown = ", ".join(f'"{column}"' for column in schema.names[:_MOST_SHOWN])
+            separated = source.format is Format.CSV and len(schema) == 1
+            hint = "; if something else than a comma separates the fields, give --delimiter" if separated else ""
+            raise UsageError(f'{source.name} has no column "{name}", which --key names: its columns are {shown}{hint}')
 
 
 def _refuse_existing(client: sync.Client, name: str) -> None:
@@ -122,9 +149,7 @@ def _refuse_existing(client: sync.Client, name: str) -> None:
         raise TableExists(f"table {name} exists already; leave out --create, or drop it first", table=name)
 
 
-def _load(
-    client: sync.Client, name: str, sources: list[Input], null_texts: list[str], mode: Mode, *, skip: bool
-) -> None:
+def _load(client: sync.Client, name: str, sources: list[Input], csv: CsvOptions, mode: Mode, *, skip: bool) -> None:
     table = client.table(name)
     if len(sources) > 1:
         # So that nothing was written when a later one has other columns.
@@ -132,17 +157,32 @@ def _load(
             with explain(source.name):
                 check_columns(infer_schema(source, BadRows(source.name, skip=skip)).names, table.schema)
     started, bad_rows = time.monotonic(), 0
-    with _progress(sources) as (report, show):
-        loading = Loading(client, table, mode.value)
+    loading = Loading(client, table, mode.value)
+    with _report_rows_of_a_part(loading, name), _progress(sources) as (report, show):
         for source in sources:
             bad = BadRows(source.name, skip=skip, report=report)
-            blocks = read_blocks(source, table.schema, bad, null_texts)
+            blocks = read_blocks(source, table.schema, bad, csv)
             loading.run(blocks, bad, lambda: show(loading.rows, loading.rows / (time.monotonic() - started)))
             bad_rows += bad.count
     seconds = time.monotonic() - started
     typer.echo(f"loaded {loading.rows:,} rows into {name} in {seconds:.2f} s ({loading.rows / seconds:,.0f} rows/s)")
     if bad_rows:
         typer.echo(f"skipped {bad_rows:,} bad rows", err=True)
+
+
+@contextmanager
+def _report_rows_of_a_part(loading: Loading, name: str) -> Iterator[None]:
+    """Reports how many rows are in the table when the loading ends early, whatever ends it."""
+    try:
+        yield
+    except BadFile:
+        # Its message has the number.
+        raise
+    except (KeyboardInterrupt, SystemExit, ScanKvError) as error:
+        ended = "stopped" if isinstance(error, ScanKvError) else "interrupted"
+        more = f"; up to {loading.unsure:,} more may be" if loading.unsure else ""
+        typer.echo(f"{ended}: {loading.rows:,} rows are in {name}{more}", err=True)
+        raise
 
 
 @contextmanager
@@ -168,4 +208,5 @@ def _progress(sources: list[Input]) -> Iterator[tuple[Callable[[str], None], Cal
 
 
 def _report(message: str) -> None:
-    typer.echo(message, err=True)
+    # A message about a row has values of the file.
+    typer.echo(printable(message, lines=True), err=True)

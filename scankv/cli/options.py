@@ -17,6 +17,7 @@ Where = Annotated[
     str | None,
     typer.Option(metavar="PREDICATE", help="Only rows for which this is true: \"score > 100 AND v LIKE 'a%'\"."),
 ]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="At most so many rows.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyColumns = Annotated[
     str | None, typer.Option("--key", metavar="A,B", help="The columns of the primary key.", show_default=False)

@@ -8,7 +8,7 @@ import typer
 from aio_client import sync
 from scankv.cli.arguments import parse_keys, parse_rows
 from scankv.cli.options import Json, TableName, Url, Where
-from scankv.cli.show import show_json, show_rows
+from scankv.cli.show import output, show_json, show_rows
 from scankv.formats.json_text import json_lines
 from scankv.formats.text import to_text
 from table_model.errors import UsageError
@@ -34,7 +34,7 @@ def get(table: TableName, keys: Keys, json: Json = False, url: Url = None) -> No
         rows = found.lookup(wanted)
     if json:
         for batch in rows.to_batches():
-            typer.echo(json_lines(batch).to_pybytes(), nl=False)
+            output().write(json_lines(batch).to_pybytes())
     elif rows.num_rows:
         show_rows(rows)
     present = set(_key_texts(rows.select(wanted.schema.names)))

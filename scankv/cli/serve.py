@@ -22,8 +22,11 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine without encryption or authentication.")
     ] = False,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="Log debug, info, warning or error messages. Default: info.")
+    ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print all settings as TOML, and do not serve.")
+        bool, typer.Option("--print-config", help="Print all settings as TOML with comments, and do not serve.")
     ] = False,
 ) -> None:
     """Run a server until it is told to stop.
@@ -39,7 +42,14 @@ def serve(
     with needs("server"):
         from streaming_server.config import as_toml, load_config
         from streaming_server.server import run
-    flags = {**settings_of(set_), "data": data, "host": host, "port": port, "insecure": insecure or None}
+    flags = {
+        **settings_of(set_),
+        "data": data,
+        "host": host,
+        "port": port,
+        "insecure": insecure or None,
+        "log_level": log_level,
+    }
     given = {name: value for name, value in flags.items() if value is not None}
     settings = load_config(given, config, os.environ)
     if print_config:

@@ -68,12 +68,18 @@ def drop(
     url: Url = None,
 ) -> None:
     """Drop a table with all its rows."""
-    if not yes and not sys.stdin.isatty():
-        raise UsageError(f"dropping {table} deletes all its rows; confirm it with --yes")
     with sync.connect(url) as client:
-        # Asked only about a table that is there.
-        rows = client.table(table).count()
+        # First, so that nobody is asked about a table that is not there.
+        found = client.table(table)
         if not yes:
-            typer.confirm(f"Drop {table} with its {rows:,} rows?", abort=True, err=True)
+            if not sys.stdin.isatty():
+                raise UsageError(f"dropping {table} deletes all its rows; confirm it with --yes")
+            typer.confirm(f"Drop {table} with {_rows_of(found)}?", abort=True, err=True)
         client.drop_table(table)
     typer.echo(f"dropped {table}")
+
+
+def _rows_of(table: sync.Table) -> str:
+    """How many rows would be deleted. Nothing is read for it: a damaged table can be dropped, too."""
+    counts = [None if bucket.damage else bucket.rows for bucket in table.statistics()]
+    return "all its rows" if None in counts else f"its {sum(filter(None, counts)):,} rows"

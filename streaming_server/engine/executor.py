@@ -63,7 +63,11 @@ class StorageExecutor:
             finally:
                 # Its traceback has this frame: together they would keep the result until the next garbage collection.
                 del cancelled
-        return future.result()
+        try:
+            return future.result()
+        finally:
+            # As above: what a refused request was, megabytes of it, is in the frames of its error.
+            del future, work
 
     def close(self) -> None:
         """Waits for running work and ends the threads."""

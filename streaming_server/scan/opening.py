@@ -16,7 +16,7 @@ from table_model.expressions import nanoseconds_a_row
 from table_model.limits import MAX_CHUNK_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from streaming_server.scan.base_view import BaseView
     from streaming_server.scan.chunk_source import ChunkSource, Cursor, Position, View
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from table_model.expressions import BoundPredicate, Predicate
     from table_model.key_codec import KeyCodec
     from table_model.key_range import KeyRange
+    from table_model.key_ranges import KeyRanges
     from table_model.schema import TableDefinition
 
 _ASKING_NANOSECONDS: Final = 8_000_000
@@ -139,7 +140,9 @@ def open_scan(
         for cursor in cursors.values():
             cursor.close()
         raise
-    source = _source(plan, definition, reader, view, cursors, position, on_error, of_bases=bool(bases))
+    source = _source(
+        plan, definition, reader, view, cursors, position, on_error, ranges=left.values(), of_bases=bool(bases)
+    )
     return OpenedScan(
         source=source,
         tokens=TokenWriter(fingerprint, view),
@@ -184,6 +187,7 @@ def _source(
     position: Position | None,
     on_error: Callable[[int, ScanKvError], ScanKvError],
     *,
+    ranges: Iterable[KeyRanges],
     of_bases: bool,
 ) -> ChunkSource:
     schema = reader.decoder.schema
@@ -199,5 +203,5 @@ def _source(
         on_error,
         reverse=plan.reverse,
         # Row by row, many keys without rows would be looked up at once; bases are read in batches anyway.
-        singly=reader.points is None and not of_bases,
+        singly=not of_bases and all(keys.is_one_range for keys in ranges),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,9 @@ from protos.scankv.v1 import admin_pb2, admin_pb2_grpc
 from streaming_server.scan.registry import LiveScan
 from streaming_server.services.bases import table_bases
 from streaming_server.services.errors import mapped_errors
+from streaming_server.services.table import disk_use_to_proto
 from streaming_server.storage.cursor import BucketCursor
+from streaming_server.storage.file_limit import file_limit, open_files
 from table_model.errors import DataLoss
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.answers import Answers
     from streaming_server.scan.registry import ScanRegistry
     from streaming_server.scan.waiting_calls import WaitingCalls
+    from streaming_server.services.intake import Intake
     from streaming_server.services.write import WriteService
 
 
@@ -37,6 +39,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         answers: Answers,
         waiting: WaitingCalls,
         writes: WriteService,
+        intake: Intake,
         incarnation: str,
         version: str,
     ) -> None:
@@ -45,6 +48,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._answers = answers
         self._waiting = waiting
         self._writes = writes
+        self._intake = intake
         self._incarnation = incarnation
         self._version = version
         self._started = time.monotonic()
@@ -58,6 +62,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with mapped_errors(request, context):
             tables = sorted(self._tables.live_tables(), key=lambda table: table.definition.name)
             buckets = [bucket for table in tables for bucket in table.buckets]
+            disk, free_disk_bytes = await self._tables.disk_use()
             memory, commits, clock = _memory(), self._tables.transactions.figures, self._tables.clock.status()
             return admin_pb2.StatsResponse(
                 version=self._version,
@@ -69,7 +74,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 waiting_scans=self._registry.waiting,
                 unread_endings=self._registry.unread_endings,
                 open_cursors=BucketCursor.open_cursors,
-                open_files=_open_files(),
+                open_files=open_files(),
+                file_limit=file_limit(),
+                disk=disk_use_to_proto(disk),
+                free_disk_bytes=free_disk_bytes,
                 tasks=len(asyncio.all_tasks()),
                 snapshot_views=self._tables.snapshots.views,
                 snapshot_leases=self._tables.snapshots.leases,
@@ -82,6 +90,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 computed_answers=self._answers.computed,
                 cached_bytes=self._answers.cached_bytes,
                 waiting_calls=self._waiting.waiting,
+                request_bytes_in_flight=self._intake.claimed_bytes,
+                refused_requests=self._intake.refused,
                 open_transactions=len(self._tables.transactions.open),
                 closed_gates=commits.closed_gates,
                 commits=commits.commits,
@@ -178,14 +188,6 @@ def _live_scan(scan: LiveScan, now: float) -> admin_pb2.LiveScan:
         rows_scanned=scan.rows_scanned,
         bytes_returned=scan.bytes_returned,
     )
-
-
-def _open_files() -> int:
-    """File descriptors of this process; 0 where the system does not say."""
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return 0
 
 
 def _memory() -> dict[str, int]:

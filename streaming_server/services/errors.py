@@ -40,7 +40,7 @@ async def mapped_errors(request: Message, context: grpc.aio.ServicerContext[Any,
         refuse_unknown_fields(request)
         yield
     except ScanKvError as error:
-        await _abort(context, error)
+        await end_with(context, error)
     except grpc.aio.BaseError as error:
         # The client is gone, which shows as a failed write when one is under way, and as a cancellation otherwise: one
         # ending for both. Returning instead would make gRPC answer a call that is no more.
@@ -49,10 +49,11 @@ async def mapped_errors(request: Message, context: grpc.aio.ServicerContext[Any,
         incident = uuid.uuid4().hex[:12]
         _log.exception("incident %s in %s", incident, type(request).__name__)
         internal = InternalError(f"the server failed; its log has the cause as incident {incident}", incident=incident)
-        await _abort(context, internal)
+        await end_with(context, internal)
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: ScanKvError) -> None:
+async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: ScanKvError) -> None:
+    """Ends a call with the status of an error; raises what gRPC ends handlers by."""
     status = status_of(error)
     metadata = ((_DETAILS_KEY, status.SerializeToString()),)
     await context.abort(grpc.StatusCode[error.code], status.message, trailing_metadata=metadata)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.registry import ScanRegistry
     from streaming_server.scan.waiting_calls import WaitingCalls
     from streaming_server.services.indexed_top_n import IndexedAnswer
+    from streaming_server.services.intake import GuardedServer
     from streaming_server.services.reading import Current
     from table_model.schema import Schema
 
@@ -71,7 +72,7 @@ class LookupService:
         self._answers = answers
         self._waiting = waiting
 
-    def add_to_server(self, server: grpc.aio.Server) -> None:
+    def add_to_server(self, server: GuardedServer) -> None:
         """Registers the service, once, before the server starts."""
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(method, request.FromString, None)
@@ -83,7 +84,7 @@ class LookupService:
             )
         }
         name = lookup_pb2.DESCRIPTOR.services_by_name["LookupService"].full_name
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+        server.add_registered_method_handlers(name, handlers)
 
     async def Lookup(
         self, request: lookup_pb2.LookupRequest, context: grpc.aio.ServicerContext[lookup_pb2.LookupRequest, bytes]

@@ -23,7 +23,7 @@ from streaming_server.scan.registry import LiveScan
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.log_request import log_plan
 from streaming_server.services.reading import current_of, definition_of, opened_view
-from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, read_plan
+from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, heartbeat_seconds, read_plan
 from table_model.expressions import bind
 from table_model.limits import DEFAULT_LOG_CHUNK_ROWS
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.scan.producer import ChunkSpec
     from streaming_server.scan.registry import ScanRegistry
+    from streaming_server.services.intake import GuardedServer
 
 Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
@@ -73,7 +74,7 @@ class ScanService:
         self._heartbeat_seconds = heartbeat_seconds
         self._follow_heartbeat_seconds = follow_heartbeat_seconds
 
-    def add_to_server(self, server: grpc.aio.Server) -> None:
+    def add_to_server(self, server: GuardedServer) -> None:
         """Registers the service, once, before the server starts."""
         read_request = scan_pb2.ScanKvRequest.FromString
         handlers = {
@@ -83,7 +84,7 @@ class ScanService:
             ),
         }
         name = scan_pb2.DESCRIPTOR.services_by_name["ScanService"].full_name
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+        server.add_registered_method_handlers(name, handlers)
 
     async def ScanKv(
         self,
@@ -117,7 +118,8 @@ class ScanService:
                             chunk = chunk_spec_of_base(
                                 request, chunk, partial(self._registry.may_have_large_chunk, scan)
                             )
-                        await self._stream(opened, chunk, scan, started, send)
+                        heartbeat = heartbeat_seconds(request, self._heartbeat_seconds)
+                        await self._stream(opened, chunk, scan, started, heartbeat, send)
 
     async def ExplainScan(
         self,
@@ -170,6 +172,7 @@ class ScanService:
     ) -> None:
         """Streams changes, as they happen."""
         plan, chunk = log_plan(request), chunk_spec(request, self._chunk_bytes, DEFAULT_LOG_CHUNK_ROWS)
+        heartbeat = heartbeat_seconds(request, self._follow_heartbeat_seconds)
         table = self._tables.table(request.table)
         scan = LiveScan(
             table=request.table,
@@ -182,9 +185,7 @@ class ScanService:
             async with _one_in_flight(context, scan) as send, self._registry.admitted(scan):
                 async with self._opened_log(table, plan, scan) as opened:
                     scan.hold(opened.source)
-                    stream = ChangeStream(
-                        opened, chunk, self._incarnation, scan, started, self._follow_heartbeat_seconds
-                    )
+                    stream = ChangeStream(opened, chunk, self._incarnation, scan, started, heartbeat)
                     for message in stream.messages():
                         if isinstance(message, bytes):
                             await send(message)
@@ -203,8 +204,10 @@ class ScanService:
         with closing(opened.source):
             yield opened
 
-    async def _stream(self, opened: OpenedScan, chunk: ChunkSpec, scan: LiveScan, started: float, send: Send) -> None:
-        for message in stream_messages(opened, chunk, self._incarnation, scan, started, self._heartbeat_seconds):
+    async def _stream(
+        self, opened: OpenedScan, chunk: ChunkSpec, scan: LiveScan, started: float, heartbeat: float, send: Send
+    ) -> None:
+        for message in stream_messages(opened, chunk, self._incarnation, scan, started, heartbeat):
             if message is None:
                 await asyncio.sleep(0)
             else:

@@ -22,6 +22,7 @@ from table_model.limits import (
     MAX_KEY_BYTES,
     MAX_RESUME_TOKEN_BYTES,
     MIN_CHUNK_BYTES,
+    MIN_HEARTBEAT_MILLIS,
 )
 
 if TYPE_CHECKING:
@@ -96,6 +97,20 @@ def chunk_spec(
     if not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES:
         raise InvalidRequest(f"chunk.max_bytes is {size}: it must be from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}")
     return ChunkSpec(rows=rows, bytes=min(size, LARGEST_CHUNK_BYTES))
+
+
+def heartbeat_seconds(request: scan_pb2.ScanKvRequest, most: float) -> float:
+    """How often a stream is heard from: as its reader needs it, within the server's bounds.
+
+    The rule: a reader's patience is its own, so the server asks nobody to wait for longer than the reader said.
+
+    Args:
+        request: What was asked.
+        most: Seconds, by the server's configuration.
+    """
+    if not request.heartbeat_millis:
+        return most
+    return min(most, max(request.heartbeat_millis, MIN_HEARTBEAT_MILLIS) / 1000)
 
 
 def chunk_spec_of_base(request: scan_pb2.ScanKvRequest, chunk: ChunkSpec, large: Callable[[], bool]) -> ChunkSpec:

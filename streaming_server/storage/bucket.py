@@ -16,14 +16,14 @@ from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.entry_cursor import EntryCursor
 from streaming_server.storage.index_build import IndexBuild, build_key, entry_range, stored_build
 from streaming_server.storage.offsets import count_of, make_offset
-from streaming_server.storage.points_cursor import PointsCursor
+from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksResources, RocksStore
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from table_model.errors import DataLoss
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.storage.bucket_log import Segment
     from streaming_server.storage.changelog import Changes
+    from streaming_server.storage.disk_use import FamilyBytes
     from streaming_server.storage.rocks import RowsSnapshot, StoreBatch
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity, WriterLimits, WriteStep
     from table_model.key_codec import KeyCodec
+    from table_model.key_ranges import KeyRanges
     from table_model.schema import TableDefinition
 
 _STATE_KEY = b"state"
@@ -50,7 +52,7 @@ class BucketState:
         count: How many changes the bucket has had, over all epochs.
         epoch_starts: The count at which each epoch began, from epoch 0 on.
         rows: Live rows, exact. None: not known, because rows were written without reading those that were there.
-        longest_row: Bytes of the longest row there ever was.
+        longest_row: Bytes of the longest row there ever was, or of the longest key that was deleted.
         commit_micros: Commit time of the last commit; the next one is never before it.
         clean: False from the first write after a start until an orderly close.
         log_first: The count of changes before the oldest one that the changelog has.
@@ -140,7 +142,22 @@ class BucketChange:
     @property
     def longest_row(self) -> int:
         """Bytes of the longest row put."""
-        return int(np.diff(np.frombuffer(self.put_values.buffers()[1], np.int32)).max()) if len(self.put_values) else 0
+        return longest_of(self.put_values)
+
+
+@dataclass(frozen=True, slots=True)
+class LogUse:
+    """What there is of a changelog.
+
+    Attributes:
+        bytes: Bytes of its changes, as they were written.
+        holder: Who holds the oldest ones that are held. Empty: nobody holds any.
+        held_bytes: Bytes of the changes from there on.
+    """
+
+    bytes: int = 0
+    holder: str = ""
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +183,11 @@ class Bucket:
     """One bucket of a table, open.
 
     Not thread-safe: hold the bucket's mutex for everything but `sync`, which may run beside all else, one at a time,
-    and `flush` and `checkpoint`, which may run beside all but `close`.
+    and `flush`, `compact_small_files` and `checkpoint`, which may run beside all but `close`.
+
+    Attributes:
+        place: What errors call it.
+        flushes: How often it was flushed on demand since small files were made one.
     """
 
     def __init__(
@@ -195,6 +216,7 @@ class Bucket:
             DataLoss: The bucket is damaged: RocksDB cannot open it, or acknowledged changes are missing.
         """
         self.place = place
+        self.flushes = 0
         self._store = RocksStore(path, place, compression=compression, resources=resources)
         self.log = BucketLog(self._store, lambda: self._state.log_span)
         self.writers = WriterStates(self._store, writer_limits, clock)
@@ -234,8 +256,14 @@ class Bucket:
         """The stored rows of some encoded keys, None where there is none."""
         return self._store.get_rows(keys)
 
-    def apply(self, change: BucketChange, step: WriteStep | None = None) -> None:
+    def commit_time(self) -> int:
+        """The time, in microseconds since 1970, of a commit that is made now: never before that of the last one."""
+        return max(self._state.commit_micros, self._clock.commit_micros())
+
+    def apply(self, change: BucketChange, step: WriteStep | None = None, commit_micros: int | None = None) -> None:
         """Applies a change atomically: rows, changelog, entries and state. One without changes takes no offset.
+
+        It is committed at `commit_micros`, which `commit_time` of each bucket of a transaction gave before; None: now.
 
         It is visible to reads at once and durable after the next `sync`. With `step`, which `answer_of` has not
         refused, it is noted as a part of that request: also a change that changes nothing. Rows put without being
@@ -246,12 +274,13 @@ class Bucket:
                 self._write_state(self._store.batch(), self._state, step)
             return
         rows, added = self._state.rows, change.rows_added
+        micros = self.commit_time() if commit_micros is None else max(self._state.commit_micros, commit_micros)
         state = replace(
             self._state,
             count=self._state.count + change.count,
             rows=None if rows is None or added is None else rows + added,
-            longest_row=max(self._state.longest_row, change.longest_row),
-            commit_micros=max(self._state.commit_micros, self._clock.commit_micros()),
+            longest_row=max(self._state.longest_row, change.longest_row, longest_of(change.delete_keys)),
+            commit_micros=micros,
             clean=False,
             indexes=_with(self._state.indexes, (entries.index for entries in change.entries)),
         )
@@ -374,18 +403,19 @@ class Bucket:
         """A cursor over the rows of a key range as of now, against key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self._state.longest_row, key_range, reverse=reverse)
 
-    def points_cursor(
-        self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False, strict: bool = False
-    ) -> PointsCursor:
-        """A cursor over the rows with some keys, which ascend, as of now; against key order with `reverse`.
+    def ranges_cursor(
+        self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
+    ) -> RangesCursor:
+        """A cursor over the rows of some key ranges as of now; against key order with `reverse`.
 
-        With `strict`, a key without a row is DataLoss.
+        With `strict`, a single key without a row is DataLoss.
         """
-        return PointsCursor(self._store, decoder, points, reverse=reverse, strict=strict)
+        longest = self._state.longest_row
+        return RangesCursor(self._store, decoder, ranges, longest, reverse=reverse, strict=strict)
 
     def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
         """A cursor over the index entries of a key range as of now, against their order with `reverse`."""
-        return EntryCursor(self._store, key_range, reverse=reverse)
+        return EntryCursor(self._store, self._state.longest_row, key_range, reverse=reverse)
 
     def sync(self, offset: int) -> None:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""
@@ -397,13 +427,31 @@ class Bucket:
         for key, value in islice(self._store.log_records(), limit):
             yield decode_record(key, value, definition)
 
-    def disk_bytes(self) -> int:
-        """Bytes of the bucket's table files."""
-        return self._store.disk_bytes()
+    def family_bytes(self) -> FamilyBytes:
+        """Bytes of its table files, by what they hold. Takes microseconds."""
+        return self._store.family_bytes()
+
+    def log_use(self) -> LogUse:
+        """How much of its changelog is kept, and for whom. Blocks for some milliseconds where that is gigabytes."""
+        span, total, held = self.log.span, self._state.log_bytes, self.log.holds.oldest()
+        kept = self.log.bytes_from(span.offset_of(span.first), total) if span.first < span.end else 0
+        if held is None or count_of(held[1]) >= span.end:
+            return LogUse(kept, "", 0)
+        return LogUse(kept, held[0], min(kept, self.log.bytes_from(held[1], total)))
 
     def flush(self) -> None:
         """Moves unflushed writes into table files."""
+        self.flushes += 1
         self._store.flush()
+
+    def compact_small_files(self) -> int:
+        """Makes table files one where many small ones lie side by side; how many places that were. Blocks."""
+        return self._store.compact_small_files()
+
+    @property
+    def readers(self) -> int:
+        """How many cursors read it."""
+        return self._store.readers
 
     def checkpoint(self, path: Path) -> None:
         """Makes a copy of the bucket as of now in the directory `path`, which must not exist, for `Checkpoint` to read.
@@ -422,6 +470,11 @@ class Bucket:
         finally:
             self._mark.close()
             self._store.close()
+
+
+def longest_of(values: pa.Array) -> int:
+    """Bytes of the longest of some values, 0 where there is none."""
+    return int(np.diff(np.frombuffer(values.buffers()[1], np.int32)).max()) if len(values) else 0
 
 
 def _marked(batch: StoreBatch, state: BucketState, mark: LogMark) -> BucketState:

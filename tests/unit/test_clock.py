@@ -126,6 +126,17 @@ def test_commit_time_follows_a_jump_forward_that_lasts() -> None:
     assert not is_refused(clock, in_doubt - int(2 * HOUR * 1e6))
 
 
+def test_commit_time_follows_a_small_jump_forward_after_as_long_as_it_was_wide() -> None:
+    machine = FakeClocks()
+    clock = clock_of(machine)
+    machine.set_wall(600)
+    assert error(clock, machine) == -600
+    machine.pass_time(599)
+    assert error(clock, machine) == -600
+    machine.pass_time(1)
+    assert error(clock, machine) == 0
+
+
 def test_commit_time_never_goes_back_and_meets_the_wall_clock_again() -> None:
     machine = FakeClocks()
     clock = clock_of(machine)
@@ -212,15 +223,23 @@ def test_a_jump_back_during_a_restart_is_in_doubt_until_it_is_over() -> None:
     assert not is_refused(again, before + int(HOUR * 1e6))
 
 
-def test_what_is_stored_is_due_when_commit_time_has_stepped() -> None:
+def test_what_is_stored_is_due_when_a_restart_would_come_to_another_commit_time() -> None:
     machine = FakeClocks()
     clock = clock_of(machine)
     clock.store()
+    machine.pass_time(DAY)
+    machine.set_wall(10)
+    assert not clock.has_stepped, "it would follow this step, too"
+    machine.set_wall(2 * HOUR)
+    assert clock.has_stepped, "it would not know that commit time has followed the first step"
+    clock.store()
     machine.pass_time(HOUR)
     assert not clock.has_stepped
-    machine.set_wall(10)
-    assert clock.has_stepped
+    machine.pass_time(HOUR)
+    assert clock.has_stepped, "the jump was followed"
     clock.store()
+    machine.set_wall(-DAY)
+    machine.pass_time(HOUR)
     assert not clock.has_stepped
 
 

@@ -80,6 +80,7 @@ class ScanKvRequest(_message.Message):
     REVERSE_FIELD_NUMBER: _builtins.int
     ORDERED_FIELD_NUMBER: _builtins.int
     VIA_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_MILLIS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     limit: _builtins.int
@@ -106,6 +107,11 @@ class ScanKvRequest(_message.Message):
     """20 to 31 are kept for top-N.
 
     How the rows are read. The rows, their order and the tokens are the same either way.
+    """
+    heartbeat_millis: _builtins.int
+    """The longest that the client can do without a message once the header has come, in milliseconds: where there is nothing
+    to send for so long, a heartbeat is. The server's own interval counts where that is shorter, and 100 ms where this is.
+    0: the server's own.
     """
     @_builtins.property
     def live_kv(self) -> Global___LiveKv:
@@ -163,10 +169,11 @@ class ScanKvRequest(_message.Message):
         reverse: _builtins.bool = ...,
         ordered: _builtins.bool = ...,
         via: Global___Via.ValueType = ...,
+        heartbeat_millis: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "via", b"via", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "via", b"via", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
@@ -954,10 +961,12 @@ class ExplainScanResponse(_message.Message):
     INDEX_KEYS_FIELD_NUMBER: _builtins.int
     VIA_FIELD_NUMBER: _builtins.int
     VIA_REASON_FIELD_NUMBER: _builtins.int
+    RANGE_COUNT_FIELD_NUMBER: _builtins.int
+    ALL_KEYS_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The pinned snapshot that is read. Empty: the live table."""
     points: _builtins.int
-    """How many single keys are looked up, when no range is read. Those that an index will tell are not counted."""
+    """How many single keys are looked up beside the ranges. Those that an index will tell are not counted."""
     residual: _builtins.str
     """What is asked of each row read, because its key does not tell. Empty: nothing."""
     ordered: _builtins.bool
@@ -972,13 +981,17 @@ class ExplainScanResponse(_message.Message):
     via: Global___Via.ValueType
     """What the rows are read from, and why."""
     via_reason: _builtins.str
+    range_count: _builtins.int
+    """How many ranges of keys are read. 0: points are read, or nothing."""
+    all_keys: _builtins.bool
+    """Whether the ranges are all keys of these buckets."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets whose rows are read, ascending: those asked for in which there can be such keys. None: nothing is read."""
 
     @_builtins.property
     def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The ranges of keys that are read, as comparisons of key columns with values. None: points are read, or nothing."""
+        """The ranges of keys that are read, as comparisons of key columns with values; the first ten of them."""
 
     @_builtins.property
     def first_points(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1017,10 +1030,12 @@ class ExplainScanResponse(_message.Message):
         index_keys: _builtins.int = ...,
         via: Global___Via.ValueType = ...,
         via_reason: _builtins.str = ...,
+        range_count: _builtins.int = ...,
+        all_keys: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range", b"index_range", "limit", b"limit", "ordered", b"ordered", "points", b"points", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id", "via", b"via", "via_reason", b"via_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "all_keys", b"all_keys", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range", b"index_range", "limit", b"limit", "ordered", b"ordered", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id", "via", b"via", "via_reason", b"via_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

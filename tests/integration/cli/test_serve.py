@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import tomllib
@@ -117,6 +118,31 @@ def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path, mon
     assert settings["chunk_bytes"] == 4096
     assert settings["drain_seconds"] == 1.5
     assert settings["host"] == "127.0.0.1"
+
+
+def test_printed_settings_are_explained_and_are_read_back(tmp_path: Path) -> None:
+    printed = serve(
+        "--data", str(tmp_path / 'a "b"\n'), "--set", "aggregate_functions=x.y,z.w", "--print-config"
+    ).stdout
+    blocks = printed.decode().strip().split("\n\n")
+    for block in blocks:
+        *comments, setting = block.splitlines()
+        assert comments, block
+        assert all(line.startswith("# ") and len(line) <= 100 for line in comments)
+        assert re.match(r"[a-z_]+ = ", setting)
+    assert len(blocks) == len(tomllib.loads(printed.decode()))
+    assert "# A scan that lasts longer is ended with `ScanTooLong`.\nmax_scan_seconds = 3600.0" in printed.decode()
+    file = tmp_path / "printed.toml"
+    file.write_bytes(printed)
+    assert serve("--config", str(file), "--print-config").stdout == printed
+
+
+def test_the_log_has_what_its_level_says(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--log-level", "error", "--host", "0.0.0.0", "--insecure") as server:
+        assert server.stop() == 0
+        assert server.log == ""
+    refused = serve("--data", str(tmp_path), "--log-level", "loud")
+    assert b"log_level = loud: it must be debug or info or warning or error" in refused.stderr
 
 
 def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:

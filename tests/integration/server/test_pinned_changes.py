@@ -11,7 +11,7 @@ import pytest
 
 from aio_client import PositionExpired, ScanSource, SnapshotNotTaken, StartFrom, StopAt
 from tests.support.clocks import FakeClocks, look_after, serving
-from tests.support.snapshots import new_table, tables_in
+from tests.support.snapshots import TABLE, new_table, tables_in
 from tests.support.snapshots import put as store
 
 if TYPE_CHECKING:
@@ -167,3 +167,25 @@ async def test_a_view_that_could_not_be_taken_holds_nothing(tmp_path: Path) -> N
         bucket = table.buckets[0].open_bucket
         assert bucket is not None
         assert bucket.log.holds.oldest() is None
+
+
+async def test_holds_that_change_while_a_bucket_is_opened_are_as_they_are_afterwards(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables, buckets=1)
+        await store(table, {"ann": 1})
+        released, kept = [await tables.snapshots.pin(table) for _ in range(2)]
+        await store(table, {"ann": 2})
+        later = await tables.snapshots.pin(table)
+    async with tables_in(tmp_path) as tables:
+        live = tables.table(TABLE).buckets[0]
+        async with live.mutex:
+            live._open()
+            # As it is for who looks at it before the thread has ended.
+            opened, live._bucket = live._bucket, None
+            await tables.snapshots.release(kept.snapshot_id)
+            await tables.snapshots.release(released.snapshot_id)
+            live._bucket = opened
+            bucket = await live.opened()
+            held = bucket.log.holds.oldest()
+        assert held is not None
+        assert held[1] == later.manifest.buckets[0].log_offset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aio_client import DataLoss, ScanKvError, TooManyScans, Unavailable, UsageError
+from aio_client import DataLoss, DeadlineExceeded, ScanKvError, TooManyScans, Unavailable, UsageError
 from aio_client._retry import backoff, with_retries
 
 pytestmark = pytest.mark.asyncio
@@ -136,3 +136,17 @@ async def test_pauses_are_spread_below_a_bound_that_doubles(failures: int, bound
     seconds = [backoff(failures) for _ in range(200)]
     assert 0 <= min(seconds) < bound / 4
     assert bound * 3 / 4 < max(seconds) <= bound
+
+
+async def test_an_attempt_that_was_cut_short_hides_nothing_of_what_was_wrong_before() -> None:
+    clock = Clock()
+
+    async def attempt(deadline: float) -> str:
+        if not clock.pauses:
+            raise TooManyScans("too many", retry_after=9.95)
+        clock.now = deadline
+        raise DeadlineExceeded("nothing for 0.04 s")
+
+    with pytest.raises(TooManyScans, match="too many"):
+        await with_retries(attempt, timeout=10.1, retries=lambda _: True, pause=clock.pause, clock=clock)
+    assert clock.pauses

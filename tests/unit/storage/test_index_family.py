@@ -90,9 +90,9 @@ def test_a_range_of_entries_is_deleted_under_open_iterators_and_stays_so(path: P
         bucket.bucket.flush()
         bucket.upsert({"player": "late", "score": -1})
         cursor = bucket.bucket.entry_cursor(bucket.indexes[0].all_entries)
-        first, _ = cursor.next_entries(100)
+        first, _ = cursor.next_entries(100) or ([], [])
         bucket.bucket.settle_indexes([2])
-        left, _ = cursor.next_entries(10_000)
+        left, _ = cursor.next_entries(10_000) or ([], [])
         assert len(first) + len(left) == 5_001
         cursor.close()
         assert len(bucket.entries()) == 5_001

@@ -1,0 +1,267 @@
+"""How requests get in: received one message a call, bounded in memory and time, parsed, or refused with a typed error.
+
+The rule: what a client sends costs the server a bounded amount of memory and of its event loop, whatever it is, and
+before anything is known of it. gRPC's own handlers receive and parse a message before our code runs. So each handler
+is registered here as one that reads its message itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from streaming_server.services.errors import end_with
+from table_model.errors import InvalidRequest, ScanKvError, ServerBusy
+from table_model.limits import MAX_REQUEST_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from google.protobuf.message import Message
+
+MAX_MESSAGE_BYTES: Final = MAX_REQUEST_BYTES + 64 * 1024
+"""Bytes of one message: the Arrow data of a request, and what is beside it."""
+
+WINDOW_BYTES: Final = 64 * 1024
+"""What gRPC may receive of a call before its handler reads: the receive window of a stream. A message that fits is not
+counted against the memory for requests; how many there are is bounded by the calls of a connection."""
+
+_PROMPT_CALLS: Final = 4
+"""Messages that may be on their way at once without a claim on the memory for requests."""
+
+_PROMPT_SECONDS: Final = 0.02
+"""How long each may be on its way so. Then it claims the memory of the largest message, or is refused: so what arrives
+without a claim is bounded by what the network carries in that time."""
+
+_RETRY_SECONDS: Final = 0.25
+
+Context = grpc.aio.ServicerContext
+
+
+class Intake:
+    """Receives the request of every call, and keeps count of the memory that requests take.
+
+    A message is first received without knowing its size. Small ones are there at once. One that is not, within 20 ms,
+    claims the memory of the largest, until its size is known; one that cannot is refused with `ServerBusy`, before it
+    is received whole. The claim ends with the call, and that of a call that streams its answer once it is parsed.
+
+    Belongs to one event loop.
+
+    Attributes:
+        claimed_bytes: Memory claimed by requests of more than 64 KiB now.
+        refused: Requests refused for want of memory since the start.
+    """
+
+    def __init__(self, max_bytes: int, receive_seconds: float) -> None:
+        """Takes the limits.
+
+        Args:
+            max_bytes: Bytes of requests over 64 KiB that there may be at once.
+            receive_seconds: Seconds within which a message must have arrived once its call has begun.
+        """
+        self._max_bytes = max_bytes
+        self._receive_seconds = receive_seconds
+        self._prompt = asyncio.Semaphore(_PROMPT_CALLS)
+        self.claimed_bytes = 0
+        self.refused = 0
+
+    def registering(self, server: grpc.aio.Server) -> GuardedServer:
+        """What services are registered with in place of a server, so that their requests come in through here."""
+        return GuardedServer(self, server)
+
+    async def receive(self, context: Context[Any, Any]) -> tuple[bytes | None, int]:
+        """The next message of a call, and the bytes claimed for it, which `release` gives back.
+
+        None when the client sends no more.
+
+        Raises:
+            ServerBusy: There is no memory for it.
+            InvalidRequest: It did not arrive in time.
+        """
+        await self._prompt.acquire()
+        receiving = _Receiving(self, self._receive_seconds)
+        try:
+            message: Any = await context.read()
+        except asyncio.CancelledError:
+            receiving.end()
+            receiving.raise_if_refused()
+            raise
+        except grpc.aio.BaseError as error:
+            receiving.end()
+            raise asyncio.CancelledError from error  # The client is gone.
+        except BaseException:
+            receiving.end()
+            raise
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # not in its stub
+            receiving.end()
+            return None, 0
+        return message, receiving.arrived(len(message))
+
+    def claim(self, size: int) -> ServerBusy | None:
+        """Claims memory for a request; the refusal where there is none."""
+        if self.claimed_bytes + size > self._max_bytes:
+            self.refused += 1
+            return ServerBusy(
+                f"the server has {self.claimed_bytes:,} bytes of other requests in memory, of at most "
+                f"{self._max_bytes:,}: try again",
+                retry_after=_RETRY_SECONDS,
+            )
+        self.claimed_bytes += size
+        return None
+
+    def release(self, size: int) -> None:
+        """Gives claimed memory back."""
+        self.claimed_bytes -= size
+
+    def _next_prompt(self) -> None:
+        self._prompt.release()
+
+
+class _Receiving:
+    """One message on its way: prompt, then late with a claim, or refused."""
+
+    def __init__(self, intake: Intake, receive_seconds: float) -> None:
+        self._intake = intake
+        self._receive_seconds = receive_seconds
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._prompt = True
+        self._claimed = 0
+        self._refusal: ScanKvError | None = None
+        self._timer = self._loop.call_later(_PROMPT_SECONDS, self._late)
+
+    def _late(self) -> None:
+        self._end_prompt()
+        refusal = self._intake.claim(MAX_MESSAGE_BYTES)
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        self._claimed = MAX_MESSAGE_BYTES
+        self._timer = self._loop.call_later(self._receive_seconds, self._too_late)
+
+    def _too_late(self) -> None:
+        self._refuse(InvalidRequest(f"the request did not arrive within {self._receive_seconds:g} s of its call"))
+
+    def _refuse(self, refusal: ScanKvError) -> None:
+        self._refusal = refusal
+        if self._task is not None:
+            self._task.cancel()
+
+    def raise_if_refused(self) -> None:
+        """Raises the refusal whose cancellation has come; returns when that was of somebody else."""
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None and self._task is not None and self._task.uncancel() == 0:
+            raise refusal from None
+
+    def arrived(self, size: int) -> int:
+        """Ends with a message that has come; the bytes that are claimed for it."""
+        claimed, self._claimed = self._claimed, 0
+        self.end()
+        self._intake.release(claimed)
+        if size <= WINDOW_BYTES:
+            return 0
+        if (refusal := self._intake.claim(size)) is not None:
+            raise refusal
+        return size
+
+    def end(self) -> None:
+        """Ends it, however it ends."""
+        self._timer.cancel()
+        self._end_prompt()
+        claimed, self._claimed = self._claimed, 0
+        self._intake.release(claimed)
+
+    def _end_prompt(self) -> None:
+        if self._prompt:
+            self._prompt = False
+            self._intake._next_prompt()
+
+
+class GuardedServer:
+    """Takes the handlers of generated code, and registers each with the real server as one that reads for itself."""
+
+    def __init__(self, intake: Intake, server: grpc.aio.Server) -> None:
+        """Called by `Intake.registering`."""
+        self._intake = intake
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Does nothing: generated code registers the same handlers again, by name."""
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """Registers the methods of a service."""
+        guarded = {name: self._guarded(f"{service}/{name}", handler) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
+
+    def _guarded(self, name: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:  # noqa: ANN401  # gRPC has no type
+        intake, parse = self._intake, _parser(name, handler.request_deserializer)
+
+        async def request_of(context: Context[Any, Any]) -> tuple[Message, int]:
+            try:
+                data, claimed = await intake.receive(context)
+                try:
+                    return parse(data), claimed
+                except BaseException:
+                    intake.release(claimed)
+                    raise
+            except ScanKvError as error:
+                await end_with(context, error)
+                raise AssertionError("the call is over") from error
+
+        async def answer(_: object, context: Context[Any, Any]) -> object:
+            try:
+                request, claimed = await request_of(context)
+                try:
+                    return await handler.unary_unary(request, context)
+                finally:
+                    del request
+                    intake.release(claimed)
+            except grpc.aio.AbortError as error:
+                # gRPC keeps it with the call, which its frames have: the request would stay until the next collection.
+                error.__context__ = None
+                raise error.with_traceback(None) from None
+
+        async def stream(_: object, context: Context[Any, Any]) -> None:
+            request, claimed = await request_of(context)
+            intake.release(claimed)
+            await handler.unary_stream(request, context)
+
+        async def converse(_: object, context: Context[Any, Any]) -> None:
+            async for response in handler.stream_stream(requests_of(context), context):
+                await context.write(response)
+
+        async def requests_of(context: Context[Any, Any]) -> AsyncIterator[Message]:
+            try:
+                while True:
+                    data, claimed = await intake.receive(context)
+                    intake.release(claimed)
+                    if data is None:
+                        return
+                    yield parse(data)
+            except ScanKvError as error:
+                await end_with(context, error)
+
+        respond = handler.response_serializer
+        if handler.unary_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(answer, None, respond)
+        if handler.unary_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(stream, None, respond)
+        return grpc.stream_stream_rpc_method_handler(converse, None, respond)
+
+
+def _parser(name: str, deserialize: Callable[[bytes], Message]) -> Callable[[bytes | None], Message]:
+    def parse(data: bytes | None) -> Message:
+        if data is None:
+            raise InvalidRequest(f"the call of {name} has no message")
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            # The client's fault: nothing for the log.
+            raise InvalidRequest(f"the message of {name} is no protobuf message of its type") from error
+
+    return parse

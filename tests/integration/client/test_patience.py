@@ -1,0 +1,107 @@
+"""Clients with little patience: idle streams, refused scans, and keepalive pings."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from aio_client import StartFrom, TooManyScans, connect
+from aio_client.mirror import mirror
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aio_client import Client
+
+pytestmark = pytest.mark.asyncio
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
+
+
+@pytest.mark.parametrize(
+    "patience", [{"operation_timeout": 0.6}, {"next_chunk_timeout": 0.6, "operation_timeout": 1.2}]
+)
+async def test_a_stream_of_an_idle_table_outlives_any_timeout(
+    client: Client, shared_server: ServerProcess, name: str, patience: dict[str, Any]
+) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"])
+    async with connect(shared_server.url, **patience) as hasty:
+        stream = (await hasty.table(name)).changes(StartFrom.LATEST).stream()
+        heartbeats = asyncio.Semaphore(0)
+        stream.on_heartbeat(heartbeats.release)
+        async with stream:
+            rows = asyncio.ensure_future(anext(stream))
+            for _ in range(8):
+                await asyncio.wait_for(heartbeats.acquire(), 60)
+            assert not rows.done()
+            await table.upsert([{"k": 1, "v": "at last"}])
+            assert (await rows).num_rows == 1
+            assert stream.statistics().attempts == 1
+
+
+async def test_a_mirror_of_an_idle_table_outlives_its_timeouts(
+    client: Client, shared_server: ServerProcess, name: str
+) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"])
+    async with (
+        connect(shared_server.url, operation_timeout=0.6, next_chunk_timeout=0.6) as hasty,
+        mirror(await hasty.table(name)) as copy,
+    ):
+        # No event marks that nothing has happened for two timeouts.
+        await asyncio.sleep(1.3)
+        written = await table.upsert([{"k": 1, "v": "at last"}])
+        await copy.wait_for(written.log_offsets)
+        assert copy.get(1) == {"k": 1, "v": "at last"}
+
+
+async def test_refused_scans_say_so_and_keep_their_connection(tmp_path: Path) -> None:
+    settings = ("max_live_scans=1", "max_waiting_scans=0", "admission_wait_seconds=0")
+    arguments = [word for each in settings for word in ("--set", each)]
+    with ServerProcess(tmp_path / "data", *arguments) as server:
+        async with connect(server.url) as client, connect(server.url, operation_timeout=0.5) as hasty:
+            table = await client.create_table("test.t", SCHEMA, primary_key=["k"])
+            await table.upsert([{"k": k, "v": "x" * 1000} for k in range(20_000)])
+            async with table.scan().stream() as holds_the_place:
+                await anext(holds_the_place)
+                refused = await hasty.table("test.t")
+                before = hasty._transport.services
+                ended = await asyncio.gather(*(refused.scan().to_arrow() for _ in range(20)), return_exceptions=True)
+                assert {type(each) for each in ended} == {TooManyScans}
+                assert hasty._transport.services is before
+
+
+async def _survives_pings(url: str, interval_millis: int, pings: int) -> bool:
+    options = [
+        ("grpc.keepalive_time_ms", interval_millis),
+        ("grpc.keepalive_timeout_ms", 60_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    async with grpc.aio.insecure_channel(url, options) as channel:
+        health: Any = channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)
+        watch = health(b"")
+        assert await watch.read()
+        ended = asyncio.ensure_future(watch.read())
+        done, _ = await asyncio.wait([ended], timeout=interval_millis * pings / 1000)
+        watch.cancel()
+        with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            await ended
+        return not done
+
+
+async def test_keepalive_pings_that_the_server_allows_end_no_connection(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--set", "min_ping_interval_seconds=0.5") as server:
+        # gRPC sends them every second at most; the third that comes too soon ends the connection.
+        assert await _survives_pings(server.url, 1000, 5)
+
+
+@pytest.mark.soak
+async def test_keepalive_pings_every_ten_seconds_end_no_connection(shared_server: ServerProcess) -> None:
+    assert await _survives_pings(shared_server.url, 10_000, 6)
