@@ -17,6 +17,7 @@ from aio_client._client import Client, connect
 from aio_client._column_locks import ColumnLock
 from aio_client._config import ClientConfig
 from aio_client._consumers import Consumer
+from aio_client._disk_use import DiskUse
 from aio_client._explanation import ScanExplanation
 from aio_client._indexes import IndexStatus
 from aio_client._lookup import VersionedRows
@@ -104,6 +105,7 @@ __all__ = [
     "ConsumerNotFound",
     "DataLoss",
     "DeadlineExceeded",
+    "DiskUse",
     "IndexCheck",
     "IndexStatus",
     "InternalError",

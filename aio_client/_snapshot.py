@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from aio_client._arguments import is_text, text_of
+from aio_client._awaitable import NotOpened
 from aio_client._commit import call_again
 from aio_client._lease import Keeper, Lease, ttl_millis
 from aio_client._retry import PASSING_ERRORS, with_retries
@@ -22,6 +24,7 @@ from table_model.errors import (
     SnapshotNotTaken,
     UsageError,
 )
+from table_model.expressions.wire import to_proto
 from table_model.key_range import KeyRange
 from table_model.limits import MAX_SPLITS
 from table_model.log_offsets import LogOffsets
@@ -176,8 +179,10 @@ class Snapshot(Lease):
         self._note_renewed()
 
 
-class Pinning:
+class Pinning(NotOpened):
     """What `table.snapshot()` returns: `async with` it, or `await` it. Each time, it takes a snapshot of its own."""
+
+    call, name, result = "table.snapshot()", "snapshot", Snapshot
 
     def __init__(
         self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None, id_: str | None
@@ -194,7 +199,7 @@ class Pinning:
             table=table,
             ttl_millis=ttl_millis(ttl),
             same_view_as="" if same_view_as is None else _id_of(same_view_as),
-            lease_id=id_ or "",
+            lease_id="" if id_ is None else text_of(id_, "id"),
             shared=id_ is not None,
         )
         self._keeper: Keeper | None = None
@@ -257,34 +262,39 @@ async def list_snapshots(transport: Transport, table: str | None) -> list[Snapsh
     return [Snapshot(transport, message, asked_at) for message in response.snapshots]
 
 
-async def splits(transport: Transport, spec: ScanSpec, n: int) -> list[ScanSpec]:
+async def splits(transport: Transport, spec: ScanSpec, n: int, rows_per_split: int | None = None) -> list[ScanSpec]:
     """Cuts a scan of a snapshot into parts of about equally many rows, which together give each of its rows once.
 
-    The first call for a view has the server read all its keys. The same call always gives the same parts.
+    The server reads a bounded number of keys for it. The same call always gives the same parts.
 
     Args:
         transport: The client's connection.
         spec: A scan of a snapshot, without a limit and from its beginning.
         n: How many parts, 1 to 1024.
+        rows_per_split: About how many rows a part has at least, so that there may be fewer parts. None: exactly `n`.
 
     Returns:
-        `n` scans in ascending key order; where there are few keys, some of them without rows.
+        `n` scans, or fewer with `rows_per_split`, in ascending key order; where there are few keys, some without rows.
 
     Raises:
-        UsageError: The scan is not of a snapshot, has a limit or a resume token, or `n` is out of its range.
+        UsageError: The scan is not of a snapshot, has a limit or a resume token, or a number is out of its range.
         SnapshotLost: The snapshot's lease has ended.
         DataLoss: The snapshot is damaged.
     """
+    if rows_per_split is not None and (type(rows_per_split) is not int or not 1 <= rows_per_split < 2**63):
+        raise UsageError(f"rows_per_split is at least 1, not {rows_per_split!r}", option="rows_per_split")
     request = snapshot_pb2.SplitSnapshotRequest(
         snapshot_id=_divisible(spec, n),
         splits=n,
         key_range=None if spec.key_range is None else _to_message(spec.key_range),
         buckets=spec.buckets or (),
+        where=None if spec.where is None else to_proto(spec.where),
+        rows_per_split=rows_per_split or 0,
     )
-    # The server goes on reading keys when a call has timed out.
     response = await call_again(transport, lambda: transport.services.snapshots.SplitSnapshot, request)
     ranges = [_from_message(message) for message in response.ranges]
-    _check_parts(ranges, spec.key_range or KeyRange(), n)
+    wanted = n if rows_per_split is None else min(n, max(1, len(ranges)))
+    _check_parts(ranges, spec.key_range or KeyRange(), wanted)
     return [replace(spec, key_range=part) for part in ranges]
 
 
@@ -324,6 +334,6 @@ def _from_message(message: scan_pb2.KeyRange) -> KeyRange:
 
 def _id_of(snapshot: Pinned | str) -> str:
     id_ = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
-    if not isinstance(id_, str) or not id_:
+    if not is_text(id_) or not id_:
         raise UsageError(f"same_view_as is a snapshot or its id, not {snapshot!r}", option="same_view_as")
     return id_

@@ -6,16 +6,18 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from aio_client._arguments import names_of, text_of
 from aio_client._bases import BaseStatistics
-from aio_client._column_locks import Locking, lock_id_of
+from aio_client._column_locks import Locking, lock_ids_of
 from aio_client._commit import call_again
 from aio_client._computed import ComputedAnswers
 from aio_client._consumers import ChangesOfTable
 from aio_client._data import rows_of
+from aio_client._disk_use import DiskUse
 from aio_client._indexes import index_statuses
 from aio_client._keys import is_one_key, keys_of
 from aio_client._lookup import LookupAnswer, VersionedRows, assemble, oldest_offsets
-from aio_client._merging import MergedTable, names_of
+from aio_client._merging import MergedTable
 from aio_client._optional import to_pylist
 from aio_client._requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._scan import Scan
@@ -61,7 +63,11 @@ class BucketStatistics:
             in tables without old rows in their changelog; `count` reads them.
         log_offset: The offset that the next change gets.
         epoch: How many unclean starts of the server the bucket has seen.
-        disk_bytes: Bytes of its files.
+        disk_bytes: Bytes of its files on disk, without its columnar base and its snapshots.
+        log_bytes: Bytes of the changes that its changelog has, as they were written.
+        log_holder: Who holds the oldest of them that are held: a stream, consumer, transaction or snapshot; None when
+            nobody does.
+        held_log_bytes: Bytes of the changes from there on, which retention does not remove.
         damage: Why it cannot be read; None when it can.
         base: Its columnar base. None: the table has the option `columnar_base=off`.
     """
@@ -71,6 +77,9 @@ class BucketStatistics:
     log_offset: int
     epoch: int
     disk_bytes: int
+    log_bytes: int
+    log_holder: str | None
+    held_log_bytes: int
     damage: str | None
     base: BaseStatistics | None
 
@@ -322,8 +331,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             SchemaMismatch: `where` is text and names a column that does not exist, or compares it with what it cannot
                 be; says where in the text.
         """
-        names = (columns,) if isinstance(columns, str) else columns
-        chosen = None if names is None else tuple(names)
+        chosen = None if columns is None else names_of(columns, "columns")
         spec = ScanSpec(self.name, columns=chosen, where=self._predicate(where), limit=limit)
         return Scan(self._transport, spec, ScannedTable(self._shape.key_schema, self.buckets))
 
@@ -458,10 +466,10 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             )
         request = write_pb2.UndoRequest(
             table=self.name,
-            writer=writer_id,
+            writer=text_of(writer_id, "writer_id"),
             log_offsets=log_offsets,
             any_incarnation=any_incarnation,
-            column_locks=map(lock_id_of, locks),
+            column_locks=lock_ids_of(locks),
         )
         response = await call_again(self._transport, lambda: self._transport.services.writes.Undo, request)
         return UndoReport(
@@ -511,11 +519,18 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
                 log_offset=bucket.log_offset,
                 epoch=bucket.epoch,
                 disk_bytes=bucket.disk_bytes,
+                log_bytes=bucket.log_bytes,
+                log_holder=bucket.log_holder or None,
+                held_log_bytes=bucket.held_log_bytes,
                 damage=bucket.damage or None,
                 base=BaseStatistics.of(bucket.base) if bucket.HasField("base") else None,
             )
             for bucket in response.buckets
         ]
+
+    async def disk_use(self) -> DiskUse:
+        """What the table takes on disk now, with its columnar bases and its snapshots. Opens all buckets."""
+        return DiskUse.of((await self._described()).disk)
 
     async def log_offsets(self) -> LogOffsets:
         """Where the changelog of every bucket ends, at one instant; all before is durable. For a job's checkpoint.
@@ -554,13 +569,13 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
         if unchanged_since is not None:
             pieces = await asyncio.to_thread(only_piece, pieces)
         rows = 0
-        log_offsets = LogOffsets()
+        log_offsets, held = LogOffsets(), lock_ids_of(locks)
         with self._transport.writers.one() as writer:
             while (request := await asyncio.to_thread(pieces.next_request)) is not None:
                 request.writer.CopyFrom(writer.next_identity())
                 if unchanged_since is not None:
                     request.unchanged_since.CopyFrom(unchanged_since)
-                request.column_locks.extend(map(lock_id_of, locks))
+                request.column_locks.extend(held)
                 response = await write_until_answered(self._transport, request)
                 rows += response.rows
                 log_offsets.note(response.log_offsets, response.table_incarnation)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import anyio
 
-from aio_client._column_locks import lock_id_of
+from aio_client._arguments import text_of
+from aio_client._awaitable import NotOpened
+from aio_client._column_locks import lock_ids_of
 from aio_client._commit import call_again
 from aio_client._data import rows_of
 from aio_client._keys import is_one_key, keys_of
@@ -244,8 +246,9 @@ class TransactionPart:
     async def _stage(self, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
         rows = 0
         async with self._turn:
+            held = lock_ids_of(locks)
             while (request := await asyncio.to_thread(pieces.next_request)) is not None:
-                request.column_locks.extend(map(lock_id_of, locks))
+                request.column_locks.extend(held)
                 request.transaction.token, request.transaction.part = self.token, self.part
                 request.transaction.sequence = self.requests
                 with self._noted():
@@ -360,8 +363,10 @@ class Transaction(TransactionPart):
             await abort_transaction(self._transport, self.token)
 
 
-class Beginning:
+class Beginning(NotOpened):
     """What `client.transaction()` returns: `async with` it, or `await` it. Each time, it begins a transaction."""
+
+    call, name, result = "client.transaction(...)", "tx", Transaction
 
     def __init__(
         self,
@@ -373,17 +378,17 @@ class Beginning:
         attempt: str | None,
     ) -> None:
         """Called by `Client.transaction`; begins nothing yet. Raises UsageError for what is not possible."""
-        if conflict not in _MODES:
+        if not isinstance(conflict, str) or conflict not in _MODES:
             raise UsageError(f'conflict is "last_wins" or "abort", not {conflict!r}', option="conflict")
         if attempt is not None and id_ is None:
             raise UsageError("attempt is of a transaction that has an id", option="attempt")
         self._transport = transport
         self._request = transaction_pb2.BeginTransactionRequest(
-            id=id_ or "",
+            id="" if id_ is None else text_of(id_, "id"),
             conflict_mode=_MODES[conflict],
             ttl_millis=0 if ttl is None else ttl_millis(ttl),
-            writer=writer or "",
-            attempt=attempt or "",
+            writer="" if writer is None else text_of(writer, "writer"),
+            attempt="" if attempt is None else text_of(attempt, "attempt"),
         )
         self._transaction: Transaction | None = None
 
@@ -442,7 +447,7 @@ async def list_transactions(transport: Transport) -> list[TransactionInfo]:
 
 async def abort_transaction(transport: Transport, token: str) -> None:
     """Aborts a transaction, also of another client. Raises TransactionCommitted."""
-    request = transaction_pb2.AbortTransactionRequest(token=token)
+    request = transaction_pb2.AbortTransactionRequest(token=text_of(token, "token"))
     await call_again(transport, lambda: transport.services.transactions.AbortTransaction, request)
 
 

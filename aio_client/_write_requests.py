@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from aio_client._arguments import names_of
 from aio_client._keys import check_key_sizes, keys_of
-from aio_client._merging import check_mode, names_of
+from aio_client._merging import check_mode
 from aio_client._protocol import log_offsets
 from aio_client._requests import cut, to_ipc
 from protos.scankv.v1 import write_pb2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from streaming_server.engine.executor import all_ended
 from streaming_server.engine.gate import Gate, GatedMutex, all_mutexes
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.scan.base_view import BaseView
-from streaming_server.storage.bucket import Bucket
+from streaming_server.storage.bucket import Bucket, LogUse
+from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
 from table_model.errors import DataLoss, ScanKvError
@@ -63,6 +65,7 @@ class LiveBucket:
         base_looked_for: Whether it was looked for a base that an earlier server has left.
         overlay: What was written since the base, or since one that is being built. Changed with the mutex held.
         base_record: What keeping the base has cost, and why there is none.
+        used: When it was asked for last, by the monotonic clock.
         damage: The first damage found, or None. A bucket that could not be opened stays so; of one that is open, what
             is not damaged can still be read.
 
@@ -125,6 +128,9 @@ class LiveBucket:
         self._held_at_opening: frozenset[str] = frozenset()
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
+        self._at_rest: BucketState | None = None
+        self._use_at_rest = FamilyBytes(0, 0, 0), LogUse()
+        self.used = 0.0
 
     @property
     def place(self) -> str:
@@ -182,12 +188,14 @@ class LiveBucket:
 
     @property
     def state(self) -> BucketState | None:
-        """The state as of now, durable or not, without the mutex; None unless the bucket is open.
+        """The state as of now, durable or not, without the mutex; None where the bucket was not opened yet.
 
         A write has replaced it by the time that it is acknowledged. While the gate is closed, it is that of before.
         """
-        if self._bucket is None or self._closed is not None or self.mutex.failure is not None:
+        if self._closed is not None or self.mutex.failure is not None:
             return None
+        if self._bucket is None:
+            return self._at_rest
         return self._bucket.state if self.before is None else self.before.state
 
     def close_gate(self, gate: Gate, bucket: Bucket) -> None:
@@ -236,6 +244,7 @@ class LiveBucket:
         """
         if self._closed is not None:
             raise copy(self._closed)
+        self.used = time.monotonic()
         if self._bucket is None:
             if self.damage is not None:
                 raise DataLoss(self.damage, table=self.table, bucket=self.number)
@@ -266,13 +275,53 @@ class LiveBucket:
             bucket.close()
             raise
         self._held_at_opening = self._take_holds(bucket)
-        self._commit = GroupCommit(
-            written=lambda: bucket.state.log_offset,
-            sync=bucket.sync,
-            executor=self._executor,
-            durable=bucket.state.log_offset,
+        written, offset = lambda: bucket.state.log_offset, bucket.state.log_offset
+        if self._commit is None:
+            self._commit = GroupCommit(written=written, sync=bucket.sync, executor=self._executor, durable=offset)
+        else:
+            self._commit.resume(written=written, sync=bucket.sync, durable=offset)
+        self._bucket, self._at_rest = bucket, None
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether nobody needs the files: no reader, stream, waiting call, build or transaction, and nothing is wrong.
+
+        A hold of the changelog that its owner would have to give again keeps a bucket open; the others are given anew
+        with the opening. Whoever uses an open bucket without its mutex must be found here, or hold `upkeep`.
+        """
+        bucket, commit = self._bucket, self._commit
+        if bucket is None or commit is None or (self._closed or self.damage or self.mutex.failure) is not None:
+            return False
+        is_quiet = commit.is_idle and self.before is None and not self.upkeep.locked()
+        return (
+            is_quiet and bucket.readers == 0 and not bucket.builds and bucket.log.holds.owners <= {*self._log_holds()}
         )
-        self._bucket = bucket
+
+    async def rest(self) -> bool:
+        """Closes the files until somebody asks for the bucket; whether they were closed. Hold the mutex.
+
+        All that was written is durable before. A bucket whose sync has failed takes no more writes before a restart, so
+        it stays open.
+        """
+        if not self.may_rest:
+            return False
+        assert self._bucket is not None
+        assert self._commit is not None
+        async with self.upkeep:
+            if not self._bucket.state.clean:
+                await self.wait_written()
+            if not self._commit.is_idle:
+                return False
+            use = self._bucket.family_bytes(), await self.run(self._bucket.log_use)
+            bucket, self._bucket = self._bucket, None
+            self._looked_at = False
+            self._commit.pause()
+            try:
+                await self.run(bucket.close)
+                self._at_rest, self._use_at_rest = bucket.state, use
+            except ScanKvError as error:
+                _log.error("closing %s, which was idle: %s [%s]", self._place, error.message, error.__cause__)
+        return True
 
     def _take_holds(self, bucket: Bucket) -> frozenset[str]:
         holds = self._log_holds()
@@ -394,6 +443,26 @@ class LiveBucket:
             except ScanKvError as error:
                 _log.error("closing %s: %s [%s]", self._place, error.message, error.__cause__)
 
+    @property
+    def family_bytes(self) -> FamilyBytes | None:
+        """Bytes of its table files, by what they hold; None where it was not opened yet."""
+        if self._bucket is not None:
+            return self._bucket.family_bytes()
+        return self._use_at_rest[0] if self._at_rest is not None else None
+
+    async def figures(self) -> BucketFigures:
+        """What is known of the bucket now; opens it unless it was open before."""
+        async with self.mutex.beside_gate():
+            if self._bucket is None and self._at_rest is not None and self._closed is None:
+                return BucketFigures(live=self, state=self._at_rest, log_use=self._use_at_rest[1])
+            try:
+                bucket = await self.opened()
+            except DataLoss:
+                return BucketFigures(live=self)
+            built = {index: build.rows for index, build in bucket.builds.items()}
+            log_use = await self.run(bucket.log_use)
+            return BucketFigures(live=self, state=self.state, log_use=log_use, built_rows=built)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketFigures:
@@ -402,25 +471,14 @@ class BucketFigures:
     Attributes:
         live: The bucket.
         state: Its state; None when it is damaged.
-        disk_bytes: Bytes of its table files.
+        log_use: What there is of its changelog.
         built_rows: For each index that is not ready, how many rows its building has passed.
     """
 
     live: LiveBucket
     state: BucketState | None = None
-    disk_bytes: int = 0
+    log_use: LogUse = field(default_factory=LogUse)
     built_rows: Mapping[int, int] = field(default_factory=dict)
-
-
-async def figures_of(live: LiveBucket) -> BucketFigures:
-    """What is known of a bucket now; opens it."""
-    async with live.mutex.beside_gate():
-        try:
-            bucket = await live.opened()
-        except DataLoss:
-            return BucketFigures(live=live)
-        built = {index: build.rows for index, build in bucket.builds.items()}
-        return BucketFigures(live=live, state=live.state, disk_bytes=bucket.disk_bytes(), built_rows=built)
 
 
 @asynccontextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from streaming_server.clock import ClockLimits, ServerClock
 from streaming_server.engine.base_due import BaseLimits
@@ -16,6 +17,7 @@ from streaming_server.engine.column_locks import ColumnLocks
 from streaming_server.engine.consumers import Consumers
 from streaming_server.engine.executor import StorageExecutor
 from streaming_server.engine.functions.installed import load_installed
+from streaming_server.engine.idle_buckets import IdleBuckets
 from streaming_server.engine.live_table import LiveTable
 from streaming_server.engine.log_upkeep import LogUpkeep
 from streaming_server.engine.merging.engine import Engines
@@ -25,6 +27,8 @@ from streaming_server.engine.transactions import TransactionLimits, Transactions
 from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.clock_file import ClockFile
 from streaming_server.storage.data_directory import DataDirectory
+from streaming_server.storage.disk_use import DiskUse, directory_bytes, table_files
+from streaming_server.storage.file_limit import file_limit
 from streaming_server.storage.rocks import RocksResources
 from streaming_server.storage.writer_states import WriterLimits
 from table_model.errors import InvalidRequest, ServerDraining, TableNotFound
@@ -42,6 +46,11 @@ if TYPE_CHECKING:
     from table_model.merge_spec import MergeSpec
 
 T = TypeVar("T")
+
+_FILES_OF_OPEN_BUCKET: Final = 40
+"""Descriptors of one bucket that is open, with a few table files."""
+_LEAST_FILES: Final = 20
+_MOST_FILES: Final = 256
 
 
 class Tables:
@@ -78,14 +87,17 @@ class Tables:
         except BaseException:
             self._directory.close()
             raise
+        most_open = min(config.max_open_buckets, max(1, file_limit() // _FILES_OF_OPEN_BUCKET))
         self._resources = RocksResources.of_sizes(
-            block_cache_bytes=config.block_cache_bytes, write_buffer_bytes=config.write_buffer_bytes
+            block_cache_bytes=config.block_cache_bytes,
+            write_buffer_bytes=config.write_buffer_bytes,
+            files_per_store=_files_per_bucket(most_open),
         )
         self._executor = StorageExecutor(config.storage_threads)
         clock_file = ClockFile(config.data)
         self.clock = ServerClock(
             clocks,
-            clock_file.read(),
+            clock_file.read(is_new=not len(self._catalog)),
             ClockLimits(
                 max_step_seconds=config.max_clock_step_seconds,
                 trust_seconds=config.clock_trust_seconds,
@@ -102,6 +114,7 @@ class Tables:
             max_held_bytes=config.log_hold_max_bytes,
             clock=self.clock,
         )
+        self._idle = IdleBuckets(self.live_tables, most=most_open, idle_seconds=config.bucket_idle_seconds)
         self._bases = BaseUpkeep(
             self.live_tables,
             self._executor,
@@ -170,6 +183,7 @@ class Tables:
         self.transactions.start()
         self._upkeep.start()
         self._bases.start()
+        self._idle.start()
 
     def __len__(self) -> int:
         return len(self._catalog)
@@ -303,6 +317,22 @@ class Tables:
                 del self._live[name]
             await self._executor.run(self._catalog.discard, dropped)
 
+    async def disk_use(self) -> tuple[DiskUse, int]:
+        """What the data directory takes on disk, and what is free there. Opens nothing; reads directories in a thread.
+
+        Buckets that are open, or were, tell what their table files hold.
+        """
+        use = DiskUse()
+        for name in self._catalog.names():
+            live = self._live.get(name)
+            if live is None:
+                files = await self._executor.run(table_files, self._catalog.path(name))
+                use += DiskUse.of_table(files, {})
+            else:
+                use += (await live.disk_use())[0]
+        staging, others, free = await self._executor.run(_other_bytes, self._directory)
+        return use + DiskUse(staging=staging, other=others), free
+
     async def _to_its_end(self, change: Coroutine[None, None, T]) -> T:
         # Half of a change would leave the catalog and what runs of the table at odds.
         task = asyncio.create_task(change)
@@ -314,6 +344,7 @@ class Tables:
         """Ends what runs, closes every bucket in order and gives the directory back."""
         await self._upkeep.close()
         await self._bases.close()
+        await self._idle.close()
         while self._changes:
             await asyncio.wait(list(self._changes))
         await self.transactions.close()
@@ -326,3 +357,18 @@ class Tables:
         await self._clock_keeper.close()
         self._executor.close()
         self._directory.close()
+
+
+def _files_per_bucket(buckets: int) -> int:
+    """How many table files each of some open buckets may keep open: together half of what the process may have."""
+    return max(_LEAST_FILES, min(_MOST_FILES, file_limit() // 2 // buckets))
+
+
+def _other_bytes(directory: DataDirectory) -> tuple[int, int, int]:
+    """Bytes of what is staged, of what is neither that nor a table's, and what is free on the disk."""
+    others = sum(
+        directory_bytes(path)
+        for path in directory.path.iterdir()
+        if path not in (directory.tables, directory.transactions)
+    )
+    return directory_bytes(directory.transactions), others, shutil.disk_usage(directory.path).free

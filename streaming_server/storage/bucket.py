@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.storage.bucket_log import Segment
     from streaming_server.storage.changelog import Changes
+    from streaming_server.storage.disk_use import FamilyBytes
     from streaming_server.storage.rocks import RowsSnapshot, StoreBatch
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity, WriterLimits, WriteStep
@@ -145,6 +146,21 @@ class BucketChange:
 
 
 @dataclass(frozen=True, slots=True)
+class LogUse:
+    """What there is of a changelog.
+
+    Attributes:
+        bytes: Bytes of its changes, as they were written.
+        holder: Who holds the oldest ones that are held. Empty: nobody holds any.
+        held_bytes: Bytes of the changes from there on.
+    """
+
+    bytes: int = 0
+    holder: str = ""
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BucketSnapshot:
     """A bucket as of one instant, for reading single keys. Thread-safe.
 
@@ -168,6 +184,10 @@ class Bucket:
 
     Not thread-safe: hold the bucket's mutex for everything but `sync`, which may run beside all else, one at a time,
     and `flush`, `compact_small_files` and `checkpoint`, which may run beside all but `close`.
+
+    Attributes:
+        place: What errors call it.
+        flushes: How often it was flushed on demand since small files were made one.
     """
 
     def __init__(
@@ -196,6 +216,7 @@ class Bucket:
             DataLoss: The bucket is damaged: RocksDB cannot open it, or acknowledged changes are missing.
         """
         self.place = place
+        self.flushes = 0
         self._store = RocksStore(path, place, compression=compression, resources=resources)
         self.log = BucketLog(self._store, lambda: self._state.log_span)
         self.writers = WriterStates(self._store, writer_limits, clock)
@@ -406,18 +427,22 @@ class Bucket:
         for key, value in islice(self._store.log_records(), limit):
             yield decode_record(key, value, definition)
 
-    def disk_bytes(self) -> int:
-        """Bytes of the bucket's table files."""
-        return self._store.disk_bytes()
+    def family_bytes(self) -> FamilyBytes:
+        """Bytes of its table files, by what they hold. Takes microseconds."""
+        return self._store.family_bytes()
+
+    def log_use(self) -> LogUse:
+        """How much of its changelog is kept, and for whom. Blocks for some milliseconds where that is gigabytes."""
+        span, total, held = self.log.span, self._state.log_bytes, self.log.holds.oldest()
+        kept = self.log.bytes_from(span.offset_of(span.first), total) if span.first < span.end else 0
+        if held is None or count_of(held[1]) >= span.end:
+            return LogUse(kept, "", 0)
+        return LogUse(kept, held[0], min(kept, self.log.bytes_from(held[1], total)))
 
     def flush(self) -> None:
         """Moves unflushed writes into table files."""
+        self.flushes += 1
         self._store.flush()
-
-    @property
-    def flushes(self) -> int:
-        """How often it was flushed on demand since it was opened."""
-        return self._store.flushes
 
     def compact_small_files(self) -> int:
         """Makes table files one where many small ones lie side by side; how many places that were. Blocks."""

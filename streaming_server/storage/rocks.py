@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import rocksdict
 
+from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.small_files import TableFile, small_runs
 from table_model.errors import DataLoss, InternalError, ScanKvError
 
@@ -75,14 +76,13 @@ class RocksStore:
     Attributes:
         place: What errors call it.
         readers: How many cursors read it: it must not be closed before they are.
-        flushes: How often it was flushed on demand.
     """
 
     def __init__(
         self, path: Path, place: str, *, compression: str, resources: RocksResources, read_only: bool = False
     ) -> None:
         self.place = place
-        self.readers = self.flushes = 0
+        self.readers = 0
         self._resources = resources
         self._has_filter = not read_only and resources.filters.acquire(blocking=False)
         options = _options(compression, resources)
@@ -166,15 +166,14 @@ class RocksStore:
         except Exception as error:
             raise self.failure(error) from error
 
-    def disk_bytes(self) -> int:
-        """Bytes of all live files, without the write-ahead log."""
-        files = (family.property_int_value("rocksdb.total-sst-files-size") for family in self._families)
-        return sum(size or 0 for size in files)
+    def family_bytes(self) -> FamilyBytes:
+        """Bytes of the table files, also of those that only open cursors keep. Takes microseconds."""
+        rows, log, index = (_table_bytes(family) for family in (self.rows, self.log, self._index))
+        return FamilyBytes(rows=rows, changelog=log, indexes=index)
 
     def flush(self) -> None:
         """Moves unflushed writes into table files."""
         try:
-            self.flushes += 1
             for family in self._families:
                 family.flush()
         except Exception as error:
@@ -309,6 +308,10 @@ class StoreBatch:
     def delete_meta(self, key: bytes) -> None:
         """Deletes one entry about the bucket itself."""
         self.writes.delete(key, self._handles["meta"])
+
+
+def _table_bytes(family: rocksdict.Rdict | None) -> int:
+    return 0 if family is None else family.property_int_value("rocksdb.total-sst-files-size") or 0
 
 
 def scan_options(end: bytes | None = None, *, max_skips: int = 0) -> rocksdict.ReadOptions:

@@ -163,7 +163,7 @@ def test_random_predicates_give_the_rows_of_the_whole_table_in_order_also_cut_an
         assert set(found) <= set(there)
     if not key_ranges and limit is None and not pinned:
         assert client.table(table).count(where) == len(there)
-        values = [row["v"] for row in ROWS if _key(row) in set(there) and row["v"] is not None]
+        values: list[int] = [row["v"] for row in DATA.to_pylist() if _key(row) in set(there) and row["v"] is not None]
         total = client.table(table).aggregate({"v": "sum"}, where=where)
         assert total.column(0)[0].as_py() == (sum(values) if values else None)
         best = client.table(table).top_n(3, by="v", columns=["v"], where=where)

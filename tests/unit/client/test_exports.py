@@ -21,6 +21,7 @@ NAMES = [
     "ConsumerNotFound",
     "DataLoss",
     "DeadlineExceeded",
+    "DiskUse",
     "IndexCheck",
     "IndexStatus",
     "InternalError",
