@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from aio_client._bases import TableBases
+from aio_client._disk_use import DiskUse
 
 if TYPE_CHECKING:
     from protos.scankv.v1 import admin_pb2
@@ -38,6 +39,7 @@ class ServerStats:
         resident_bytes: Resident memory now.
         peak_resident_bytes: Resident memory at its highest.
         open_files: File descriptors open now; 0 where the server's system does not say.
+        file_limit: How many there may be.
         tasks: Tasks of the server's event loop now.
         snapshot_views: Views kept now for pinned snapshots.
         snapshot_leases: Leases on them.
@@ -52,6 +54,8 @@ class ServerStats:
         clock_jumps: How often that clock has jumped.
         request_bytes_in_flight: Bytes of requests of more than 64 KiB that are in memory now.
         refused_requests: Requests that were refused with `ServerBusy`, because there were too many of these.
+        free_disk_bytes: What is free on the disk of the data directory.
+        disk: What the data directory takes on disk.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
         bases: The columnar bases of each table in use that has any, by table.
     """
@@ -77,6 +81,7 @@ class ServerStats:
     resident_bytes: int
     peak_resident_bytes: int
     open_files: int
+    file_limit: int
     tasks: int
     snapshot_views: int
     snapshot_leases: int
@@ -90,6 +95,8 @@ class ServerStats:
     clock_jumps: int
     request_bytes_in_flight: int
     refused_requests: int
+    free_disk_bytes: int
+    disk: DiskUse
     damaged_buckets: tuple[str, ...]
     bases: tuple[TableBases, ...]
 
@@ -118,6 +125,7 @@ class ServerStats:
             resident_bytes=message.resident_bytes,
             peak_resident_bytes=message.peak_resident_bytes,
             open_files=message.open_files,
+            file_limit=message.file_limit,
             tasks=message.tasks,
             snapshot_views=message.snapshot_views,
             snapshot_leases=message.snapshot_leases,
@@ -131,6 +139,8 @@ class ServerStats:
             clock_jumps=message.clock_jumps,
             request_bytes_in_flight=message.request_bytes_in_flight,
             refused_requests=message.refused_requests,
+            free_disk_bytes=message.free_disk_bytes,
+            disk=DiskUse.of(message.disk),
             damaged_buckets=tuple(message.damaged_buckets),
             bases=tuple(TableBases.of(each) for each in message.bases),
         )

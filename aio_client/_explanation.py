@@ -23,6 +23,7 @@ class ScanExplanation:
         ranges: The ranges of keys that are read, as comparisons of key columns; the first ten. Empty: points are read,
             or nothing.
         range_count: How many ranges are read.
+        all_keys: Whether the ranges are all keys of these buckets.
         points: How many single keys are looked up beside the ranges. Not those that an index tells.
         first_points: The first ten of them.
         index: The columns of the index that tells which keys are looked up. Empty: none does.
@@ -43,6 +44,7 @@ class ScanExplanation:
     buckets: tuple[int, ...]
     ranges: tuple[str, ...]
     range_count: int
+    all_keys: bool
     points: int
     first_points: tuple[str, ...]
     index: tuple[str, ...]
@@ -66,6 +68,7 @@ class ScanExplanation:
             buckets=tuple(message.buckets),
             ranges=tuple(message.ranges),
             range_count=message.range_count,
+            all_keys=message.all_keys,
             points=message.points,
             first_points=tuple(message.first_points),
             index=tuple(message.index),

@@ -24,6 +24,7 @@ from table_model.errors import (
     SnapshotNotTaken,
     UsageError,
 )
+from table_model.expressions.wire import to_proto
 from table_model.key_range import KeyRange
 from table_model.limits import MAX_SPLITS
 from table_model.log_offsets import LogOffsets
@@ -261,34 +262,39 @@ async def list_snapshots(transport: Transport, table: str | None) -> list[Snapsh
     return [Snapshot(transport, message, asked_at) for message in response.snapshots]
 
 
-async def splits(transport: Transport, spec: ScanSpec, n: int) -> list[ScanSpec]:
+async def splits(transport: Transport, spec: ScanSpec, n: int, rows_per_split: int | None = None) -> list[ScanSpec]:
     """Cuts a scan of a snapshot into parts of about equally many rows, which together give each of its rows once.
 
-    The first call for a view has the server read all its keys. The same call always gives the same parts.
+    The server reads a bounded number of keys for it. The same call always gives the same parts.
 
     Args:
         transport: The client's connection.
         spec: A scan of a snapshot, without a limit and from its beginning.
         n: How many parts, 1 to 1024.
+        rows_per_split: About how many rows a part has at least, so that there may be fewer parts. None: exactly `n`.
 
     Returns:
-        `n` scans in ascending key order; where there are few keys, some of them without rows.
+        `n` scans, or fewer with `rows_per_split`, in ascending key order; where there are few keys, some without rows.
 
     Raises:
-        UsageError: The scan is not of a snapshot, has a limit or a resume token, or `n` is out of its range.
+        UsageError: The scan is not of a snapshot, has a limit or a resume token, or a number is out of its range.
         SnapshotLost: The snapshot's lease has ended.
         DataLoss: The snapshot is damaged.
     """
+    if rows_per_split is not None and (type(rows_per_split) is not int or not 1 <= rows_per_split < 2**63):
+        raise UsageError(f"rows_per_split is at least 1, not {rows_per_split!r}", option="rows_per_split")
     request = snapshot_pb2.SplitSnapshotRequest(
         snapshot_id=_divisible(spec, n),
         splits=n,
         key_range=None if spec.key_range is None else _to_message(spec.key_range),
         buckets=spec.buckets or (),
+        where=None if spec.where is None else to_proto(spec.where),
+        rows_per_split=rows_per_split or 0,
     )
-    # The server goes on reading keys when a call has timed out.
     response = await call_again(transport, lambda: transport.services.snapshots.SplitSnapshot, request)
     ranges = [_from_message(message) for message in response.ranges]
-    _check_parts(ranges, spec.key_range or KeyRange(), n)
+    wanted = n if rows_per_split is None else min(n, max(1, len(ranges)))
+    _check_parts(ranges, spec.key_range or KeyRange(), wanted)
     return [replace(spec, key_range=part) for part in ranges]
 
 

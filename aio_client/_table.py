@@ -13,6 +13,7 @@ from aio_client._commit import call_again
 from aio_client._computed import ComputedAnswers
 from aio_client._consumers import ChangesOfTable
 from aio_client._data import rows_of
+from aio_client._disk_use import DiskUse
 from aio_client._indexes import index_statuses
 from aio_client._keys import is_one_key, keys_of
 from aio_client._lookup import LookupAnswer, VersionedRows, assemble, oldest_offsets
@@ -62,7 +63,11 @@ class BucketStatistics:
             in tables without old rows in their changelog; `count` reads them.
         log_offset: The offset that the next change gets.
         epoch: How many unclean starts of the server the bucket has seen.
-        disk_bytes: Bytes of its files.
+        disk_bytes: Bytes of its files on disk, without its columnar base and its snapshots.
+        log_bytes: Bytes of the changes that its changelog has, as they were written.
+        log_holder: Who holds the oldest of them that are held: a stream, consumer, transaction or snapshot; None when
+            nobody does.
+        held_log_bytes: Bytes of the changes from there on, which retention does not remove.
         damage: Why it cannot be read; None when it can.
         base: Its columnar base. None: the table has the option `columnar_base=off`.
     """
@@ -72,6 +77,9 @@ class BucketStatistics:
     log_offset: int
     epoch: int
     disk_bytes: int
+    log_bytes: int
+    log_holder: str | None
+    held_log_bytes: int
     damage: str | None
     base: BaseStatistics | None
 
@@ -511,11 +519,18 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
                 log_offset=bucket.log_offset,
                 epoch=bucket.epoch,
                 disk_bytes=bucket.disk_bytes,
+                log_bytes=bucket.log_bytes,
+                log_holder=bucket.log_holder or None,
+                held_log_bytes=bucket.held_log_bytes,
                 damage=bucket.damage or None,
                 base=BaseStatistics.of(bucket.base) if bucket.HasField("base") else None,
             )
             for bucket in response.buckets
         ]
+
+    async def disk_use(self) -> DiskUse:
+        """What the table takes on disk now, with its columnar bases and its snapshots. Opens all buckets."""
+        return DiskUse.of((await self._described()).disk)
 
     async def log_offsets(self) -> LogOffsets:
         """Where the changelog of every bucket ends, at one instant; all before is durable. For a job's checkpoint.

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from aio_client._check import BucketCheck
     from aio_client._client import Client as AsyncClient
     from aio_client._data import Data
+    from aio_client._disk_use import DiskUse
     from aio_client._explanation import ScanExplanation
     from aio_client._indexes import Indexes, IndexStatus
     from aio_client._lookup import VersionedRows
@@ -472,6 +473,10 @@ class Table(ComputedAnswers, ConsumersOfTable, MergedTable):
         """The figures of every bucket."""
         return self._runner.call(self._table.statistics)
 
+    def disk_use(self) -> DiskUse:
+        """What the table takes on disk now. See `aio_client.Table.disk_use`."""
+        return self._runner.call(self._table.disk_use)
+
     def log_offsets(self) -> LogOffsets:
         """Where the changelog of every bucket ends, at one instant. See `aio_client.Table.log_offsets`."""
         return self._runner.call(self._table.log_offsets)
@@ -543,9 +548,10 @@ class Scan(ScanBuilder):
 
         return ReadAhead(self._runner, make, ahead)
 
-    def splits(self, n: int) -> list[Scan]:
+    def splits(self, n: int, *, rows_per_split: int | None = None) -> list[Scan]:
         """Cuts a scan of a pinned snapshot into parts of about equally many rows. See `aio_client.Scan.splits`."""
-        parts = self._runner.call(self._runner.client.scan(self._spec).splits, n)
+        cut = partial(self._runner.client.scan(self._spec).splits, n, rows_per_split=rows_per_split)
+        parts = self._runner.call(cut)
         return [Scan(self._runner, part.spec, self._table) for part in parts]
 
     def explain(self) -> ScanExplanation:

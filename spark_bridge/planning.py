@@ -76,7 +76,7 @@ def planned(options: ReadOptions, schema: StructType | None = None) -> ReadPlan:
                 check_columns(schema, wanted)
                 wanted = schema
             # By name: a column that is added later is not part of it.
-            specs = split(client, table, snapshot, replace(options, columns=tuple(wanted.names)))
+            specs = split(table, snapshot, replace(options, columns=tuple(wanted.names)))
         except BaseException:
             if own:
                 # What went wrong is told; a lease that stays behind expires.

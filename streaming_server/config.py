@@ -100,6 +100,9 @@ class ServerConfig:
         write_buffer_bytes: Memory for writes not yet in table files, shared by all buckets.
         result_cache_bytes: Memory for computed answers that are given again while nothing changes; one of them takes
             at most a sixteenth of it. 0 keeps none.
+        max_open_buckets: Buckets that may be open without being in use; beyond, those unused for longest are closed. An
+            open one takes some ten file descriptors and up to 256 for its files, and is opened again in some 20 ms.
+        bucket_idle_seconds: A bucket that nobody has used for so long is closed.
         storage_threads: Threads for writes, lookups and syncs.
         max_clock_step_seconds: Commit times follow the machine's clock forward over at most so much at once; more is a
             jump, which is logged, reported by `stats`, and not followed. See docs/clocks.md.
@@ -156,6 +159,8 @@ class ServerConfig:
     block_cache_bytes: int = 64 * _MEBIBYTE
     write_buffer_bytes: int = 128 * _MEBIBYTE
     result_cache_bytes: int = 16 * _MEBIBYTE
+    max_open_buckets: int = 256
+    bucket_idle_seconds: float = 300.0
     storage_threads: int = 4
     max_clock_step_seconds: float = 300.0
     clock_trust_seconds: float = 86_400.0
@@ -207,6 +212,8 @@ class ServerConfig:
             ("block_cache_bytes", _MEBIBYTE, 1 << 40),
             ("write_buffer_bytes", _MEBIBYTE, 1 << 40),
             ("result_cache_bytes", 0, 1 << 40),
+            ("max_open_buckets", 1, 100_000),
+            ("bucket_idle_seconds", 0.01, 365 * 86_400),
             ("storage_threads", 1, 64),
             ("max_clock_step_seconds", 1, 86_400),
             ("clock_trust_seconds", 0, 10 * 365 * 86_400),

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import sys
 import uuid
-from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Self
 
@@ -53,6 +51,7 @@ from streaming_server.services.table import TableService
 from streaming_server.services.transaction import TransactionService
 from streaming_server.services.write import WriteService
 from streaming_server.storage.data_directory import DirectoryLocked, ForeignDirectory
+from streaming_server.storage.file_limit import raise_file_limit
 from table_model.errors import ScanKvError, ServerDraining
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Server:
             UsageError, DataLoss: The directory cannot be used; the message says why.
             ScanKvError: A transaction that was committed cannot be applied.
         """
-        _raise_file_limit()
+        raise_file_limit()
         self._tables = Tables(self.config, clocks=self._clocks)
         self._registry = ScanRegistry(
             Admission(
@@ -300,11 +299,3 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests", _PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING_CALLS),
     ]
-
-
-def _raise_file_limit() -> None:
-    """An open bucket takes about nine file descriptors, and each scan pins some."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        if soft != hard:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

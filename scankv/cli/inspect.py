@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.filesize import decimal
 
-from aio_client import BaseStatistics, BucketStatistics, IndexStatus, TableBases, sync
+from aio_client import BaseStatistics, BucketStatistics, DiskUse, IndexStatus, TableBases, sync
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.show import duration, show_json, show_pairs, show_table
 from scankv.formats.table_files import definition_of, to_toml
@@ -69,11 +69,12 @@ def describe(
         if toml:
             typer.echo(to_toml(definition_of(found)), nl=False)
             return
-        buckets, indexes = found.statistics(), found.index_status()
+        buckets, indexes, disk = found.statistics(), found.index_status(), found.disk_use()
     if json:
         show_json(
             _summary(found)
             | {"index_status": [asdict(index) for index in indexes]}
+            | {"disk_use": asdict(disk)}
             | {"bucket_statistics": [asdict(bucket) for bucket in buckets]}
         )
         return
@@ -84,7 +85,7 @@ def describe(
             "bucket key": ", ".join(found.bucket_key),
             "options": ", ".join(f"{name}={value}" for name, value in found.options.items()) or "all as default",
             "rows": _rows(buckets),
-            "on disk": decimal(sum(bucket.disk_bytes for bucket in buckets)),
+            "on disk": _disk(disk),
         }
     )
     merges = _merges(found)
@@ -99,11 +100,8 @@ def describe(
     if indexes:
         show_table(["index", "state"], [[", ".join(index.columns), _state(index)] for index in indexes])
     show_table(
-        ["bucket", "rows", "log offset", "on disk", "damage"],
-        [
-            [b.bucket, "" if b.rows is None else b.rows, b.log_offset, decimal(b.disk_bytes), b.damage or ""]
-            for b in buckets
-        ],
+        ["bucket", "rows", "log offset", "on disk", "changes", "held by", "damage"],
+        [_bucket_cells(bucket) for bucket in buckets],
     )
     bases = [(bucket.bucket, bucket.base) for bucket in buckets if bucket.base is not None]
     if bases:
@@ -122,9 +120,29 @@ def stats(json: Json = False, url: Url = None) -> None:
         show_json(figures)
         return
     del figures["bases"]
+    figures["disk"] = _disk(found.disk)
     show_pairs({_label(name): _figure(name, value) for name, value in figures.items()})
     if found.bases:
         show_table(*_bases(found.bases))
+
+
+def _disk(use: DiskUse) -> str:
+    """The total, and of what it consists."""
+    parts = {name.replace("_", " "): size for name, size in asdict(use).items() if size and name != "total"}
+    most = sorted(parts.items(), key=lambda part: -part[1])
+    return decimal(use.total) + (f" ({', '.join(f'{name} {decimal(size)}' for name, size in most)})" if most else "")
+
+
+def _bucket_cells(bucket: BucketStatistics) -> list[object]:
+    return [
+        bucket.bucket,
+        "" if bucket.rows is None else bucket.rows,
+        bucket.log_offset,
+        decimal(bucket.disk_bytes),
+        decimal(bucket.log_bytes),
+        f"{bucket.log_holder}, {decimal(bucket.held_log_bytes)}" if bucket.log_holder else "",
+        bucket.damage or "",
+    ]
 
 
 def _bases(tables: Sequence[TableBases]) -> tuple[list[str], list[list[object]]]:

@@ -12,7 +12,7 @@ import io
 import re
 from typing import IO, TYPE_CHECKING, Final
 
-import pyarrow.compute as pc
+from table_model import lazy_compute as pc
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -317,11 +317,8 @@ class Consumers:
         table = self._live(group.table)
         if table is None or consumer.committed is None:
             return
-        for number in sorted(consumer.committed.position.offsets):
-            live = table.buckets[number]
-            # One that is just being opened gets the holds of before.
-            async with live.mutex:
-                live.release_log(owner_of(consumer.consumer_id))
+        for number in consumer.committed.position.offsets:
+            table.buckets[number].release_log(owner_of(consumer.consumer_id))
 
     def _end(self, group: Group, consumer: Consumer, why: str) -> None:
         session, consumer.session = consumer.session, None

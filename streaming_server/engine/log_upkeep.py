@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.live_table import LiveTable
-    from streaming_server.storage.bucket import Bucket
+    from streaming_server.storage.bucket import Bucket, BucketState
     from table_model.schema import TableDefinition
+
+_MANY_FLUSHES: Final = 8
+"""Flushes on demand, each of which leaves a small file of each kind behind, before these are made one."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -72,11 +75,17 @@ class LogUpkeep:
                         _log.exception("changelog of bucket %s of %s", live.number, live.table)
 
     async def look_after(self, table: LiveTable, live: LiveBucket) -> None:
-        """Does what is due for one bucket of a table, if it is open. Raises DataLoss."""
+        """Does what is due for one bucket of a table, if it was opened since the start. Raises DataLoss.
+
+        One that is at rest is opened for it only when all of its changelog is beyond the retention.
+        """
         while await self._rewrite(table, live):
             pass
+        await _compact(live)
         async with live.mutex:
             bucket = live.open_bucket
+            if bucket is None and _is_expired(live.state, table.definition, self._clock.service_micros()):
+                bucket = await live.opened()
             if bucket is not None:
                 await live.run(_trim, bucket, table.definition, self._max_held_bytes, self._clock.service_micros())
                 if bucket.writers.is_sweep_due():
@@ -97,6 +106,22 @@ class LogUpkeep:
             if live.open_bucket is bucket:
                 await live.run(bucket.put_segment, segment)
         return True
+
+
+async def _compact(live: LiveBucket) -> None:
+    """Makes the small files one that flushes have left, once there are some."""
+    async with live.upkeep:
+        bucket = live.open_bucket
+        if bucket is not None and bucket.flushes >= _MANY_FLUSHES:
+            bucket.flushes = 0
+            await live.run(bucket.compact_small_files)
+
+
+def _is_expired(state: BucketState | None, definition: TableDefinition, now: int) -> bool:
+    """Whether there are changes, and all of them are older than the retention, as of a service time."""
+    if state is None or state.log_first == state.count:
+        return False
+    return state.log_micros <= now - definition.options.log_retention_seconds * 1_000_000
 
 
 def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now: int) -> None:

@@ -224,8 +224,10 @@ def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
 
 async def _flush_one(live: LiveBucket, bucket: Bucket, places: asyncio.Semaphore) -> None:
     async with places:
-        # Without the mutex: writers go on meanwhile, and the bucket is not closed before the pin has ended.
-        await live.run(bucket.flush)
+        # Without the mutex: writers go on meanwhile.
+        async with live.upkeep:
+            if live.open_bucket is bucket:
+                await live.run(bucket.flush)
 
 
 async def _ended(making: asyncio.Task[None]) -> None:

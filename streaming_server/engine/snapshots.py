@@ -23,7 +23,7 @@ from streaming_server.engine.leases import (
 from streaming_server.engine.pinned_view import PinnedView, SnapshotReader
 from streaming_server.engine.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.reaper import Reaper
-from streaming_server.engine.splits import split_view
+from streaming_server.engine.splits import Cut, split_view
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.ended_leases import EndedLeases
 from streaming_server.storage.offsets import count_of
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.pinned_base import PinnedBase
     from streaming_server.storage.rocks import RocksResources
     from table_model.errors import ScanKvError
+    from table_model.expressions import Predicate
     from table_model.key_range import KeyRange
     from table_model.schema import TableDefinition
 
@@ -260,31 +261,46 @@ class Snapshots:
         return View(offsets, pinned.manifest.view_micros, total_rows(state.rows for state in states.values()))
 
     async def split(
-        self, snapshot_id: str, splits: int, key_range: KeyRange, buckets: Sequence[int] | None = None
+        self,
+        snapshot_id: str,
+        splits: int,
+        key_range: KeyRange,
+        buckets: Sequence[int] | None = None,
+        *,
+        where: Predicate | None = None,
+        rows_per_split: int | None = None,
     ) -> list[KeyRange]:
         """Cuts a key range of some buckets (None: all) of a snapshot into ranges of about equally many rows.
 
-        They are exactly `splits`, in key order, each beginning where the one before ends; empty ones among them where
-        there are too few keys. The first call for a view reads its keys; equal calls give equal ranges.
+        They are exactly `splits`, or fewer with `rows_per_split`; in key order, each beginning where the one before
+        ends; empty ones among them where there are too few keys. Reads a bounded number of keys; equal calls give equal
+        ranges.
+
+        Args:
+            snapshot_id: The snapshot.
+            splits: How many ranges.
+            key_range: What is cut.
+            buckets: The buckets that are read.
+            where: What is true of the rows that are read, None for all: what it says of keys bounds what is counted.
+            rows_per_split: About how many rows a range has at least, if there are so many. None: any number.
 
         Raises:
             SnapshotLost: There is no such snapshot.
             InvalidRequest: The number of splits, or a bucket, is refused.
+            SchemaMismatch: The predicate does not fit the table.
             DataLoss: A bucket is damaged.
         """
         if not 1 <= splits <= MAX_SPLITS:
             raise InvalidRequest(f"splits is {splits}: it must be from 1 to {MAX_SPLITS}")
         view = self.lease(snapshot_id).view
         view.chosen(buckets)
-        # It goes on when the caller gives up: the keys of a large view take longer than one call may, and whoever asks
-        # again finds them read.
-        return await asyncio.shield(self._begin(self._split(view, splits, key_range, buckets)))
+        cut = Cut(splits, key_range, buckets, where, rows_per_split)
+        # It goes on when the caller gives up: whoever asks again finds the sample of the view.
+        return await asyncio.shield(self._begin(self._split(view, cut)))
 
-    async def _split(
-        self, view: PinnedView, splits: int, key_range: KeyRange, buckets: Sequence[int] | None
-    ) -> list[KeyRange]:
+    async def _split(self, view: PinnedView, cut: Cut) -> list[KeyRange]:
         with self._used(view):
-            return await split_view(view, self._executor, splits, key_range, buckets)
+            return await split_view(view, self._executor, cut)
 
     async def drop(self, table: str, reason: ScanKvError) -> None:
         """Ends the snapshots of a table that is being dropped; their scans get `reason`. Call it when it is closed."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import shutil
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from streaming_server.clock import ClockLimits, ServerClock
 from streaming_server.engine.base_due import BaseLimits
@@ -16,6 +18,7 @@ from streaming_server.engine.column_locks import ColumnLocks
 from streaming_server.engine.consumers import Consumers
 from streaming_server.engine.executor import StorageExecutor
 from streaming_server.engine.functions.installed import load_installed
+from streaming_server.engine.idle_buckets import IdleBuckets
 from streaming_server.engine.live_table import LiveTable
 from streaming_server.engine.log_upkeep import LogUpkeep
 from streaming_server.engine.merging.engine import Engines
@@ -25,6 +28,8 @@ from streaming_server.engine.transactions import TransactionLimits, Transactions
 from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.clock_file import ClockFile
 from streaming_server.storage.data_directory import DataDirectory
+from streaming_server.storage.disk_use import DiskUse, directory_bytes, table_files
+from streaming_server.storage.file_limit import file_limit
 from streaming_server.storage.rocks import RocksResources
 from streaming_server.storage.writer_states import WriterLimits
 from table_model.errors import InvalidRequest, ServerDraining, TableNotFound
@@ -42,6 +47,12 @@ if TYPE_CHECKING:
     from table_model.merge_spec import MergeSpec
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_FILES_OF_OPEN_BUCKET: Final = 40
+"""Descriptors of one bucket that is open, with a few table files."""
+_LEAST_FILES: Final = 20
+_MOST_FILES: Final = 256
 
 
 class Tables:
@@ -70,7 +81,13 @@ class Tables:
         max_hold_seconds: float = MAX_HOLD_SECONDS,
         clocks: MachineClocks | None = None,
     ) -> None:
-        """Opens the directory. Raises DirectoryLocked, UsageError or DataLoss, naming the directory or file."""
+        """Opens the directory.
+
+        Raises:
+            DirectoryLocked: Another server uses it.
+            UsageError, ForeignDirectory, DiskFull: It cannot be used.
+            DataLoss: What its format is cannot be read.
+        """
         self._installed = load_installed(config.aggregate_functions)
         self._directory = DataDirectory(config.data)
         try:
@@ -78,14 +95,17 @@ class Tables:
         except BaseException:
             self._directory.close()
             raise
+        most_open = min(config.max_open_buckets, max(1, file_limit() // _FILES_OF_OPEN_BUCKET))
         self._resources = RocksResources.of_sizes(
-            block_cache_bytes=config.block_cache_bytes, write_buffer_bytes=config.write_buffer_bytes
+            block_cache_bytes=config.block_cache_bytes,
+            write_buffer_bytes=config.write_buffer_bytes,
+            files_per_store=_files_per_bucket(most_open),
         )
         self._executor = StorageExecutor(config.storage_threads)
         clock_file = ClockFile(config.data)
         self.clock = ServerClock(
             clocks,
-            clock_file.read(),
+            clock_file.read(is_new=not len(self._catalog)),
             ClockLimits(
                 max_step_seconds=config.max_clock_step_seconds,
                 trust_seconds=config.clock_trust_seconds,
@@ -102,6 +122,7 @@ class Tables:
             max_held_bytes=config.log_hold_max_bytes,
             clock=self.clock,
         )
+        self._idle = IdleBuckets(self.live_tables, most=most_open, idle_seconds=config.bucket_idle_seconds)
         self._bases = BaseUpkeep(
             self.live_tables,
             self._executor,
@@ -133,9 +154,7 @@ class Tables:
         )
         try:
             for definition in self.definitions():
-                self.snapshots.load(definition, self._catalog.path(definition.name))
-                self.consumers.load(definition, self._catalog.path(definition.name))
-                self.locks.add(definition, self._catalog.path(definition.name))
+                self._load(definition)
             self.transactions = Transactions(
                 self._directory.transactions,
                 self._executor,
@@ -152,12 +171,21 @@ class Tables:
             self._directory.close()
             raise
 
+    def _load(self, definition: TableDefinition) -> None:
+        """Finds what belongs to a table. If that fails as nobody expects, the table cannot be used, and others can."""
+        name, path = definition.name, self._catalog.path(definition.name)
+        try:
+            self.snapshots.load(definition, path)
+            self.consumers.load(definition, path)
+            self.locks.add(definition, path)
+        except Exception as error:
+            _log.exception("what belongs to the table %s cannot be loaded", name)
+            self._catalog.take_out(name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})")
+
     async def recover(self) -> None:
         """Applies the transactions that were committed before the last stop, as far as they are not; before `start`.
 
-        Raises:
-            DataLoss: What they have staged is damaged.
-            ScanKvError: A table cannot be written.
+        What cannot be applied is not served, and all else is: see `Transactions.recover`.
         """
         await self.transactions.recover()
 
@@ -170,6 +198,7 @@ class Tables:
         self.transactions.start()
         self._upkeep.start()
         self._bases.start()
+        self._idle.start()
 
     def __len__(self) -> int:
         return len(self._catalog)
@@ -291,17 +320,35 @@ class Tables:
 
     async def _drop(self, name: str) -> None:
         async with self._ddl, self.transactions.uses.altering(name):
-            live = self.table(name)
+            # Of one that cannot be used there is nothing to close.
+            live = self.table(name) if self._catalog.is_usable(name) else None
             try:
                 reason = TableNotFound(f'table "{name}" was dropped', table=name)
-                await live.close(reason)
+                if live is not None:
+                    await live.close(reason)
                 await self.snapshots.drop(name, reason)
                 await self.consumers.drop(name)
                 await self.locks.drop(name)
                 dropped = await self._executor.run(self._catalog.drop, name)
             finally:
-                del self._live[name]
+                self._live.pop(name, None)
             await self._executor.run(self._catalog.discard, dropped)
+
+    async def disk_use(self) -> tuple[DiskUse, int]:
+        """What the data directory takes on disk, and what is free there. Opens nothing; reads directories in a thread.
+
+        Buckets that are open, or were, tell what their table files hold.
+        """
+        use = DiskUse()
+        for name in self._catalog.names():
+            live = self._live.get(name)
+            if live is None:
+                files = await self._executor.run(table_files, self._catalog.path(name))
+                use += DiskUse.of_table(files, {})
+            else:
+                use += (await live.disk_use())[0]
+        staging, others, free = await self._executor.run(_other_bytes, self._directory)
+        return use + DiskUse(staging=staging, other=others), free
 
     async def _to_its_end(self, change: Coroutine[None, None, T]) -> T:
         # Half of a change would leave the catalog and what runs of the table at odds.
@@ -314,6 +361,7 @@ class Tables:
         """Ends what runs, closes every bucket in order and gives the directory back."""
         await self._upkeep.close()
         await self._bases.close()
+        await self._idle.close()
         while self._changes:
             await asyncio.wait(list(self._changes))
         await self.transactions.close()
@@ -326,3 +374,18 @@ class Tables:
         await self._clock_keeper.close()
         self._executor.close()
         self._directory.close()
+
+
+def _files_per_bucket(buckets: int) -> int:
+    """How many table files each of some open buckets may keep open: together half of what the process may have."""
+    return max(_LEAST_FILES, min(_MOST_FILES, file_limit() // 2 // buckets))
+
+
+def _other_bytes(directory: DataDirectory) -> tuple[int, int, int]:
+    """Bytes of what is staged, of what is neither that nor a table's, and what is free on the disk."""
+    others = sum(
+        directory_bytes(path)
+        for path in directory.path.iterdir()
+        if path not in (directory.tables, directory.transactions)
+    )
+    return directory_bytes(directory.transactions), others, shutil.disk_usage(directory.path).free

@@ -98,8 +98,9 @@ class Position:
 class Cursor(Protocol):
     """Reads one bucket for a source. The rows are of the moment when it was made."""
 
-    rows_scanned: int
-    """Rows read so far."""
+    @property
+    def rows_scanned(self) -> int:
+        """Rows read so far."""
 
     @property
     def message(self) -> BatchMessage | None:

@@ -21,19 +21,17 @@ class CursorChain:
 
     Args:
         cursors: Make the cursors, in the order in which they are read, whenever they are called: all of one moment.
+
+    Attributes:
+        rows_scanned: Rows read so far.
     """
 
     def __init__(self, cursors: Sequence[Callable[[], Cursor]]) -> None:
         self._cursors = cursors
         self._made = 1
         self._current = cursors[0]()
-        self._finished_rows = 0
+        self.rows_scanned = self._finished_rows = 0
         self._last: bytes | None = None
-
-    @property
-    def rows_scanned(self) -> int:
-        """Rows read so far."""
-        return self._finished_rows + self._current.rows_scanned
 
     @property
     def message(self) -> BatchMessage | None:
@@ -68,6 +66,7 @@ class CursorChain:
             self._current.close()
             self._current = self._cursors[self._made]()
             self._made += 1
+        self.rows_scanned = self._finished_rows + self._current.rows_scanned
         return found
 
     def close(self) -> None:

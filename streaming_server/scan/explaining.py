@@ -9,7 +9,7 @@ from streaming_server.scan.base_view import Via
 from streaming_server.scan.keys_to_read import keys_to_read
 from table_model.expressions import MAX_POINTS
 from table_model.key_parts import point_text, range_text
-from table_model.key_ranges import KeyRanges
+from table_model.key_ranges import ALL_KEY_RANGES, KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,6 +59,7 @@ def explain(
         buckets=left,
         ranges=[range_text(one, reader.keys) for one in ranges[:_RANGES_SHOWN]],
         range_count=len(ranges),
+        all_keys=read == ALL_KEY_RANGES,
         points=len(points),
         first_points=[point_text(key, reader.keys) for key in points[:_POINTS_SHOWN]],
         residual="" if residual is None else _shortened(repr(residual.predicate)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from streaming_server.storage.offsets import count_of, make_offset
 from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksResources, RocksStore
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
-from table_model.errors import DataLoss
+from table_model.errors import DataLoss, ScanKvError
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.storage.bucket_log import Segment
     from streaming_server.storage.changelog import Changes
+    from streaming_server.storage.disk_use import FamilyBytes
     from streaming_server.storage.rocks import RowsSnapshot, StoreBatch
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity, WriterLimits, WriteStep
@@ -145,6 +147,21 @@ class BucketChange:
 
 
 @dataclass(frozen=True, slots=True)
+class LogUse:
+    """What there is of a changelog.
+
+    Attributes:
+        bytes: Bytes of its changes, as they were written.
+        holder: Who holds the oldest ones that are held. Empty: nobody holds any.
+        held_bytes: Bytes of the changes from there on.
+    """
+
+    bytes: int = 0
+    holder: str = ""
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BucketSnapshot:
     """A bucket as of one instant, for reading single keys. Thread-safe.
 
@@ -168,6 +185,10 @@ class Bucket:
 
     Not thread-safe: hold the bucket's mutex for everything but `sync`, which may run beside all else, one at a time,
     and `flush`, `compact_small_files` and `checkpoint`, which may run beside all but `close`.
+
+    Attributes:
+        place: What errors call it.
+        flushes: How often it was flushed on demand since small files were made one.
     """
 
     def __init__(
@@ -179,6 +200,8 @@ class Bucket:
         resources: RocksResources,
         clock: ServerClock,
         writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
+        read_only: bool = False,
+        after: BucketState | None = None,
         mark_seconds: float = 60.0,
     ) -> None:
         """Opens the bucket in directory `path`, making it when it is not there.
@@ -190,25 +213,40 @@ class Bucket:
             resources: Shared by all buckets of the process.
             clock: The server's.
             writer_limits: What bounds its writers.
+            read_only: Whether it is only to be read, for which it needs no space.
+            after: Its state when this process has closed it, because a write found no space. None: it was not open.
             mark_seconds: How precisely the ages of changes are known.
 
         Raises:
             DataLoss: The bucket is damaged: RocksDB cannot open it, or acknowledged changes are missing.
+            DiskFull: There is no space to open it for writing.
         """
         self.place = place
-        self._store = RocksStore(path, place, compression=compression, resources=resources)
+        self._after = after
+        self.flushes = 0
+        self._marked: int | None = None
+        self._store = RocksStore(path, place, compression=compression, resources=resources, read_only=read_only)
         self.log = BucketLog(self._store, lambda: self._state.log_span)
         self.writers = WriterStates(self._store, writer_limits, clock)
         self._clock = clock
         self._mark_micros = int(mark_seconds * 1_000_000)
-        self._mark = DurableMark(path.with_suffix(".durable"))
         self._builds: dict[int, IndexBuild] = {}
         try:
-            self._state = self._recover()
+            self._mark = self._durable_mark(path)
+            try:
+                self._state = self._recover()
+            except BaseException:
+                self._mark.close()
+                raise
         except BaseException:
-            self._mark.close()
             self._store.close()
             raise
+
+    def _durable_mark(self, path: Path) -> DurableMark:
+        try:
+            return DurableMark(path.with_suffix(".durable"))
+        except DataLoss as error:
+            raise DataLoss(f"{self.place} is damaged: its durable mark cannot be read") from error
 
     def _recover(self) -> BucketState:
         state = stored_state(self._store)
@@ -219,12 +257,23 @@ class Bucket:
             raise DataLoss(
                 f"{self.place} has lost acknowledged changes: {count_of(durable)} were durable, {state.count} are there"
             )
-        return state if state.clean else state.after_unclean_stop()
+        # What this process has written before, it knows; otherwise a crash may have undone what others have read.
+        return state if state.clean or state == self._after else state.after_unclean_stop()
 
     @property
     def state(self) -> BucketState:
         """The state as of the last change applied, durable or not."""
         return self._state
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it can only be read."""
+        return self._store.is_read_only
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no writes, because there was no space for one, until it is opened again."""
+        return self._store.is_read_only or self._store.is_full
 
     @property
     def longest_row(self) -> int:
@@ -333,7 +382,7 @@ class Bucket:
         kept = [index for index in before.ready_indexes if index in indexes]
         ready = tuple(sorted(indexes)) if before.rows == 0 else tuple(kept)
         state = replace(before, indexes=tuple(sorted(indexes)), ready_indexes=ready)
-        if state != before:
+        if state != before and not self.is_read_only:
             batch = self._store.batch()
             for index in sorted({*before.indexes, *indexes}):
                 if index not in indexes:
@@ -400,24 +449,29 @@ class Bucket:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""
         self._store.sync()
         self._mark.write(offset)
+        self._marked = offset
 
     def changes(self, definition: TableDefinition, limit: int) -> Iterator[LogRecord]:
         """The first `limit` records of the changelog, oldest first."""
         for key, value in islice(self._store.log_records(), limit):
             yield decode_record(key, value, definition)
 
-    def disk_bytes(self) -> int:
-        """Bytes of the bucket's table files."""
-        return self._store.disk_bytes()
+    def family_bytes(self) -> FamilyBytes:
+        """Bytes of its table files, by what they hold. Takes microseconds."""
+        return self._store.family_bytes()
+
+    def log_use(self) -> LogUse:
+        """How much of its changelog is kept, and for whom. Blocks for some milliseconds where that is gigabytes."""
+        span, total, held = self.log.span, self._state.log_bytes, self.log.holds.oldest()
+        kept = self.log.bytes_from(span.offset_of(span.first), total) if span.first < span.end else 0
+        if held is None or count_of(held[1]) >= span.end:
+            return LogUse(kept, "", 0)
+        return LogUse(kept, held[0], min(kept, self.log.bytes_from(held[1], total)))
 
     def flush(self) -> None:
         """Moves unflushed writes into table files."""
+        self.flushes += 1
         self._store.flush()
-
-    @property
-    def flushes(self) -> int:
-        """How often it was flushed on demand since it was opened."""
-        return self._store.flushes
 
     def compact_small_files(self) -> int:
         """Makes table files one where many small ones lie side by side; how many places that were. Blocks."""
@@ -438,13 +492,31 @@ class Bucket:
     def close(self) -> None:
         """Closes the bucket in order: the next start continues the epoch. All cursors must be closed before."""
         try:
-            if not self._state.clean:
+            if not self._state.clean and not self.is_full:
                 self._state = replace(self._state, clean=True)
                 self._write_state(self._store.batch(), self._state)
-                self.sync(self._state.log_offset)
+                # Closing the store syncs it, too. Where no change came since the last sync, there is nothing to mark.
+                if self._marked != self._state.log_offset:
+                    self.sync(self._state.log_offset)
         finally:
             self._mark.close()
             self._store.close()
+
+    def let_go(self) -> None:
+        """Closes a bucket that takes no writes any more, because there was no space, and that nobody reads."""
+        self._mark.close()
+        with suppress(ScanKvError):
+            # It cannot write what it has in memory, which its write-ahead log has as well.
+            self._store.close()
+
+    def replaced_by(self, other: Bucket) -> None:
+        """Has another one, of the same files, keep the changes that this one keeps.
+
+        What still reads this one, which can only be read, goes on: RocksDB closes it behind the last of them.
+        """
+        other.log.holds = self.log.holds
+        if self.is_read_only:
+            self._mark.close()
 
 
 def longest_of(values: pa.Array) -> int:

@@ -181,6 +181,12 @@ class LogHolds:
         with self._lock:
             self._holds.pop(owner, None)
 
+    @property
+    def owners(self) -> set[str]:
+        """Who holds something."""
+        with self._lock:
+            return {*self._holds}
+
     def oldest(self) -> tuple[str, int] | None:
         """The owner that holds the most, and from where on. None when nothing is held."""
         now = self._clock()
@@ -305,6 +311,19 @@ class BucketLog:
             total: How many were ever written, in all.
         """
         return next((mark.size for mark in self._marks() if mark.count >= count_of(offset)), total)
+
+    def bytes_from(self, offset: int, total: int) -> int:
+        """About how many bytes the changes from an offset on took, of `total` that were ever written.
+
+        Between two marks, of which trimming removes the earlier ones, all changes are taken to be of equal length.
+        """
+        span, count = self.span, count_of(offset)
+        known = [(mark.count, mark.size) for mark in self._marks()]
+        after = next((each for each in known if each[0] >= count), (span.end, total))
+        least = (0, 0) if span.first == 0 else (span.first, max(0, after[1] - MARK_BYTES))
+        before = max((each for each in known if each[0] <= count), default=least)
+        share = (count - before[0]) / max(1, after[0] - before[0])
+        return total - before[1] - int(share * (after[1] - before[1]))
 
     def offset_of_age(self, before: int, now: int) -> int:
         """The offset behind the changes that were all written before a time; rounded down to a mark.

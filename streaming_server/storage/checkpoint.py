@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from streaming_server.storage.bucket import stored_state
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.entry_cursor import EntryCursor
+from streaming_server.storage.key_probe import KeyProbe
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksStore
@@ -72,6 +73,10 @@ class Checkpoint:
     ) -> RangesCursor:
         """A cursor over the rows of some key ranges; otherwise as that of a `Bucket`."""
         return RangesCursor(self._store, decoder, ranges, self.longest_row, reverse=reverse, strict=strict)
+
+    def probe(self) -> KeyProbe:
+        """Looks at keys here and there."""
+        return KeyProbe(self._store)
 
     def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
         """A cursor over the entries of a ready index in a key range, against their order with `reverse`."""

@@ -26,12 +26,15 @@ class ClockFile:
     def __init__(self, data: Path) -> None:
         self._path = data / "clock.json"
 
-    def read(self) -> StoredTimes | None:
+    def read(self, *, is_new: bool) -> StoredTimes | None:
         """What was kept last. None where nothing was, or it cannot be read.
 
         Without the file, service time begins at zero: nothing expires early, and what is on disk may be kept longer.
+
+        Args:
+            is_new: Whether the data directory has nothing yet, so that there need be no file.
         """
-        if not self._path.exists():
+        if is_new and not self._path.exists():
             return None
         try:
             content = read_checked_json(self._path)

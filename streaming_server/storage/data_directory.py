@@ -19,9 +19,11 @@ import fcntl
 import json
 import os
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.disk_space import naming_full_disk
 from table_model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class DataDirectory:
         ForeignDirectory: It is neither empty nor ScanKV's; the message names what is in it.
         UsageError: The path is no directory, cannot be written, or has the format of a newer version.
         DataLoss: Its format file is damaged.
+        DiskFull: It is new, and there is no space to make it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,13 +78,26 @@ class DataDirectory:
         try:
             self._take_lock()
             self._check_format()
-            shutil.rmtree(self.trash, ignore_errors=True)
-            for directory in (self.tables, self.trash, self.transactions):
-                directory.mkdir(mode=_PRIVATE, exist_ok=True)
-            sync_directory(path)
+            self._make_directories()
         except BaseException:
             os.close(self._lock)
             raise
+
+    def _make_directories(self) -> None:
+        """Makes what is not there, and empties the trash.
+
+        Rule: on a full disk, a directory that was used before can be used again. Making nothing anew needs no space.
+        """
+        with naming_full_disk(self.path):
+            for directory in (self.tables, self.trash, self.transactions):
+                directory.mkdir(mode=_PRIVATE, exist_ok=True)
+            for entry in list(os.scandir(self.trash)):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    with suppress(OSError):
+                        os.unlink(entry.path)
+            sync_directory(self.path)
 
     def _take_lock(self) -> None:
         try:
@@ -93,8 +109,10 @@ class DataDirectory:
                 "stop it, or give this one another directory",
                 pid=owner,
             ) from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        # Who has it is only told to people: a disk without space for it does not matter.
+        with suppress(OSError):
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
     def _refuse_foreign(self) -> None:
         """Nothing may be created, locked or removed in a directory before this has looked at it."""

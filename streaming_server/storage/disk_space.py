@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ERRNOS: Final = frozenset([errno.ENOSPC, errno.EDQUOT])
+_ENOUGH_BYTES: Final = 1 << 20
+_ADVICE: Final = "free some space, by dropping tables or releasing snapshots, or make the disk larger"
 
 
 @contextmanager
@@ -36,21 +38,22 @@ def is_out_of_space(error: OSError) -> bool:
     return error.errno in _ERRNOS
 
 
-def disk_full(directory: Path, what: str = "") -> DiskFull:
+def disk_full(directory: Path | str, advice: str = _ADVICE) -> DiskFull:
     """The error for a write that found no space.
 
     Args:
         directory: Where it was made.
-        what: What could not be written, as the beginning of a sentence's object. Empty: it says nothing of that.
+        advice: What to do.
     """
-    return DiskFull(
-        f"the disk of {directory} is full ({_free(directory)}){what}: free some space, by dropping tables or releasing "
-        "snapshots or by making the disk larger",
-        directory=directory,
-    )
+    return DiskFull(f"the disk of {directory} is full ({_free(directory)}): {advice}", directory=directory)
 
 
-def _free(directory: Path) -> str:
+def has_space(directory: Path) -> bool:
+    """Whether there is space enough to try again to write."""
+    return shutil.disk_usage(directory).free >= _ENOUGH_BYTES
+
+
+def _free(directory: Path | str) -> str:
     try:
         return f"{shutil.disk_usage(directory).free:,} bytes free"
     except OSError:

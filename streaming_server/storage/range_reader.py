@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from streaming_server.storage.gaps import Width, place_before, place_behind
 from streaming_server.storage.rocks import scan_options
 from table_model.errors import InternalError, ScanKvError
+from table_model.key_range import KeyRange
 from table_model.limits import MAX_KEY_BYTES
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from rocksdict import Rdict, RdictIter
 
     from streaming_server.storage.rocks import RocksStore
-    from table_model.key_range import KeyRange
 
 T = TypeVar("T")
 
@@ -50,13 +50,13 @@ class Form(Generic[T]):
     """What of its entries a reader gives.
 
     Attributes:
-        fast: The method of a column family that makes the fast iterator. Not the method itself, which would keep the
-            bucket open.
+        fast: The method of a column family that makes the fast iterator; None for no such iterator. Not the method
+            itself, which would keep the bucket open.
         checked: Gives what a checked iterator stands on, then moves it on with the function, until it is invalid.
         key_of: The key of an entry as it is given. May raise DataLoss.
     """
 
-    fast: Literal["values", "items"]
+    fast: Literal["values", "items"] | None
     checked: Callable[[RdictIter, Callable[[], None]], Iterator[T]]
     key_of: Callable[[T], bytes]
 
@@ -71,14 +71,14 @@ def values_form(key_of: Callable[[bytes], bytes]) -> Form[bytes]:
     return Form("values", checked, key_of)
 
 
-def items_form() -> Form[tuple[bytes, bytes]]:
-    """The keys and values of entries."""
+def items_form(*, fast: bool = True) -> Form[tuple[bytes, bytes]]:
+    """The keys and values of entries; without the fast iterator, which cannot `move_to` another range."""
 
     def checked(iterator: RdictIter, move: Callable[[], None]) -> Iterator[tuple[bytes, bytes]]:
         both = zip(iter(iterator.key, None), iter(iterator.value, None), iter(move, 0), strict=False)
         return map(itemgetter(0, 1), both)
 
-    return Form("items", checked, itemgetter(0))
+    return Form("items" if fast else None, checked, itemgetter(0))
 
 
 class RangeReader(Generic[T]):
@@ -110,6 +110,8 @@ class RangeReader(Generic[T]):
         self._range = key_range
         self._reverse = reverse
         self._floor = key_range.start if reverse else None
+        # Where an ascending range ends, unless the iterators end there by themselves.
+        self._ceiling: bytes | None = None
         self._last: T | None = None
         self._crossed: bytes | None = None
         self._read = 0
@@ -120,15 +122,31 @@ class RangeReader(Generic[T]):
         # Iterators only borrow their options: these are freed after them, as the last attribute, and never changed.
         self._options = [scan_options(key_range.end, max_skips=skips) for skips in (FAST_SKIPS, CHECKED_SKIPS)]
         try:
-            fast: Iterable[Any] = getattr(family, form.fast)(
-                backwards=reverse, from_key=None if reverse else key_range.start, read_opt=self._options[0]
-            )
-            self._fast = iter(fast)
+            if form.fast is not None:
+                fast: Iterable[Any] = getattr(family, form.fast)(
+                    backwards=reverse, from_key=None if reverse else key_range.start, read_opt=self._options[0]
+                )
+                self._fast = iter(fast)
             self._checked = family.iter(self._options[1])
             self._prober = _Prober(family, longest)
+            self._range = KeyRange(key_range.start, self._prober.clip(key_range.end))
         except Exception as error:
             raise store.failure(error) from error
         store.readers += 1
+
+    def move_to(self, key_range: KeyRange) -> None:
+        """Reads another range from now on, as of the same moment.
+
+        Args:
+            key_range: A part of the range that the reader was made for; not empty.
+        """
+        assert self._form.fast is None
+        assert self._prober is not None
+        self._range = KeyRange(key_range.start, self._prober.clip(key_range.end))
+        self._floor = self._range.start if self._reverse else None
+        self._ceiling = None if self._reverse else self._range.end
+        self._last = self._crossed = None
+        self._stands = self._in_gap = self.ended = False
 
     @property
     def last_key(self) -> bytes | None:
@@ -179,12 +197,16 @@ class RangeReader(Generic[T]):
         return part
 
     def _cut(self, part: list[T]) -> None:
-        """Drops entries below the floor from a part in descending order; to have seen one proves the end."""
-        floor, key_of = self._floor, self._form.key_of
-        if floor is None or not part or key_of(part[-1]) >= floor:
+        """Drops entries that are outside the range from a part; to have seen one proves the end."""
+        key_of = self._form.key_of
+        if not part or self._floor is self._ceiling is None or self._has(key_of(part[-1])):
             return
-        del part[bisect_left(part, True, key=lambda entry: key_of(entry) < floor) :]
+        del part[bisect_left(part, True, key=lambda entry: not self._has(key_of(entry))) :]
         self._end()
+
+    def _has(self, key: bytes) -> bool:
+        """Whether a key that an iterator has come to is within the range still."""
+        return (self._floor is None or key >= self._floor) and (self._ceiling is None or key < self._ceiling)
 
     def _end(self) -> None:
         self.ended = True
@@ -220,7 +242,7 @@ class RangeReader(Generic[T]):
     def _look(self) -> bool:
         """Whether the checked iterator stands on an entry of the range; if not, it was the end, or a gap begins."""
         if self._iterator.valid():
-            if self._floor is None or self._iterator.key() >= self._floor:
+            if self._has(self._iterator.key()):
                 self._in_gap = False
                 return True
             self._end()
@@ -240,11 +262,13 @@ class RangeReader(Generic[T]):
                     iterator.seek_to_first()
                 else:
                     iterator.seek(start)
-            elif last is None:
+            elif last is None and self._range.end is None:
                 iterator.seek_to_last()
             else:
-                iterator.seek_for_prev(last)
-                if iterator.key() == last:
+                behind = self._range.end if last is None else last
+                assert behind is not None
+                iterator.seek_for_prev(behind)
+                if iterator.valid() and iterator.key() == behind:
                     iterator.prev()
         finally:
             del iterator
@@ -263,7 +287,7 @@ class RangeReader(Generic[T]):
         found = None if piece is None else prober.look(*piece)
         if found is _Found.NOTHING:
             assert piece is not None
-            if self._reverse and piece[0] == (self._floor or b""):
+            if piece[0] == (self._floor or b"") if self._reverse else piece[1] == self._ceiling:
                 self._end()
                 return False
             self._crossed = piece[0] if self._reverse else piece[1][:-1]
@@ -281,7 +305,7 @@ class RangeReader(Generic[T]):
     def _piece(self, last: bytes | None, bits: int) -> tuple[bytes, bytes] | None:
         """The part of the gap, next to what was read up to `last`, that ends on a grid, or with the range.
 
-        None: all of the range is, in ascending order: the iterator itself stops there.
+        None: all of the range is, in ascending order, and the iterator itself stops there.
         """
         if self._reverse:
             end = self._range.end if last is None else last
@@ -290,7 +314,7 @@ class RangeReader(Generic[T]):
         start = (self._range.start or b"") if last is None else last + b"\0"
         behind = place_behind(start, bits)
         if behind is None or (self._range.end is not None and behind >= self._range.end):
-            return None
+            return None if self._ceiling is None else (start, self._ceiling)
         return start, behind + b"\0"
 
     def _top(self) -> bytes:
@@ -346,6 +370,10 @@ class _Prober:
         # As in `RangeReader`: freed after the iterator.
         self._options = scan_options(self._bound, max_skips=CHECKED_SKIPS)
         self._iterator = family.iter(self._options)
+
+    def clip(self, end: bytes | None) -> bytes | None:
+        """The end of a range, no longer than any bound; no key that there is lies between the two."""
+        return end if end is None else end[: self._size - 1]
 
     def look(self, start: bytes, end: bytes) -> _Found:
         """What there is from `start` up to, but without, `end`."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left, bisect_right
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from streaming_server.storage.cursor import BucketCursor
+from streaming_server.storage.range_reader import RangeReader, found_too_much, items_form
 from streaming_server.storage.rocks import scan_options
-from table_model.errors import DataLoss
+from table_model.errors import DataLoss, ScanKvError
+from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,10 +31,8 @@ _FIRST_BLOCK, _LAST_BLOCK = 4, 256
 class RangesCursor:
     """The rows of some key ranges of one bucket, as of the moment the cursor was made. Reads like a `BucketCursor`.
 
-    All iterators of a live bucket that are to show one moment must be made at that moment. So there is one for all
-    ranges, which seeks to one after another: hundreds of ranges cost nothing until they are read. Unlike the fast
-    iterator of a single range, it reports damage by itself: a range ends only where this iterator stands behind it, or
-    is at the end and reports no error.
+    All iterators of a live bucket that are to show one moment must be made at that moment. So one `RangeReader` moves
+    from range to range, and one iterator looks single keys up: hundreds of ranges cost nothing until they are read.
 
     Make it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
 
@@ -79,12 +77,17 @@ class RangesCursor:
         self._place = len(ranges) - 1 if reverse else 0
         self._block = 0
         self._last: bytes | None = None
-        # As in `BucketCursor`: freed after the iterator, never changed.
-        self._options = scan_options(ranges.span.end)
+        # An iterator only borrows its options: they are freed after it, and never changed. A key that is there is found
+        # without skipping anything, so a lookup among deleted keys takes no longer than any.
+        self._options = scan_options(max_skips=1)
+        self._reader: RangeReader[tuple[bytes, bytes]] | None = None
         try:
-            self._iterator: RdictIter | None = store.rows.iter(self._options)
+            self._points: RdictIter | None = store.rows.iter(self._options)
         except Exception as error:
             raise store.failure(error) from error
+        if len(ranges.keys) < len(ranges):
+            form = items_form(fast=False)
+            self._reader = RangeReader(store, store.rows, form, ranges.span, longest=self._longest_row, reverse=reverse)
         store.readers += 1
         BucketCursor.open_cursors += 1
 
@@ -119,7 +122,7 @@ class RangesCursor:
                 room -= sum(map(len, part))
                 if self._clock() >= until:
                     break
-        except DataLoss:
+        except ScanKvError:
             raise
         except Exception as error:
             raise self._store.failure(error) from error
@@ -131,94 +134,49 @@ class RangesCursor:
         return not 0 <= self._place < len(self._starts)
 
     def _read_some(self, most: int, room: int) -> list[bytes]:
-        """The next rows of the current range, few at first; none where it ends."""
+        """The next rows of the current range, few at first; none where it ends, or where that takes long."""
         start, end = self._starts[self._place], self._ends[self._place]
         if end == start + b"\0":
             return self._look_up(start)
+        assert self._reader is not None
         if not self._block:
-            self._seek_begin(start, end)
+            self._reader.move_to(KeyRange(start, end))
             self._block = _FIRST_BLOCK
         # Rows behind the range are read for nothing, so that blocks grow with what the range has.
-        step = min(most, self._block, max(room // self._longest_row, 1))
+        entries = self._reader.read(min(most, self._block, max(room // self._longest_row, 1)))
         self._block = min(2 * self._block, _LAST_BLOCK)
-        keys, values = self._entries(step)
-        count = len(keys)
-        if self._reverse:
-            if keys and keys[-1] < start:
-                count = bisect_left(keys, True, key=start.__gt__)
-        elif end is not None:
-            count = bisect_left(keys, end)
-        if count:
-            self._last = keys[count - 1]
-        if count < len(keys):
-            self._move_to(keys[count])
-        elif len(keys) < step:
-            self._end_all()
-        return values[:count]
+        reached = self._reader.last_key
+        if reached is not None:
+            self._last = reached
+        if self._reader.ended:
+            # All of the range was read: up to its first key at least, and in descending order just down to that.
+            self._last = start if self._reverse or reached is None else reached
+            self._go_to_next()
+        return [value for _, value in entries]
 
     def _look_up(self, key: bytes) -> list[bytes]:
-        (self._standing.seek_for_prev if self._reverse else self._standing.seek)(key)
-        there = self._standing.key() if self._standing.valid() else None
-        if there == key:
-            self._last = key
-            self._place += -1 if self._reverse else 1
-            return [self._standing.value()]
-        if self._strict:
-            self._standing.status()
-            raise rows_missing(self._store.place)
+        assert self._points is not None
+        self._points.seek(key)
+        there = self._points.key() if self._points.valid() else None
         if there is None:
-            self._end_all()
-        else:
-            self._move_to(there)
-        return []
+            found_too_much(self._points)
+        if there != key and self._strict:
+            raise rows_missing(self._store.place)
+        self._last = key
+        self._go_to_next()
+        return [self._points.value()] if there == key else []
 
-    def _move_to(self, key: bytes) -> None:
-        """Goes on with the range of a key, or the next one; there is no key between it and what was read."""
+    def _go_to_next(self) -> None:
         self._block = 0
-        self._place = bisect_right(self._starts, key) - 1
-        if self._reverse:
-            self._last = self._starts[self._place + 1]
-            return
-        end = self._ends[self._place]
-        if end is not None and key >= end:
-            self._place += 1
-            self._last = key
-
-    def _end_all(self) -> None:
-        """Goes behind the last range, when there is proven to be no key in any."""
-        self._standing.status()
-        self._place = -1 if self._reverse else len(self._starts)
-
-    def _seek_begin(self, start: bytes, end: bytes | None) -> None:
-        """To where a range begins in the direction of the reading."""
-        if not self._reverse:
-            self._standing.seek(start)
-        elif end is None:
-            self._standing.seek_to_last()
-        else:
-            self._standing.seek_for_prev(end)
-            if self._standing.valid() and self._standing.key() == end:
-                self._standing.prev()
-
-    def _entries(self, count: int) -> tuple[list[bytes], list[bytes]]:
-        """Keys and values from where the iterator stands, at most so many; it stands behind them then."""
-        iterator = self._standing
-        move = iterator.prev if self._reverse else iterator.next
-        # Loops that Python has in C: `key` gives None where the iterator is not valid, and `move` never 0.
-        both = list(islice(zip(iter(iterator.key, None), iter(iterator.value, None), iter(move, 0)), count))  # noqa: B905
-        return [key for key, _, _ in both], [value for _, value, _ in both]
-
-    @property
-    def _standing(self) -> RdictIter:
-        """The iterator. Keep it in no variable: an error's traceback would hold it, and its files, after `close`."""
-        assert self._iterator is not None
-        return self._iterator
+        self._place += -1 if self._reverse else 1
 
     def close(self) -> None:
-        """Frees the iterator, and with it the files it pins. Closing twice is allowed."""
-        self._store.readers -= self._iterator is not None
-        BucketCursor.open_cursors -= self._iterator is not None
-        self._iterator = None
+        """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
+        self._store.readers -= self._points is not None
+        BucketCursor.open_cursors -= self._points is not None
+        self._points = None
+        if self._reader is not None:
+            self._reader.close()
 
 
 def rows_missing(place: str) -> DataLoss:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 import rocksdict
 
+from streaming_server.storage.disk_space import disk_full
+from streaming_server.storage.disk_use import FamilyBytes
+from streaming_server.storage.frames import write_at
 from streaming_server.storage.small_files import TableFile, small_runs
 from table_model.errors import DataLoss, InternalError, ScanKvError
 
@@ -30,6 +33,10 @@ _COLUMN_FAMILIES = ("rows", "log", "index", "meta")
 # Of the 64 MiB of a memtable: four bits for each of some 700,000 rows, which rules out five of six keys without a row.
 _FILTER_SHARE = 0.005
 _FILTER_BYTES = 400 * 1024
+_ADVICE = (
+    "reads go on; to write again, free some space, by dropping tables or releasing snapshots, or make the disk larger, "
+    "and try again after some seconds"
+)
 # A file of which half of so many entries in a row are deletions is compacted as soon as it is written: readers pass
 # over deleted entries at five a microsecond, in steps.
 _DELETION_WINDOW, _MANY_DELETIONS = 4096, 2048
@@ -69,20 +76,25 @@ class RocksStore:
     """One open RocksDB directory with its column families `rows`, `log`, `index` and `meta`.
 
     Not thread-safe: callers serialise writes and the making of iterators; `sync`, `flush` and `checkpoint` may run
-    beside them. With `read_only` it is a checkpoint, which is never changed and has no lock. Every failure is a
-    `ScanKvError` that names `place`: `DataLoss` for damage, `InternalError` for anything else.
+    beside them. With `read_only` it is a checkpoint, which is never changed, or a bucket on a full disk, for which it
+    has no lock. Every failure is a `ScanKvError` that names `place`: `DataLoss` for damage, `DiskFull` where there is
+    no space left, `InternalError` for anything else.
 
     Attributes:
         place: What errors call it.
+        is_read_only: As above.
+        is_full: Whether a write found no space left: RocksDB takes no more until it is opened again.
         readers: How many cursors read it: it must not be closed before they are.
-        flushes: How often it was flushed on demand.
     """
 
     def __init__(
         self, path: Path, place: str, *, compression: str, resources: RocksResources, read_only: bool = False
     ) -> None:
         self.place = place
-        self.readers = self.flushes = 0
+        self.is_read_only = read_only
+        self.is_full = False
+        self._path = path
+        self.readers = 0
         self._resources = resources
         self._has_filter = not read_only and resources.filters.acquire(blocking=False)
         options = _options(compression, resources)
@@ -121,6 +133,11 @@ class RocksStore:
         text = str(error)
         if text.startswith("Corruption") or "No such file" in text or "Result incomplete" in text:
             return DataLoss(f"{self.place} is damaged; the server's log has what RocksDB reports")
+        if "No space left on device" in text or "Disk quota exceeded" in text:
+            self.is_full = True
+        # After the first one, RocksDB reports others.
+        if self.is_full and text.startswith("IO error"):
+            return disk_full(self._path, _ADVICE)
         return InternalError(f"{self.place} cannot be read or written; the server's log has what RocksDB reports")
 
     def batch(self) -> StoreBatch:
@@ -130,6 +147,7 @@ class RocksStore:
     def write(self, batch: StoreBatch) -> None:
         """Applies a batch, all of it or nothing. Durable only after a later `sync`."""
         try:
+            self._check_writable()
             self._db.write(batch.writes)
         except Exception as error:
             raise self.failure(error) from error
@@ -137,9 +155,21 @@ class RocksStore:
     def sync(self) -> None:
         """Makes everything written before the call durable. Releases the interpreter lock while the disk works."""
         try:
-            self._db.flush_wal(True)
+            if self.is_read_only:
+                self._sync_logs()
+            else:
+                self._db.flush_wal(True)
         except Exception as error:
             raise self.failure(error) from error
+
+    def _sync_logs(self) -> None:
+        """Makes what a process has left in write-ahead logs durable, which a store that is only read does not."""
+        for log in self._path.glob("*.log"):
+            write_at(log, b"", 0, sync=True)
+
+    def _check_writable(self) -> None:
+        if self.is_read_only:
+            raise disk_full(self._path, _ADVICE)
 
     def get_rows(self, keys: list[bytes]) -> list[bytes | None]:
         """The stored rows of some keys, None where there is none. Releases the interpreter lock."""
@@ -166,15 +196,15 @@ class RocksStore:
         except Exception as error:
             raise self.failure(error) from error
 
-    def disk_bytes(self) -> int:
-        """Bytes of all live files, without the write-ahead log."""
-        files = (family.property_int_value("rocksdb.total-sst-files-size") for family in self._families)
-        return sum(size or 0 for size in files)
+    def family_bytes(self) -> FamilyBytes:
+        """Bytes of the table files, also of those that only open cursors keep. Takes microseconds."""
+        rows, log, index = (_table_bytes(family) for family in (self.rows, self.log, self._index))
+        return FamilyBytes(rows=rows, changelog=log, indexes=index)
 
     def flush(self) -> None:
         """Moves unflushed writes into table files."""
         try:
-            self.flushes += 1
+            self._check_writable()
             for family in self._families:
                 family.flush()
         except Exception as error:
@@ -185,6 +215,8 @@ class RocksStore:
 
         May run beside all but `close`.
         """
+        if self.is_read_only or self.is_full:
+            return 0
         options = rocksdict.CompactOptions()
         # Else files that lie in the last level already, and have nothing deleted, would stay as they are.
         options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
@@ -216,18 +248,24 @@ class RocksStore:
         What is not yet in table files is flushed first. Holds the interpreter lock: about 2 ms.
         """
         try:
+            self._check_writable()
             rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
         except Exception as error:
             raise self.failure(error) from error
 
     def close(self) -> None:
-        """Closes the directory and gives its lock back. Every iterator must be gone before."""
+        """Closes the directory and gives its lock back. Every iterator must be gone before.
+
+        Lets others have the interpreter lock: RocksDB is shut down by whoever lets go of it last. That must be `close`,
+        which does so without the lock, and not the handles of the families, which would hold it for as long.
+        """
+        del self.rows, self.log, self.meta, self._index, self._handles
         try:
             self._db.close()
         except Exception as error:
             raise self.failure(error) from error
         finally:
-            del self._db, self.rows, self.log, self.meta, self._index, self._handles
+            del self._db
             self._give_filter()
 
     def _give_filter(self) -> None:
@@ -309,6 +347,10 @@ class StoreBatch:
     def delete_meta(self, key: bytes) -> None:
         """Deletes one entry about the bucket itself."""
         self.writes.delete(key, self._handles["meta"])
+
+
+def _table_bytes(family: rocksdict.Rdict | None) -> int:
+    return 0 if family is None else family.property_int_value("rocksdb.total-sst-files-size") or 0
 
 
 def scan_options(end: bytes | None = None, *, max_skips: int = 0) -> rocksdict.ReadOptions:

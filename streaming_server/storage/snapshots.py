@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.pinned_base import PinnedBase
 from table_model.errors import DataLoss, ScanKvError
 from table_model.schema import TableDefinition
@@ -125,10 +126,11 @@ class ViewDirectory:
 
     def prepare(self) -> None:
         """Makes room for the checkpoints. Without a manifest it is debris, which the next start removes."""
-        self.path.parent.mkdir(exist_ok=True)
-        sync_directory(self.path.parent.parent)
-        (self.path / "buckets").mkdir(parents=True)
-        self._leases.mkdir()
+        with naming_full_disk(self.path.parent.parent):
+            self.path.parent.mkdir(exist_ok=True)
+            sync_directory(self.path.parent.parent)
+            (self.path / "buckets").mkdir(parents=True)
+            self._leases.mkdir()
 
     def bucket(self, number: int) -> Path:
         """Where the checkpoint of a bucket lies."""
@@ -197,7 +199,10 @@ def views_in(table: Path, trash: Path) -> Iterator[ViewDirectory]:
             yield view
         else:
             _log.info("removing %s, which was not made to its end or has no lease", path)
-            view.remove(trash)
+            try:
+                view.remove(trash)
+            except OSError as error:
+                _log.warning("%s cannot be removed before the next start: %s", path, error)
 
 
 def bytes_held(tables: Iterable[Path]) -> int:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.frames import frame_of, read_frames, write_at
 from streaming_server.storage.offsets import count_of
 from table_model.errors import DataLoss
@@ -223,7 +224,8 @@ class StagingDirectory:
 
     def create(self, content: Mapping[str, Any]) -> None:
         """Makes it, with what the transaction is."""
-        self.path.mkdir(exist_ok=True)
+        with naming_full_disk(self.path.parent):
+            self.path.mkdir(exist_ok=True)
         self.note(content)
 
     def note(self, content: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ generation, by a file that is made whole and durable before it gets its name.
 from __future__ import annotations
 
 import logging
-import os
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
@@ -163,13 +162,12 @@ class TransactionLog:
         self._write_mark()
 
     def close(self) -> None:
-        """Makes it durable and closes it."""
-        if self.size:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        """Makes it durable and closes it. What has to be durable is so already."""
+        if not self.is_synced:
             try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+                write_at(self._path, b"", 0, sync=True)
+            except (DiskFull, OSError) as error:
+                _log.warning("the transaction log %s cannot be synced: %s", self._path, error)
         self._mark.close()
 
 

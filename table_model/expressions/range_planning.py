@@ -71,9 +71,10 @@ def plan_ranges(parts: Sequence[Predicate], bounds: ColumnBounds, most_ranges: i
     planner = _Planner(bounds, MAX_POINTS, _MOST_BYTES)
     try:
         pieces = planner.pieces(parts)
+        is_small = sum(not piece.is_point for piece in pieces) <= most_ranges
     except _TooLong:
-        pieces = []
-    if planner.room_bytes < 0 or sum(not piece.is_point for piece in pieces) > most_ranges:
+        is_small = False
+    if not is_small:
         planner = _Planner(bounds, most_ranges, None)
         pieces = planner.pieces(parts)
     ranges = KeyRanges(

@@ -13,6 +13,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from protos.scankv.v1 import expression_pb2 as _expression_pb2
 from protos.scankv.v1 import scan_pb2 as _scan_pb2
 import builtins as _builtins
 import sys
@@ -299,9 +300,15 @@ class SplitSnapshotRequest(_message.Message):
     SPLITS_FIELD_NUMBER: _builtins.int
     KEY_RANGE_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    ROWS_PER_SPLIT_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     splits: _builtins.int
     """How many ranges, 1 to 1024."""
+    rows_per_split: _builtins.int
+    """About how many rows a range has at least: where there are fewer rows, there are fewer ranges, down to one. 0: there
+    are exactly `splits` ranges.
+    """
     @_builtins.property
     def key_range(self) -> _scan_pb2.KeyRange:
         """What is to be cut. Absent: all keys."""
@@ -310,6 +317,10 @@ class SplitSnapshotRequest(_message.Message):
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets that will be read. None: all."""
 
+    @_builtins.property
+    def where(self) -> _expression_pb2.Predicate:
+        """What is true of the rows that will be read. What it says of the key bounds what is counted. Absent: all rows."""
+
     def __init__(
         self,
         *,
@@ -317,10 +328,12 @@ class SplitSnapshotRequest(_message.Message):
         splits: _builtins.int = ...,
         key_range: _scan_pb2.KeyRange | None = ...,
         buckets: _abc.Iterable[_builtins.int] | None = ...,
+        where: _expression_pb2.Predicate | None = ...,
+        rows_per_split: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key_range", b"key_range"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key_range", b"key_range", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "key_range", b"key_range", "snapshot_id", b"snapshot_id", "splits", b"splits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "key_range", b"key_range", "rows_per_split", b"rows_per_split", "snapshot_id", b"snapshot_id", "splits", b"splits", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -333,7 +346,9 @@ class SplitSnapshotResponse(_message.Message):
     RANGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_scan_pb2.KeyRange]:
-        """Exactly as many as asked for, in key order; some are empty when there are fewer keys."""
+        """Exactly as many as asked for, in key order; some are empty when there are fewer keys. With `rows_per_split` perhaps
+        fewer, and at least one.
+        """
 
     def __init__(
         self,

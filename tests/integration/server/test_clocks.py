@@ -295,8 +295,9 @@ async def test_a_consumer_that_was_deleted_and_made_again_gets_another_fence_alt
                 await new.commit()
 
 
-async def test_a_server_whose_clock_file_is_damaged_serves_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("harm", ["damaged", "removed"])
+async def test_a_server_whose_clock_file_is_lost_serves_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
 ) -> None:
     machine = FakeClocks()
     async with serving(tmp_path / "data", machine) as (_, client):
@@ -305,7 +306,11 @@ async def test_a_server_whose_clock_file_is_damaged_serves_and_says_so(
     async with serving(tmp_path / "data", machine) as (server, client):
         await add_five(server, 7, 0)
     file = tmp_path / "data" / "clock.json"
-    file.write_text(file.read_text().replace("1", "2"))
+    assert "clock.json" not in caplog.text
+    if harm == "damaged":
+        file.write_text(file.read_text().replace("1", "2"))
+    else:
+        file.unlink()
     async with serving(tmp_path / "data", machine) as (server, client):
         assert "clock.json" in caplog.text
         await look_after(server, "a.b")

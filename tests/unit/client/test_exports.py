@@ -21,6 +21,8 @@ NAMES = [
     "ConsumerNotFound",
     "DataLoss",
     "DeadlineExceeded",
+    "DiskFull",
+    "DiskUse",
     "IndexCheck",
     "IndexStatus",
     "InternalError",

@@ -8,15 +8,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.storage import range_reader
+from streaming_server.storage import range_reader, ranges_cursor
 from streaming_server.storage.range_reader import RangeReader, items_form
+from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksStore
+from streaming_server.storage.row_codec import RowCodec
 from table_model.key_range import KeyRange
+from table_model.key_ranges import KeyRanges
 from tests.support.offline import resources
+from tests.support.tables import define
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +35,8 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "FAST_SKIPS", 3)
     monkeypatch.setattr(range_reader, "CHECKED_SKIPS", 60)
     monkeypatch.setattr(range_reader, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(ranges_cursor, "CHECKED_SKIPS", 60)
+    monkeypatch.setattr(ranges_cursor, "STEP_SECONDS", 0.0)
 
 
 def key_of(number: int, kind: int) -> bytes:
@@ -104,7 +111,7 @@ def read(reader: RangeReader[tuple[bytes, bytes]], reverse: bool, count: int) ->
 def test_every_range_is_that_of_the_model_as_of_the_making_of_its_reader(seed: int, kind: int) -> None:
     rng = random.Random(seed)
     keys = sorted({key_of(number, kind) for number in rng.sample(range(1200), 600)})
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         model = Model(Path(directory) / "db", rng)
         model.write(keys, [])
         model.work(keys)
@@ -113,8 +120,15 @@ def test_every_range_is_that_of_the_model_as_of_the_making_of_its_reader(seed: i
             bounds = [rng.choice([None, rng.choice(keys), rng.choice(keys) + b"\0", rng.randbytes(3)]) for _ in "ab"]
             key_range, reverse = KeyRange(*bounds), rng.random() < 0.5
             if not key_range.is_empty:
-                family = rng.choice([model.store.rows, model.store.index])
-                reader = RangeReader(model.store, family, items_form(), key_range, longest=LONGEST, reverse=reverse)
+                # In no variable: it would keep the store open after `close`.
+                reader = RangeReader(
+                    model.store,
+                    model.store.rows if rng.random() < 0.5 else model.store.index,
+                    items_form(),
+                    key_range,
+                    longest=LONGEST,
+                    reverse=reverse,
+                )
                 expected = sorted((item for item in model.rows.items() if item[0] in key_range), reverse=reverse)
                 readers.append((reader, reverse, expected))
             if rng.random() < 0.2:
@@ -134,15 +148,14 @@ def test_every_range_is_that_of_the_model_as_of_the_making_of_its_reader(seed: i
 def test_a_reader_may_begin_behind_any_step_of_another(seed: int, kind: int, reverse: bool) -> None:
     rng = random.Random(seed)
     keys = sorted({key_of(number, kind) for number in range(500)})
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         model = Model(Path(directory) / "db", rng)
         model.write(keys, [])
         model.work(keys)
         left, found = KeyRange(), []
-        family = model.store.rows
         while True:
             steps = rng.randint(30, 60)
-            reader = RangeReader(model.store, family, items_form(), left, longest=LONGEST, reverse=reverse)
+            reader = RangeReader(model.store, model.store.rows, items_form(), left, longest=LONGEST, reverse=reverse)
             for part in read(reader, reverse, 10):
                 found += part
                 assert reader.last_key is not None
@@ -197,3 +210,33 @@ def test_no_step_across_many_deleted_rows_takes_long(
     assert found == (2 if bounds[0] is None else 0)
     assert steps > 3
     assert longest < 0.05
+
+
+@pytest.mark.usefixtures("small_steps")
+@given(seed=st.integers(0, 2**32), kind=st.integers(0, 3), reverse=st.booleans())
+@settings(max_examples=15)
+def test_ranges_and_single_keys_are_those_of_the_model(seed: int, kind: int, reverse: bool) -> None:
+    rng = random.Random(seed)
+    keys = sorted({key_of(number, kind) for number in rng.sample(range(1200), 600)})
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        model = Model(Path(directory) / "db", rng)
+        model.write(keys, [])
+        model.work(keys)
+        places, pieces = sorted(rng.sample(keys, 40)), []
+        while len(places) > 2:
+            start = places.pop(0)
+            pieces.append(KeyRange(start, places.pop(0) if rng.random() < 0.3 else start + b"\0"))
+        if rng.random() < 0.5:
+            pieces.append(KeyRange(places[0], None))
+        ranges = KeyRanges.of(*pieces)
+        decoder = RowCodec(define(pa.schema([("k", pa.int64())]))).decoder()
+        cursor = RangesCursor(model.store, decoder, ranges, LONGEST, reverse=reverse)
+        expected = [row for key, row in sorted(model.rows.items(), reverse=reverse) if key in ranges]
+        model.write([key + b"later" for key in keys], [])
+        model.work(keys)
+        found: list[bytes] = []
+        while (part := cursor.next_rows(rng.choice([1, 5, 1000]), 1 << 20)) is not None:
+            found += part
+        cursor.close()
+        assert found == expected
+        model.store.close()

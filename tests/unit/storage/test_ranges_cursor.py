@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streaming_server.storage import range_reader
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.ranges_cursor import STEP_SECONDS, RangesCursor
 from table_model.errors import DataLoss
@@ -139,8 +140,58 @@ def test_a_step_ends_when_it_took_long_and_tells_how_far_it_came(offline: Offlin
     batch = cursor.next_batch(8192, ROOM)
     assert batch is not None
     assert batch.num_rows == 0
-    assert cursor.last_key == key_of(offline, ROWS - 19 if reverse else 20)  # 20 is there, and not asked for
+    assert cursor.last_key == key_of(offline, ROWS - 19 if reverse else 19)
     cursor.close()
+
+
+@given(
+    spared=st.sets(st.integers(0, ROWS), max_size=12),
+    bounds=st.lists(st.integers(-50, ROWS + 50), unique=True, max_size=20).map(sorted),
+    open_ended=st.booleans(),
+    reverse=st.booleans(),
+    max_rows=st.sampled_from([1, 7, 8192]),
+    resumed=st.booleans(),
+)
+@settings(max_examples=40)
+def test_ranges_among_deleted_rows_are_exact_however_small_the_steps(
+    tmp_path_factory: pytest.TempPathFactory,
+    spared: set[int],
+    bounds: list[int],
+    open_ended: bool,
+    reverse: bool,
+    max_rows: int,
+    resumed: bool,
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(range_reader, "CHECKED_SKIPS", 60)
+        patched.setattr(range_reader, "STEP_SECONDS", 0.0)
+        with opened(tmp_path_factory.mktemp("deleted") / "b" / "0000", DEFINITION) as offline:
+            offline.upsert(*({"k": number, "v": "v"} for number in range(ROWS)))
+            offline.delete(*({"k": number} for number in range(ROWS) if number not in spared))
+            ranges = ranges_of(offline, bounds)
+            if open_ended:
+                ranges = KeyRanges.of(*ranges, KeyRange(key_of(offline, ROWS + 50), None))
+            expected = sorted((n for n in spared if n < ROWS and key_of(offline, n) in ranges), reverse=reverse)
+            assert read_on(offline, ranges, reverse, max_rows, resumed) == expected
+
+
+def read_on(offline: OfflineBucket, left: KeyRanges, reverse: bool, max_rows: int, resumed: bool) -> list[int]:
+    """What is in the ranges; `resumed`: with a new cursor after each batch."""
+    found: list[int] = []
+    while left:
+        cursor = offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), left, reverse=reverse)
+        try:
+            while (batch := cursor.next_batch(max_rows, ROOM)) is not None:
+                found += batch["k"].to_pylist()
+                if resumed:
+                    break
+            if batch is None:
+                break
+            assert cursor.last_key is not None
+            left = left.behind(cursor.last_key, reverse=reverse)
+        finally:
+            cursor.close()
+    return found
 
 
 def test_ranges_show_the_moment_of_the_making(offline: OfflineBucket) -> None:
