@@ -122,6 +122,9 @@ class FollowedLog:
             offsets: Where the query goes on.
             incarnation: The table that they are of.
 
+        Rule: the query goes on where its checkpoint says, never where the consumer is. A consumer that is ahead of the
+        checkpoint tells that the checkpoint was set back, since the consumer follows what Spark has committed.
+
         Raises:
             PositionExpired: The changes are no longer there.
         """
@@ -130,9 +133,20 @@ class FollowedLog:
         self.look()
         if incarnation != self.incarnation:
             raise another_table(self._table.name)
+        is_set_back = False
         try:
-            self._hold(consumer_id, StartFrom.offsets(offsets))
+            held = self._hold(consumer_id, StartFrom.offsets(offsets))
+            is_set_back = any(held[bucket] > offset for bucket, offset in offsets.items())
+            if is_set_back:
+                self._table.reset_consumer(consumer_id, StartFrom.offsets(offsets))
         except (PositionExpired, PositionOutOfRange) as error:
+            if is_set_back:
+                raise PositionExpired(
+                    f"the checkpoint of this query was set back to before changes of table {self._table.name} that it "
+                    "has committed already, and that the server keeps no longer: put back the checkpoint as it was "
+                    f"last, or start the query with a new one ({error.message})",
+                    table=self._table.name,
+                ) from error
             raise PositionExpired(
                 f"the changes of table {self._table.name} that this query goes on with are not there: where it did not "
                 "run for longer than the server keeps them, start it with a new checkpoint, and what it has written "

@@ -35,7 +35,8 @@ def spark_predicate(table: sync.Table, where: str | None) -> Predicate | None:
 def _of_spark(predicate: Predicate, schema: pa.Schema) -> Predicate:
     match predicate:
         case And(parts=parts):
-            return all_of([_of_spark(part, schema) for part in parts])
+            bounded = {part.left for part in parts if isinstance(part, Comparison) and _excludes_nan(part)}
+            return all_of([part if _is_of(part, bounded) else _of_spark(part, schema) for part in parts])
         case Or(parts=parts):
             return any_of([_of_spark(part, schema) for part in parts])
         case Not(operand=operand):
@@ -48,6 +49,17 @@ def _of_spark(predicate: Predicate, schema: pa.Schema) -> Predicate:
             return _of_columns(left, operator, right)
         case _:
             return predicate
+
+
+def _excludes_nan(comparison: Comparison) -> bool:
+    """Whether it is false for NaN to Spark and the server alike: so is all that is joined to it by AND."""
+    bounds = (Operator.LESS, Operator.LESS_EQUAL, Operator.EQUAL)
+    return isinstance(comparison.right, Literal) and comparison.operator in bounds
+
+
+def _is_of(part: Predicate, paths: set[FieldPath]) -> bool:
+    """Whether a part may stay as it is, so that it bounds keys and uses indexes: it compares one of these columns."""
+    return isinstance(part, Comparison) and isinstance(part.right, Literal) and part.left in paths
 
 
 def _with_value(comparison: Comparison) -> Predicate:

@@ -45,6 +45,7 @@ class StreamOffset:
     offsets that it lies between: whoever reads it again reads the same.
 
     Attributes:
+        name: The table, as `database.table`.
         table: The incarnation of the table, which its offsets know, too.
         consumer_id: In whose name the changes are kept.
         log_offsets: For each bucket the first change that is not read; while there are rows to read, that which comes
@@ -53,6 +54,7 @@ class StreamOffset:
         rows: How far the rows are read that come before the changes. None: there are none, or they are committed.
     """
 
+    name: str
     table: str
     consumer_id: str
     log_offsets: Mapping[int, int]
@@ -67,7 +69,12 @@ class StreamOffset:
 
     def to_json(self) -> dict[str, Any]:
         """As values for JSON, always in the same order."""
-        values: dict[str, Any] = {"version": _VERSION, "table": self.table, "consumer": self.consumer_id}
+        values: dict[str, Any] = {
+            "version": _VERSION,
+            "name": self.name,
+            "table": self.table,
+            "consumer": self.consumer_id,
+        }
         if self.rows is not None:
             rows = self.rows
             values["rows"] = {"snapshot": rows.snapshot_id, "parts": rows.parts, "next": rows.next}
@@ -89,6 +96,7 @@ class StreamOffset:
                 raise ValueError
             rows = values.get("rows")
             return cls(
+                name=str(values["name"]),
                 table=str(values["table"]),
                 consumer_id=str(values["consumer"]),
                 log_offsets=_of_json(values["offsets"]),

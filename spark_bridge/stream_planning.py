@@ -19,7 +19,7 @@ from spark_bridge.planning import check_columns, chosen_columns
 from spark_bridge.restarts import riding_through
 from spark_bridge.stream_offset import Rows, StreamOffset
 from spark_bridge.types import spark_schema
-from table_model.errors import SchemaMismatch
+from table_model.errors import SchemaMismatch, UsageError
 from table_model.limits import MAX_SPLITS
 from table_model.options import TableOptions
 from table_model.schema import CHANGE_COLUMNS
@@ -110,7 +110,9 @@ class StreamPlanner:
         log = self._log
         if not log.end:
             return None
-        return StreamOffset(table=log.incarnation, consumer_id=self._consumer_id, log_offsets=log.end).to_json()
+        name = self._table.name
+        seen = StreamOffset(name=name, table=log.incarnation, consumer_id=self._consumer_id, log_offsets=log.end)
+        return seen.to_json()
 
     def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
         """Where the micro-batch ends that begins at `start`, as an offset; `start` when there is nothing to read.
@@ -178,7 +180,9 @@ class StreamPlanner:
             # First of all the changes are kept, so that there is none missing behind a snapshot.
             log, place = self._log, StartFrom.LATEST if start == StartFrom.FULL else start
             offsets = log.begin(self._consumer_id, place)
-            begun = StreamOffset(table=log.incarnation, consumer_id=self._consumer_id, log_offsets=offsets)
+            begun = StreamOffset(
+                name=self._table.name, table=log.incarnation, consumer_id=self._consumer_id, log_offsets=offsets
+            )
             self._begun = self._with_rows(begun) if start == StartFrom.FULL else begun
         after = self._after(self._begun, unlimited=unlimited)
         return after if after.rows is not None else replace(after, since=self._begun.log_offsets)
@@ -227,7 +231,7 @@ class StreamPlanner:
             return at
         if not unlimited:
             end = self._log.cut(at.log_offsets, end)
-        return StreamOffset(table=at.table, consumer_id=at.consumer_id, log_offsets=end)
+        return StreamOffset(name=at.name, table=at.table, consumer_id=at.consumer_id, log_offsets=end)
 
     def _parts_per_trigger(self, rows: Rows) -> int:
         pinned = self._pinned
@@ -245,6 +249,12 @@ class StreamPlanner:
 
     def _keep(self, offset: StreamOffset, begin: Mapping[int, int] | None = None) -> None:
         """Has the server keep what the query reads from an offset on; of its first one, from `begin` on."""
+        if offset.name != self._table.name:
+            raise UsageError(
+                f"the checkpoint is of a query that reads table {offset.name}, and this one reads {self._table.name}: "
+                "give each query a checkpoint of its own",
+                table=self._table.name,
+            )
         if offset.rows is not None and not offset.rows.are_read:
             self._adopted(offset.rows)
         self._consumer_id = offset.consumer_id

@@ -90,7 +90,8 @@ class CompressedBucket:
     def disk_bytes(self) -> int:
         """Bytes of all table files, changelog included."""
         assert self._bucket is not None
-        return self._bucket.disk_bytes()
+        used = self._bucket.family_bytes()
+        return used.rows + used.changelog + used.indexes
 
 
 def run(bench: Bench) -> Result:

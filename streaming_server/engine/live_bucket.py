@@ -253,7 +253,7 @@ class LiveBucket:
         if self._bucket is None:
             if self.damage is not None:
                 raise DataLoss(self.damage, table=self.table, bucket=self.number)
-            await self.run(self._open)
+            await self._run_opening(self._open)
             assert self._bucket is not None
         if self._bucket.is_full and time.monotonic() >= self._repair_at:
             await self._repair()
@@ -373,7 +373,7 @@ class LiveBucket:
             self._looked_at = False
             self._commit.pause()
             try:
-                await self.run(bucket.close)
+                await self._run_opening(bucket.close)
                 self._at_rest, self._use_at_rest = bucket.state, use
             except ScanKvError as error:
                 _log.error("closing %s, which was idle: %s [%s]", self._place, error.message, error.__cause__)
@@ -410,6 +410,13 @@ class LiveBucket:
         """
         try:
             return await self._executor.run(function, *args)
+        except ScanKvError as error:
+            raise self.noted(error) from error.__cause__
+
+    async def _run_opening(self, function: Callable[[], T]) -> T:
+        """The same for opening and closing the files."""
+        try:
+            return await self._executor.run_opening(function)
         except ScanKvError as error:
             raise self.noted(error) from error.__cause__
 
@@ -503,7 +510,7 @@ class LiveBucket:
         self.before = None
         if bucket is not None:
             try:
-                await self.run(bucket.close)
+                await self._run_opening(bucket.close)
             except ScanKvError as error:
                 _log.error("closing %s: %s [%s]", self._place, error.message, error.__cause__)
 

@@ -393,7 +393,8 @@ class LiveTable:
             DataLoss: A bucket is damaged.
         """
         chosen = self._chosen(plan.buckets)
-        codec, reader = self.codec, plan.reader(self.codec, self._keys.codec)
+        codec = self.codec
+        reader = await plan.reader_in(self._executor.run, codec, self._keys.codec)
         async with held(chosen) as opened:
             if codec is not self.codec:
                 codec, reader = self.codec, plan.reader(self.codec, self._keys.codec)

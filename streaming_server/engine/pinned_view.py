@@ -72,6 +72,7 @@ class PinnedView:
         lease_files: Held for every change of the files of its leases.
         splitting: Held while its keys are sampled, which happens once.
         removal: Deletes it, once that has begun.
+        executor: As above.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class PinnedView:
         self.removal: asyncio.Task[None] | None = None
         self._manifest = manifest
         self._resources = resources
-        self._executor = executor
+        self.executor = executor
         self._opening = asyncio.Lock()
         self._open: dict[int, Checkpoint] = {}
         self._bases: dict[int, BaseView] = {}
@@ -158,7 +159,7 @@ class PinnedView:
             )
 
         try:
-            await self._executor.run(work)
+            await self.executor.run(work)
         except ScanKvError as error:
             raise self.noted(number, error) from error.__cause__
 
@@ -171,7 +172,7 @@ class PinnedView:
             for number in numbers:
                 self.check()
                 if self.has_base(number) and number not in self._bases:
-                    await self._executor.run(self._open_base, number)
+                    await self.executor.run(self._open_base, number)
             return dict(self._bases)
 
     def _open_base(self, number: int) -> None:
@@ -256,7 +257,7 @@ class PinnedView:
         # Who reads one keeps it mapped.
         self._bases.clear()
         if checkpoints:
-            await self._executor.run(_close_all, checkpoints)
+            await self.executor.run(_close_all, checkpoints)
 
 
 class SnapshotReader:
@@ -302,7 +303,7 @@ class SnapshotReader:
             InvalidResumeToken: The token does not fit.
             DataLoss: A bucket is damaged.
         """
-        reader = plan.reader(self.codec, self.keys)
+        reader = await plan.reader_in(self._view.executor.run, self.codec, self.keys)
         if plan.limit != 0:
             reader = await read_through_index(reader, self.held_view())
         bases = await self._bases_for(plan, reader)

@@ -16,7 +16,7 @@ from table_model.expressions import nanoseconds_a_row
 from table_model.limits import MAX_CHUNK_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from streaming_server.scan.base_view import BaseView
     from streaming_server.scan.chunk_source import ChunkSource, Cursor, Position, View
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from table_model.key_ranges import KeyRanges
     from table_model.schema import TableDefinition
 
+_SHORT_NODES, _SHORT_LISTS = 32, 256
 _ASKING_NANOSECONDS: Final = 8_000_000
 """For so long at once a predicate may be asked of rows: as long as several chunks without one take."""
 
@@ -67,6 +68,13 @@ class ReadPlan:
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
         """How this is read of a table with such rows and keys. Raises SchemaMismatch."""
         return RowReader.of(codec, keys, self.columns, self.where, self.key_range, stored_rows=self.stored_rows)
+
+    async def reader_in(self, run: Callable[..., Awaitable[RowReader]], codec: RowCodec, keys: KeyCodec) -> RowReader:
+        """The same, with `run` in a thread where it takes some milliseconds, as for hundreds of comparisons."""
+        where = self.where
+        if where is None or (where.nodes <= _SHORT_NODES and where.list_values <= _SHORT_LISTS):
+            return self.reader(codec, keys)
+        return await run(self.reader, codec, keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -224,6 +224,7 @@ class Bucket:
         self.place = place
         self._after = after
         self.flushes = 0
+        self._marked: int | None = None
         self._store = RocksStore(path, place, compression=compression, resources=resources, read_only=read_only)
         self.log = BucketLog(self._store, lambda: self._state.log_span)
         self.writers = WriterStates(self._store, writer_limits, clock)
@@ -448,6 +449,7 @@ class Bucket:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""
         self._store.sync()
         self._mark.write(offset)
+        self._marked = offset
 
     def changes(self, definition: TableDefinition, limit: int) -> Iterator[LogRecord]:
         """The first `limit` records of the changelog, oldest first."""
@@ -493,7 +495,9 @@ class Bucket:
             if not self._state.clean and not self.is_full:
                 self._state = replace(self._state, clean=True)
                 self._write_state(self._store.batch(), self._state)
-                self.sync(self._state.log_offset)
+                # Closing the store syncs it, too. Where no change came since the last sync, there is nothing to mark.
+                if self._marked != self._state.log_offset:
+                    self.sync(self._state.log_offset)
         finally:
             self._mark.close()
             self._store.close()

@@ -254,13 +254,18 @@ class RocksStore:
             raise self.failure(error) from error
 
     def close(self) -> None:
-        """Closes the directory and gives its lock back. Every iterator must be gone before."""
+        """Closes the directory and gives its lock back. Every iterator must be gone before.
+
+        Lets others have the interpreter lock: RocksDB is shut down by whoever lets go of it last. That must be `close`,
+        which does so without the lock, and not the handles of the families, which would hold it for as long.
+        """
+        del self.rows, self.log, self.meta, self._index, self._handles
         try:
             self._db.close()
         except Exception as error:
             raise self.failure(error) from error
         finally:
-            del self._db, self.rows, self.log, self.meta, self._index, self._handles
+            del self._db
             self._give_filter()
 
     def _give_filter(self) -> None:

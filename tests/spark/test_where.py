@@ -124,6 +124,16 @@ def test_every_way_to_say_where_means_the_same(
 
 def test_what_is_no_float_is_asked_as_it_is_told(client: sync.Client, name: str) -> None:
     table = filled(client, name, random.Random(1))
-    for text in ("i > 3", "k = 1 or i in (1, 2)", "d < 3", "d = 3", "d <> 1.5", "d is null", "d in (1, 2)"):
+    for text in (
+        "d > 3 and d <= 9",
+        "d between 1 and 2",
+        "i > 3",
+        "k = 1 or i in (1, 2)",
+        "d < 3",
+        "d = 3",
+        "d <> 1.5",
+        "d is null",
+        "d in (1, 2)",
+    ):
         assert spark_predicate(table, text) == table.scan(where=text).spec.where
     assert spark_predicate(table, None) is None

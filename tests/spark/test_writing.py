@@ -242,6 +242,8 @@ NEW = {"path": "test.refused", "create": "true", "primary_key": "k"}
         ("k long, v string, n string", {}, False, 'column "n" cannot be cast to int32'),
         ("k long, v string", {}, False, 'column "n" is missing'),
         ("k long, v string, n interval month", {}, False, 'column "n": ScanKV has no interval month'),
+        ("k long, v variant", {}, False, 'column "v": ScanKV has no variant; write it as text, to_json(v)'),
+        ("k long, v array<struct<a variant>>", {}, False, 'column "v": ScanKV has no variant'),
         ("v string", {"operation": "delete"}, False, 'column "k" is missing'),
         (f"{COLUMNS}, _change_type string, _log_offset long, _bucket int", {}, False, 'drop("_log_offset", "_bucket")'),
         (f"{COLUMNS}, _change_type string", {}, True, 'column "_change_type" says what becomes of each row'),

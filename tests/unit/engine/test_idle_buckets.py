@@ -74,9 +74,10 @@ async def test_what_was_written_is_there_after_closing_and_opening(tmp_path: Pat
         view = table.view_in_memory(None)
         await rest_all(tables)
         assert open_count(table) == 0
-        assert table.view_in_memory(None) is not None
+        at_rest = table.view_in_memory(None)
+        assert at_rest is not None
         assert view is not None
-        assert table.view_in_memory(None).log_offsets == view.log_offsets
+        assert at_rest.log_offsets == view.log_offsets
         assert await rows_of(table) == ROWS
         for live, state in zip(table.buckets, states, strict=True):
             assert live.state is not None

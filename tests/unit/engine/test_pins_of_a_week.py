@@ -24,7 +24,8 @@ MOST_FILES = BUCKETS * 4 * (FEW_FILES + 8 + 4)
 async def test_pins_of_a_table_under_writes_leave_few_files_open(tmp_path: Path, pins: int) -> None:
     async with tables_in(tmp_path, log_upkeep_seconds=3600) as tables:
         table = await new_table(tables, buckets=BUCKETS)
-        before, most, expected = open_files(), 0, {}
+        before, most = open_files(), 0
+        expected: dict[str, int | None] = {}
         for number in range(pins):
             # Keys ascend, as those of a changelog do: no compaction of RocksDB would merge their files.
             rows: dict[str, int | None] = {f"{number:08}/{place}": number for place in range(20)}
