@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from table_model.errors import DiskFull
+
 if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
@@ -58,6 +60,6 @@ class ClockKeeper:
     async def _store(self) -> None:
         try:
             await self._executor.run(self._file.write, self._clock.store())
-        except OSError:
+        except (DiskFull, OSError) as error:
             # The next server continues from an older state of it, which is safe.
-            _log.exception("storing the clock")
+            _log.warning("the clock cannot be stored: %s", error)
