@@ -99,7 +99,9 @@ def stretches(keys: Keys, key_range: KeyRange, looks: int, most: float) -> Itera
             continue
         looks -= 1
         above = Stretch.of(keys.keys_from(middle, KEYS_A_LOOK), stretch.end, most)
-        below = Stretch.of(list(stretch.run), middle, most)
+        # Up to its last key: what is empty between two groups of keys must not count.
+        last = keys.last_below(middle)
+        below = Stretch.of(list(stretch.run), middle if last is None else min(last + b"\0", middle), most)
         for half in (below, above):
             if half is not None:
                 heappush(largest, (-half.rows, half.start, half))

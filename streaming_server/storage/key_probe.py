@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from streaming_server.storage.range_reader import found_too_much
 from streaming_server.storage.rocks import scan_options
 
 if TYPE_CHECKING:
@@ -12,9 +13,15 @@ if TYPE_CHECKING:
 
     from streaming_server.storage.rocks import RocksStore
 
+_MOST_SKIPS: Final = 4096
+_TOP: Final = b"\xff" * 16
+
 
 class KeyProbe:
     """Reads some keys of one bucket from wherever it is asked to, as of the moment it was made.
+
+    A look passes over a bounded number of deleted keys, so that it holds the event loop for a millisecond at most.
+    Where there are more, it sees fewer keys than there are: enough for an estimate, and never to be taken for all.
 
     Use it from one thread at a time. It pins files on disk until `close`.
     """
@@ -22,14 +29,14 @@ class KeyProbe:
     def __init__(self, store: RocksStore) -> None:
         self._store = store
         # As in `BucketCursor`: freed after the iterator, never changed.
-        self._options = scan_options()
+        self._options = scan_options(max_skips=_MOST_SKIPS)
         try:
             self._iterator: RdictIter | None = store.rows.iter(self._options)
         except Exception as error:
             raise store.failure(error) from error
 
     def keys_from(self, start: bytes, count: int) -> list[bytes]:
-        """The first keys from a place on, at most so many; fewer at the end of all. Raises DataLoss."""
+        """The first keys from a place on, at most so many; fewer at the end, or among deleted ones. Raises DataLoss."""
         self._standing.seek(start)
         iterator = self._standing
         # Loops that Python has in C, as in `RangesCursor`.
@@ -40,7 +47,10 @@ class KeyProbe:
         return [key for key, _ in pairs]
 
     def last_below(self, end: bytes | None) -> bytes | None:
-        """The last key below a place, or of all for None; None where there is none. Raises DataLoss."""
+        """The last key below a place, or of all for None; None where there is none. Raises DataLoss.
+
+        Among deleted keys it may be one that is above the last, and not there.
+        """
         if end is None:
             self._standing.seek_to_last()
         else:
@@ -50,12 +60,12 @@ class KeyProbe:
         if self._standing.valid():
             key: bytes = self._standing.key()
             return key
-        self._check()
-        return None
+        return (end or _TOP) if self._check() else None
 
-    def _check(self) -> None:
+    def _check(self) -> bool:
+        """Whether it has stopped among deleted keys. Raises DataLoss."""
         try:
-            self._standing.status()
+            return found_too_much(self._standing)
         except Exception as error:
             raise self._store.failure(error) from error
 
