@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from aio_client._bases import TableBases
+from aio_client._disk_use import DiskUse
 
 if TYPE_CHECKING:
     from protos.scankv.v1 import admin_pb2
@@ -38,6 +39,7 @@ class ServerStats:
         resident_bytes: Resident memory now.
         peak_resident_bytes: Resident memory at its highest.
         open_files: File descriptors open now; 0 where the server's system does not say.
+        file_limit: How many there may be.
         tasks: Tasks of the server's event loop now.
         snapshot_views: Views kept now for pinned snapshots.
         snapshot_leases: Leases on them.
@@ -47,8 +49,13 @@ class ServerStats:
         computed_answers: Counts, aggregates and top-N that were computed.
         cached_bytes: Memory that computed answers take now.
         waiting_calls: Calls that wait now until what they ask about has changed, as those of watches do.
+        clock_offset_millis: How far the clock of the server's machine is ahead of the time that commits get; negative
+            when it is behind. Beyond `max_clock_step_seconds` the clock has jumped, and somebody should look at it.
+        clock_jumps: How often that clock has jumped.
         request_bytes_in_flight: Bytes of requests of more than 64 KiB that are in memory now.
         refused_requests: Requests that were refused with `ServerBusy`, because there were too many of these.
+        free_disk_bytes: What is free on the disk of the data directory.
+        disk: What the data directory takes on disk.
         damaged_buckets: The buckets found damaged, as `database.table/bucket`.
         bases: The columnar bases of each table in use that has any, by table.
     """
@@ -74,6 +81,7 @@ class ServerStats:
     resident_bytes: int
     peak_resident_bytes: int
     open_files: int
+    file_limit: int
     tasks: int
     snapshot_views: int
     snapshot_leases: int
@@ -83,8 +91,12 @@ class ServerStats:
     computed_answers: int
     cached_bytes: int
     waiting_calls: int
+    clock_offset_millis: int
+    clock_jumps: int
     request_bytes_in_flight: int
     refused_requests: int
+    free_disk_bytes: int
+    disk: DiskUse
     damaged_buckets: tuple[str, ...]
     bases: tuple[TableBases, ...]
 
@@ -113,6 +125,7 @@ class ServerStats:
             resident_bytes=message.resident_bytes,
             peak_resident_bytes=message.peak_resident_bytes,
             open_files=message.open_files,
+            file_limit=message.file_limit,
             tasks=message.tasks,
             snapshot_views=message.snapshot_views,
             snapshot_leases=message.snapshot_leases,
@@ -122,8 +135,12 @@ class ServerStats:
             computed_answers=message.computed_answers,
             cached_bytes=message.cached_bytes,
             waiting_calls=message.waiting_calls,
+            clock_offset_millis=message.clock_offset_millis,
+            clock_jumps=message.clock_jumps,
             request_bytes_in_flight=message.request_bytes_in_flight,
             refused_requests=message.refused_requests,
+            free_disk_bytes=message.free_disk_bytes,
+            disk=DiskUse.of(message.disk),
             damaged_buckets=tuple(message.damaged_buckets),
             bases=tuple(TableBases.of(each) for each in message.bases),
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 
+from aio_client._arguments import names_of, text_of
 from aio_client._retry import backoff, with_retries
 from protos.scankv.v1 import lookup_pb2, scan_pb2
 from table_model.aggregates import AggregateFunction
@@ -23,7 +24,6 @@ from table_model.errors import (
 )
 from table_model.expressions.wire import to_proto
 from table_model.limits import MAX_TOP_N
-from table_model.names import is_column_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -78,9 +78,9 @@ def aggregate_request(
         snapshot=_snapshot(snapshot_id),
         aggregates=[
             lookup_pb2.ColumnAggregates(column=column, functions=_numbers(column, functions[column]))
-            for column in _names(list(functions))
+            for column in names_of(list(functions), "functions")
         ],
-        group_by=_names(group_by),
+        group_by=names_of(group_by, "group_by"),
     )
 
 
@@ -99,7 +99,7 @@ def top_n_request(
         raise UsageError(f"n must be a whole number from 1 to {MAX_TOP_N:,}, not {n!r}")
     if not isinstance(by, str):
         raise UsageError(f"by is the name of a column, not a {type(by).__name__}")
-    _names([by])
+    text_of(by, "by")
     if ties not in ("key", "all"):
         raise UsageError(f'ties is "key" or "all", not {ties!r}', option="ties")
     return lookup_pb2.TopNRequest(
@@ -109,7 +109,7 @@ def top_n_request(
         by=by,
         ascending=not descending,
         n=n,
-        columns=None if columns is None else scan_pb2.ColumnNames(names=_names(columns)),
+        columns=None if columns is None else scan_pb2.ColumnNames(names=names_of(columns, "columns")),
         with_ties=ties == "all",
     )
 
@@ -211,17 +211,9 @@ def _snapshot(snapshot_id: str | None) -> scan_pb2.PinnedSnapshot | None:
     return None if snapshot_id is None else scan_pb2.PinnedSnapshot(snapshot_id=snapshot_id)
 
 
-def _names(names: Sequence[str]) -> list[str]:
-    names = [names] if isinstance(names, str) else list(names)
-    for name in names:
-        if not is_column_name(name):
-            raise UsageError(f"a column is named by text, not by {name!r}")
-    return names
-
-
 def _numbers(column: str, names: str | Iterable[str]) -> list[lookup_pb2.AggregateFunction.ValueType]:
     numbers = []
-    for name in [names] if isinstance(names, str) else names:
+    for name in names_of(names, f'functions of column "{column}"'):
         if name not in list(AggregateFunction):
             raise UsageError(
                 f'column "{column}": there is no function {name!r}{did_you_mean(str(name), AggregateFunction)}'

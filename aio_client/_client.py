@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from aio_client._admin import LiveScan, ServerStats
+from aio_client._arguments import names_of, text_of
+from aio_client._awaitable import NotOpened
 from aio_client._check import check_table
 from aio_client._column_locks import list_locks, release_lock
 from aio_client._config import ClientConfig, default_url
@@ -123,10 +125,10 @@ class Client:
             raise UsageError(f"buckets is a number of at least 1, not {buckets!r}", option="buckets")
         merging = merge_spec(version_column, sequence_column, sequence_groups, aggregates)
         request = table_pb2.CreateTableRequest(
-            name=name,
+            name=text_of(name, "name"),
             arrow_schema=_schema_bytes(schema),
-            primary_key=_names(primary_key),
-            bucket_key=_names(bucket_key),
+            primary_key=names_of(primary_key, "primary_key"),
+            bucket_key=names_of(bucket_key, "bucket_key"),
             buckets=buckets or 0,
             options={option: _option_text(value) for option, value in options.items()},
             indexes=index_messages(indexes, "indexes"),
@@ -143,9 +145,8 @@ class Client:
         Raises:
             TableNotFound: There is none of that name.
         """
-        await self._transport.call(
-            lambda: self._transport.services.tables.DropTable, table_pb2.DropTableRequest(name=name), repeatable=False
-        )
+        request = table_pb2.DropTableRequest(name=text_of(name, "name"))
+        await self._transport.call(lambda: self._transport.services.tables.DropTable, request, repeatable=False)
 
     async def alter_table(
         self,
@@ -190,7 +191,7 @@ class Client:
         if add_columns is None and not added and not dropped:
             raise UsageError("there is nothing to alter: give add_columns, add_indexes or drop_indexes")
         request = table_pb2.AlterTableRequest(
-            name=name,
+            name=text_of(name, "name"),
             add_columns=b"" if add_columns is None else _schema_bytes(add_columns),
             add_indexes=added,
             drop_indexes=dropped,
@@ -224,7 +225,7 @@ class Client:
             TableNotFound: There is no such table, or it was dropped meanwhile.
             TooManyScans, ScanTooLong, ScanCancelled, ServerDraining, Unavailable: As for a scan, of which it is one.
         """
-        return await check_table(self._transport, name, on_bucket)
+        return await check_table(self._transport, text_of(name, "name"), on_bucket)
 
     async def table(self, name: str) -> Table:
         """The table of that name.
@@ -232,9 +233,8 @@ class Client:
         Raises:
             TableNotFound: There is none; the message has the near ones.
         """
-        response = await self._transport.call(
-            lambda: self._transport.services.tables.GetTable, table_pb2.GetTableRequest(name=name)
-        )
+        request = table_pb2.GetTableRequest(name=text_of(name, "name"))
+        response = await self._transport.call(lambda: self._transport.services.tables.GetTable, request)
         return Table(self._transport, response.table)
 
     async def tables(self) -> list[Table]:
@@ -271,7 +271,7 @@ class Client:
         Raises:
             ScanNotFound: There is no such live scan; it may have ended by itself.
         """
-        request = admin_pb2.CancelScanRequest(scan_id=scan_id)
+        request = admin_pb2.CancelScanRequest(scan_id=text_of(scan_id, "scan_id"))
         await self._transport.call(lambda: self._transport.services.admin.CancelScan, request, repeatable=False)
 
     async def snapshots(self, table: str | None = None) -> list[Snapshot]:
@@ -283,7 +283,7 @@ class Client:
         Raises:
             TableNotFound: There is no such table.
         """
-        return await list_snapshots(self._transport, table)
+        return await list_snapshots(self._transport, None if table is None else text_of(table, "table"))
 
     async def column_locks(self, table: str | None = None) -> list[ColumnLock]:
         """The column locks of all clients, by table and id. None of them is renewed by being listed.
@@ -294,7 +294,7 @@ class Client:
         Raises:
             TableNotFound: There is no such table.
         """
-        return await list_locks(self._transport, table)
+        return await list_locks(self._transport, None if table is None else text_of(table, "table"))
 
     async def release_column_lock(self, lock_id: str) -> None:
         """Ends a column lock, also of another client, whose writes then are as those of any other.
@@ -352,7 +352,7 @@ class Client:
             token: That of the transaction.
             part: Names what is staged here, differently for each attempt: 1 to 128 characters.
         """
-        return TransactionPart(self._transport, token, part)
+        return TransactionPart(self._transport, text_of(token, "token"), text_of(part, "part"))
 
     async def transactions(self) -> list[TransactionInfo]:
         """The open transactions of all clients, the oldest first. None of them is renewed by being listed."""
@@ -378,7 +378,7 @@ class Client:
         Raises:
             SnapshotLost: The lease was released or has expired, or its table was dropped.
         """
-        return await adopt_snapshot(self._transport, snapshot_id, ttl)
+        return await adopt_snapshot(self._transport, text_of(snapshot_id, "snapshot_id"), ttl)
 
     async def wait_ready(self, timeout: float = 30.0) -> None:
         """Waits until the server serves, also when it is not there yet.
@@ -392,8 +392,10 @@ class Client:
         await self._transport.wait_ready(timeout)
 
 
-class Connecting:
+class Connecting(NotOpened):
     """What `connect` returns: `async with connect(...) as client`, or `client = await connect(...)`."""
+
+    call, name, result = "connect(...)", "client", Client
 
     def __init__(self, config: ClientConfig) -> None:
         """Called by `connect`; opens nothing."""
@@ -459,11 +461,6 @@ def connect(
 def _schema_bytes(schema: pa.Schema) -> bytes:
     data: bytes = schema.remove_metadata().serialize().to_pybytes()
     return data
-
-
-def _names(names: Sequence[str]) -> Sequence[str]:
-    """One name given as text is that name, not its letters."""
-    return (names,) if isinstance(names, str) else names
 
 
 def _option_text(value: str | bool | int) -> str:

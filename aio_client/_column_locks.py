@@ -7,6 +7,8 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from aio_client._arguments import flag_of, is_text, items_of, names_of, text_of
+from aio_client._awaitable import NotOpened
 from aio_client._commit import call_again
 from aio_client._lease import Keeper, Lease, ttl_millis
 from protos.scankv.v1 import lock_pb2
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
 class ColumnLock(Lease):
     """A lock on columns of a table: writes of others that would change them are refused with ColumnLocked.
 
-    It ends when it is released, when it is not renewed for its time to live, and with its table. It outlives its client
-    and a restart of the server, which begins the time to live anew. Who writes the columns gives the lock:
-    `table.upsert(data, locks=[lock])`, or a writer's `locks`.
+    It ends when it is released, when it is not renewed for its time to live, when its restarted owner takes it over,
+    and with its table. It outlives its client and a restart of the server, which begins the time to live anew. Who
+    writes the columns gives the lock: `table.upsert(data, locks=[lock])`; what names a lock that has ended is refused
+    with LockLost.
 
     Made by `table.lock_columns(...)` and `client.column_locks()`. Belongs to the event loop of its client.
     """
@@ -108,14 +111,31 @@ class ColumnLock(Lease):
         self._note_renewed()
 
 
-class Locking:
+class Locking(NotOpened):
     """What `table.lock_columns()` returns: `async with` it, or `await` it. Each time, it takes a lock of its own."""
 
-    def __init__(self, transport: Transport, table: str, columns: Sequence[str], owner: str, ttl: float) -> None:
+    call, name, result = "table.lock_columns(...)", "lock", ColumnLock
+
+    def __init__(
+        self,
+        transport: Transport,
+        table: str,
+        columns: Sequence[str],
+        owner: str,
+        ttl: float,
+        *,
+        take_over: bool = False,
+    ) -> None:
         """Called by `Table.lock_columns`; takes nothing yet. Raises UsageError for a time to live out of range."""
-        names = [columns] if isinstance(columns, str) else list(columns)
+        names = names_of(columns, "columns")
         self._transport = transport
-        self._request = lock_pb2.LockColumnsRequest(table=table, columns=names, owner=owner, ttl_millis=ttl_millis(ttl))
+        self._request = lock_pb2.LockColumnsRequest(
+            table=table,
+            columns=names,
+            owner=text_of(owner, "owner"),
+            ttl_millis=ttl_millis(ttl),
+            take_over=flag_of(take_over, "take_over"),
+        )
         self._keeper: Keeper | None = None
 
     def __await__(self) -> Generator[None, None, ColumnLock]:
@@ -145,10 +165,15 @@ class Locking:
         return ColumnLock(self._transport, response.lock, asked_at)
 
 
+def lock_ids_of(locks: Sequence[ColumnLock | str]) -> list[str]:
+    """The ids of some locks. Raises UsageError for what are none, also a single one: its text is no list of ids."""
+    return [lock_id_of(lock) for lock in items_of(locks, "locks", "column locks or their ids, in a list")]
+
+
 def lock_id_of(lock: ColumnLock | str) -> str:
     """The id of a lock, which may be given itself. Raises UsageError for what is neither."""
     id_ = lock if isinstance(lock, str) else getattr(lock, "id", None)
-    if not isinstance(id_, str):
+    if not is_text(id_):
         raise UsageError(f"locks are column locks or their ids, not {lock!r}", option="locks")
     return id_
 
@@ -163,5 +188,5 @@ async def list_locks(transport: Transport, table: str | None) -> list[ColumnLock
 
 async def release_lock(transport: Transport, lock_id: str) -> None:
     """Ends a lock, also of another client. Raises LockLost."""
-    request = lock_pb2.ReleaseColumnLockRequest(lock_id=lock_id)
+    request = lock_pb2.ReleaseColumnLockRequest(lock_id=text_of(lock_id, "lock_id"))
     await transport.call(lambda: transport.services.locks.ReleaseColumnLock, request, repeatable=False)

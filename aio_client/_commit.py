@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from aio_client._retry import PASSING_ERRORS, with_retries
 from protos.scankv.v1 import consumer_pb2
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,9 +17,7 @@ _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
-async def commit_position(
-    transport: Transport, table: str, consumer_id: str, fence: int, token: bytes
-) -> dict[int, int]:
+async def commit_position(transport: Transport, table: str, consumer_id: str, fence: int, token: bytes) -> LogOffsets:
     """Commits what lies before a token of a consumer's stream; gives the offsets that are committed then.
 
     Raises:
@@ -26,7 +25,7 @@ async def commit_position(
     """
     request = consumer_pb2.CommitPositionRequest(table=table, consumer_id=consumer_id, fence=fence, resume_token=token)
     response = await call_again(transport, lambda: transport.services.consumers.CommitPosition, request)
-    return dict(response.log_offsets)
+    return LogOffsets.of(response.log_offsets, response.table_incarnation)
 
 
 async def call_again(

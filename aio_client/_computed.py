@@ -14,6 +14,7 @@ from aio_client._aggregate import (
     top_n,
     top_n_request,
 )
+from aio_client._arguments import names_of
 from aio_client._scan_builder import snapshot_id_of
 from aio_client._versioned import Versioned, since_version
 from aio_client._watch import TopNPolls, TopNWatch
@@ -245,7 +246,7 @@ class ComputedAnswers(ABC):
         Raises:
             UsageError: `n` or `every` is out of its range, or `where` cannot be read.
         """
-        names = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        names = None if columns is None else names_of(columns, "columns")
         hidden = () if names is None else tuple(key for key in self.primary_key if key not in names)
         asked = None if names is None else [*names, *hidden]
         request = top_n_request(self.name, n, by, self._predicate(where), asked, descending, ties, None)

@@ -13,6 +13,7 @@ from aio_client._commit import call_again
 from aio_client._protocol import changelog
 from protos.scankv.v1 import consumer_pb2
 from table_model.errors import ConsumerNotFound, InvalidRequest, UsageError
+from table_model.log_offsets import LogOffsets
 from table_model.log_positions import LogSpec, ScanSource, StartFrom
 from table_model.names import check_consumer_id
 
@@ -44,7 +45,7 @@ class Consumer:
     """
 
     id: str
-    log_offsets: dict[int, int]
+    log_offsets: LogOffsets
     lag: int
     committed_at: datetime | None
     live: bool
@@ -58,7 +59,7 @@ class Consumer:
         micros = message.committed_micros
         return cls(
             id=message.consumer_id,
-            log_offsets=dict(message.log_offsets),
+            log_offsets=LogOffsets.of(message.log_offsets, message.table_incarnation),
             lag=message.lag,
             committed_at=_EPOCH + timedelta(microseconds=micros) if micros else None,
             live=message.live,
@@ -143,7 +144,7 @@ class ChangesOfTable(ABC):
         found = [Consumer.of(message) for message in response.consumers]
         return found if pattern is None else [each for each in found if fnmatchcase(each.id, pattern)]
 
-    async def reset_consumer(self, consumer_id: str, start: StartFrom, *, clamp: bool = False) -> dict[int, int]:
+    async def reset_consumer(self, consumer_id: str, start: StartFrom, *, clamp: bool = False) -> LogOffsets:
         """Moves a consumer to any place, in all buckets that it has read. A stream of it ends with ConsumerFenced.
 
         Args:
@@ -159,6 +160,7 @@ class ChangesOfTable(ABC):
             ConsumerNotFound: There is no such consumer.
             PositionExpired, PositionOutOfRange: The changelog does not have that place.
             InvalidRequest: Offsets are not of all buckets that it has read; those of others are not looked at.
+        from table_model.log_offsets import LogOffsets
             UsageError: It is no id, or no start.
         """
         _check(consumer_id)
@@ -169,7 +171,7 @@ class ChangesOfTable(ABC):
         response = await self._transport.call(
             lambda: self._transport.services.consumers.ResetConsumer, request, repeatable=False
         )
-        return dict(response.log_offsets)
+        return LogOffsets.of(response.log_offsets, response.table_incarnation)
 
     async def delete_consumer(self, consumer_id: str) -> None:
         """Forgets a consumer, so that nothing is kept for it any more. A stream of it ends with ConsumerFenced.

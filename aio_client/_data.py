@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aio_client._python_values import NotAValueError, column_of
+from table_model import lazy_compute as pc
 from table_model.conform import conform
 from table_model.errors import SchemaMismatch, UsageError, did_you_mean
 

@@ -20,8 +20,11 @@ class ScanExplanation:
         source: The `live` table, or a `pinned` snapshot.
         table: `database.table`.
         buckets: The buckets whose rows are read, ascending. Empty: nothing is read.
-        ranges: The ranges of keys that are read, as comparisons of key columns. Empty: points are read, or nothing.
-        points: How many single keys are looked up, where no range is read. Not those that an index tells.
+        ranges: The ranges of keys that are read, as comparisons of key columns; the first ten. Empty: points are read,
+            or nothing.
+        range_count: How many ranges are read.
+        all_keys: Whether the ranges are all keys of these buckets.
+        points: How many single keys are looked up beside the ranges. Not those that an index tells.
         first_points: The first ten of them.
         index: The columns of the index that tells which keys are looked up. Empty: none does.
         index_range: What is looked for in it, as comparisons of its columns. None without an index.
@@ -40,6 +43,8 @@ class ScanExplanation:
     table: str
     buckets: tuple[int, ...]
     ranges: tuple[str, ...]
+    range_count: int
+    all_keys: bool
     points: int
     first_points: tuple[str, ...]
     index: tuple[str, ...]
@@ -62,6 +67,8 @@ class ScanExplanation:
             table=table,
             buckets=tuple(message.buckets),
             ranges=tuple(message.ranges),
+            range_count=message.range_count,
+            all_keys=message.all_keys,
             points=message.points,
             first_points=tuple(message.first_points),
             index=tuple(message.index),
@@ -103,12 +110,20 @@ class ScanExplanation:
         if self.index:
             return (
                 f"told by the index on ({', '.join(self.index)}): {self.index_range}; "
-                f"if over {self.index_keys:,}: {'; '.join(self.ranges)}"
+                f"if over {self.index_keys:,}: {self._ranges()}"
             )
+        points = ""
         if self.points:
             more = ", ..." if self.points > len(self.first_points) else ""
-            return f"{self.points:,} looked up: {', '.join(self.first_points)}{more}"
-        return "; ".join(self.ranges) or "none"
+            points = f"{self.points:,} looked up: {', '.join(self.first_points)}{more}"
+        return "; ".join(filter(None, [self._ranges(), points])) or "none"
+
+    def _ranges(self) -> str:
+        text = "; ".join(self.ranges)
+        if self.range_count < 2:
+            return text
+        more = "; ..." if self.range_count > len(self.ranges) else ""
+        return f"{self.range_count:,} ranges: {text}{more}"
 
 
 async def explain(transport: Transport, request: ScanKvRequest) -> ScanExplanation:

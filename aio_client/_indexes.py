@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from aio_client._arguments import is_text
 from aio_client._commit import call_again
 from protos.scankv.v1 import table_pb2
 from table_model.errors import InvalidRequest, TableNotFound, UsageError
@@ -58,7 +59,7 @@ def index_messages(indexes: Indexes, option: str) -> list[table_pb2.IndexColumns
     messages = []
     for columns in given:
         names = (columns,) if isinstance(columns, str) else columns
-        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, Sequence) or not all(map(is_text, names)):
             raise UsageError(_not_indexes(option, columns), option=option)
         messages.append(table_pb2.IndexColumns(columns=names))
     return messages

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
 from aio_client._keys import keys_of
-from table_model.errors import InvalidKey, UsageError
+from table_model.errors import InvalidKey, UsageError, did_you_mean
 from table_model.key_codec import TEXT_END_BYTES, KeyCodec
 from table_model.key_range import NO_KEYS, KeyRange
 
@@ -64,11 +65,27 @@ def _check_order(start: Sequence[object], end: Sequence[object], key_schema: pa.
 
 
 def _values(given: object, key_schema: pa.Schema) -> tuple[object, ...]:
+    if isinstance(given, Mapping):
+        return _values_by_name(given, key_schema)
     values = given if isinstance(given, tuple) else (given,)
     if not 1 <= len(values) <= len(key_schema):
         names = ", ".join(key_schema.names)
         raise InvalidKey(f"{len(values)} values were given; they are those of the leading columns of the key ({names})")
     return values
+
+
+def _values_by_name(given: Mapping[Any, object], key_schema: pa.Schema) -> tuple[object, ...]:
+    for name in given:
+        if name not in key_schema.names:
+            hint = did_you_mean(str(name), key_schema.names)
+            raise InvalidKey(f'"{name}" is no key column{hint}', column=name)
+    leading = key_schema.names[: len(given)]
+    if not given or set(given) != set(leading):
+        raise InvalidKey(
+            f"values of {', '.join(given) or 'no column'} were given; they are those of the leading columns of the key "
+            f"({', '.join(key_schema.names)})"
+        )
+    return tuple(given[name] for name in leading)
 
 
 def _encoded(values: Sequence[object], key_schema: pa.Schema) -> bytes:

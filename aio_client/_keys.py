@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aio_client._data import is_frame_of, rows_of
 from aio_client._python_values import NotAValueError, column_of
+from table_model import lazy_compute as pc
 from table_model.conform import conform
 from table_model.errors import InvalidKey, SchemaMismatch, did_you_mean
 from table_model.key_codec import KeyCodec

@@ -15,6 +15,7 @@ from table_model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 
 # A release that the server does not answer must not hold up whoever leaves the context; the lease expires by itself.
 _RELEASE_SECONDS: Final = 5.0
+_MOST_SECONDS_OF_SHARED: Final = 20.0
 
 _log = logging.getLogger("aio_client")
 
@@ -22,8 +23,13 @@ _log = logging.getLogger("aio_client")
 class Lease(ABC):
     """Something at the server that ends when it is released, or not renewed for its time to live."""
 
-    def __init__(self) -> None:
-        """Begins as one that was renewed just now. Must run in the event loop."""
+    def __init__(self, *, shared: bool = False) -> None:
+        """Begins as one that was renewed just now. Must run in the event loop.
+
+        Args:
+            shared: Whether it has other holders: a block that keeps it does not release it in the end.
+        """
+        self._shared = shared
         self._released = False
         self._renewed = asyncio.Event()
 
@@ -57,6 +63,11 @@ class Lease(ABC):
         self._released = True
         self._renewed.set()
 
+    @property
+    def _seconds_between_renewals(self) -> float:
+        # The server ends shared leases that were not renewed for a minute where it needs their places.
+        return min(self.ttl / 3, _MOST_SECONDS_OF_SHARED) if self._shared else self.ttl / 3
+
     async def _keep(self) -> None:
         """Renews the lease whenever a third of its time has gone by, until it is released or lost.
 
@@ -64,7 +75,7 @@ class Lease(ABC):
         server knows whether the lease is, since a restart begins its time anew.
         """
         failures, warned = 0, False
-        pause = self.ttl / 3
+        pause = self._seconds_between_renewals
         while not await self._ended_within(pause):
             try:
                 await self.renew()
@@ -74,13 +85,13 @@ class Lease(ABC):
                 return
             except ScanKvError as error:
                 failures += 1
-                pause = min(backoff(failures), self.ttl / 3)
+                pause = min(backoff(failures), self._seconds_between_renewals)
                 if not self.remaining and not warned:
                     warned = True
                     _log.warning("%s could not be renewed in its time to live: %s", self._what, error)
             else:
                 failures, warned = 0, False
-                pause = self.ttl / 3
+                pause = self._seconds_between_renewals
 
     async def _ended_within(self, pause: float) -> bool:
         """Waits until nobody has renewed the lease for so long; True when it was released instead."""
@@ -92,7 +103,7 @@ class Lease(ABC):
             except TimeoutError:
                 return False
             # The holder has renewed it, perhaps for a shorter time than before.
-            pause = self.ttl / 3
+            pause = self._seconds_between_renewals
         return True
 
 
@@ -107,12 +118,15 @@ class Keeper:
     async def aclose(self) -> None:
         """Ends the task and releases the lease, within 5 s also when the caller is being cancelled.
 
-        A release that fails is noted in the log and not raised: the lease expires by itself.
+        A shared lease is left to its other holders. A release that fails is noted in the log and not raised: the lease
+        expires by itself.
         """
         failure = f"the server did not answer within {_RELEASE_SECONDS:g} s"
         with anyio.move_on_after(_RELEASE_SECONDS, shield=True):
             self._task.cancel()
             await asyncio.wait([self._task])
+            if self._lease._shared:
+                return
             try:
                 await self._lease.release()
             except ScanKvError as error:

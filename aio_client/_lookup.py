@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from aio_client._log_offsets import LogOffsets
+from table_model import lazy_compute as pc
 from table_model.errors import ProtocolViolation
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ class VersionedRows:
     """
 
     rows: pa.Table
-    log_offsets: dict[int, int]
+    log_offsets: LogOffsets
 
 
 @dataclass(frozen=True, slots=True)

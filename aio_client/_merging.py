@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from aio_client._arguments import names_of
 from table_model.agg import Aggregator
 from table_model.errors import UsageError
 from table_model.merge_functions import ColumnAggregate, aggregate_of
@@ -53,15 +54,6 @@ def column_aggregates(aggregates: Mapping[str, Aggregator] | None) -> tuple[Colu
             )
         found.append(aggregate_of(column, each.function, dict(each.parameters)))
     return tuple(found)
-
-
-def names_of(names: object, option: str) -> tuple[str, ...]:
-    """Column names, one of them given as text. Raises UsageError."""
-    if isinstance(names, str):
-        return (names,)
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{option} has names of columns, not {names!r}", option=option)
-    return tuple(names)
 
 
 def check_mode(mode: object) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aio_client._protocol import ScanLedger, violation
 from aio_client._resume import Resumption
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,9 +80,10 @@ class ScanProgress:
         return 0 if self.header is None else self.header.consumer_fence
 
     @property
-    def next_offsets(self) -> dict[int, int]:
+    def next_offsets(self) -> LogOffsets:
         """Of changes, the offset of the next one of each bucket."""
-        return dict(self._ledger.next_offsets)
+        incarnation = "" if self.header is None else self.header.table_incarnation
+        return LogOffsets.of(self._ledger.next_offsets, incarnation)
 
     @property
     def bucket(self) -> int | None:
@@ -151,7 +153,7 @@ class ScanProgress:
             self.header, self.schema = header, self._ledger.schema
             return
         before = self._offsets_before(header)
-        after = dict(header.log_offsets)
+        after = LogOffsets.of(header.log_offsets, header.table_incarnation)
         if earlier is not None and self.spec.log is None and self._ledger.schema != self.schema:
             raise violation("the schema of the rows before the cut", "another")
         if self.spec.snapshot_id is not None:
@@ -166,13 +168,15 @@ class ScanProgress:
         if before is not None:
             self._note_resumption(before, after)
 
-    def _offsets_before(self, header: ScanHeader) -> dict[int, int] | None:
+    def _offsets_before(self, header: ScanHeader) -> LogOffsets | None:
         """The view that the rows before this header are of; None where the scan begins with it."""
         if header.HasField("resumed_from"):
-            return dict(header.resumed_from.log_offsets)
-        return None if self.header is None else dict(self.header.log_offsets)
+            # A token of another table is refused.
+            return LogOffsets.of(header.resumed_from.log_offsets, header.table_incarnation)
+        before = self.header
+        return None if before is None else LogOffsets.of(before.log_offsets, before.table_incarnation)
 
-    def _note_resumption(self, before: dict[int, int], after: dict[int, int]) -> None:
+    def _note_resumption(self, before: LogOffsets, after: LogOffsets) -> None:
         cause, self._cause = self._cause, None
         if cause is not None:
             # Frames hold the stream, which must go as soon as its reader drops it, and the call with its connection.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from aio_client._framing import ScanMessage
     from protos.scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanHeartbeat, ScanKvRequest, ScanTrailer
-    from table_model.log_positions import LogSpec
+    from table_model.log_positions import LogSpec, StartFrom, StopAt
     from table_model.scan_spec import ScanSpec
 
 
@@ -90,7 +90,7 @@ def changelog(log: LogSpec) -> scan_pb2.Changelog:
         case PositionKind.TIMESTAMP:
             message.timestamp_micros = start.micros
         case PositionKind.OFFSETS:
-            message.offsets.CopyFrom(scan_pb2.LogOffsets(by_bucket=dict(start.by_bucket)))
+            message.offsets.CopyFrom(log_offsets(start))
         case PositionKind.LAST:
             message.last = start.count
         case PositionKind.FULL:
@@ -104,10 +104,15 @@ def changelog(log: LogSpec) -> scan_pb2.Changelog:
             case PositionKind.TIMESTAMP:
                 message.stop_timestamp_micros = stop.micros
             case PositionKind.OFFSETS:
-                message.stop_offsets.CopyFrom(scan_pb2.LogOffsets(by_bucket=dict(stop.by_bucket)))
+                message.stop_offsets.CopyFrom(log_offsets(stop))
             case _:
                 message.stop_latest.SetInParent()
     return message
+
+
+def log_offsets(position: StartFrom | StopAt) -> scan_pb2.LogOffsets:
+    """Writes the offsets of a position, with the incarnation of their table if it is known."""
+    return scan_pb2.LogOffsets(by_bucket=dict(position.by_bucket), table_incarnation=position.table_incarnation)
 
 
 class EndedWithoutTrailer(ProtocolViolation):

@@ -23,6 +23,7 @@ from table_model.scan_spec import Resume
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from table_model.log_offsets import LogOffsets
     from table_model.scan_spec import ScanSpec
 
 # What says nothing about the rows themselves: the same question, asked again, may well be answered.
@@ -53,8 +54,8 @@ class Resumption:
     at: datetime
     rows: int
     cause: ScanKvError | None
-    from_log_offsets: dict[int, int]
-    to_log_offsets: dict[int, int]
+    from_log_offsets: LogOffsets
+    to_log_offsets: LogOffsets
 
 
 class Verdict(enum.Enum):

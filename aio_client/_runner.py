@@ -110,13 +110,17 @@ class Runner:
             with suppress(RuntimeError):
                 self._running.loop.call_soon_threadsafe(function)
 
+    def is_in_loop(self) -> bool:
+        """Whether the caller is the event loop's own thread, which must not wait for anything."""
+        return threading.get_ident() == self._thread.ident
+
     def close(self) -> None:
         """Ends all scans, closes the client, and waits for the thread. Idempotent."""
         if os.getpid() != self._pid:
             return
         if not self._closed:
             self._stop()
-        if threading.get_ident() != self._thread.ident:
+        if not self.is_in_loop():
             self._thread.join()
 
     def _stop(self) -> None:

@@ -61,25 +61,29 @@ class Scan(ScanBuilder):
 
         return stream_once(self._transport.config, self._readable())
 
-    async def splits(self, n: int) -> list[Scan]:
+    async def splits(self, n: int, *, rows_per_split: int | None = None) -> list[Scan]:
         """Cuts a scan of a pinned snapshot into parts of about equally many rows, which give each row once together.
 
-        Each part is a range of keys over all buckets of the scan. The first call for a view has the server read all its
-        keys; equal calls give equal parts.
+        Each part is a range of keys over all buckets of the scan. The server cuts within the keys that the scan reads;
+        it reads up to some 200,000 keys for it, however large the table is, and estimates where there are more. Equal
+        calls give equal parts.
 
         Args:
             n: How many parts, 1 to 1024.
+            rows_per_split: About how many rows a part has at least; where the keys that the scan reads have fewer rows,
+                there are fewer parts, down to one. Default: exactly `n` parts.
 
         Returns:
-            `n` scans in ascending key order; where there are fewer keys, some of them are empty. Their `spec` can be
-            sent to other processes.
+            `n` scans, or fewer, in ascending key order; where there are fewer keys, some of them are empty.
+            Their `spec` can be sent to other processes.
 
         Raises:
             UsageError: The scan is not of a snapshot, has a limit or a resume token, or `n` is out of its range.
             SnapshotLost: The snapshot's lease has ended.
             DataLoss: The snapshot is damaged.
         """
-        return [Scan(self._transport, spec, self._table) for spec in await splits(self._transport, self._spec, n)]
+        specs = await splits(self._transport, self._spec, n, rows_per_split)
+        return [Scan(self._transport, spec, self._table) for spec in specs]
 
     async def explain(self) -> ScanExplanation:
         """How the server would answer the scan: which buckets and keys it would read, and what it would decode of them.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, Protocol, Self
 
+from aio_client._arguments import is_text, items_of, names_of
 from aio_client._changes_builder import ChangesBuilder
 from aio_client._key_bounds import range_between, range_of_prefix
 from table_model.errors import UsageError
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from table_model.scan_spec import Resume, ScanSpec
 
 
+_NUMBERS: Final = "numbers of buckets"
+
+
 class Pinned(Protocol):
     """Anything that names a pinned snapshot."""
 
@@ -32,13 +36,16 @@ class Pinned(Protocol):
 def snapshot_id_of(snapshot: str | Pinned) -> str:
     """The id of what was given as `at`. Raises UsageError where it is neither a snapshot nor an id."""
     snapshot_id = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
-    if not isinstance(snapshot_id, str) or not snapshot_id:
+    if not is_text(snapshot_id) or not snapshot_id:
         raise UsageError(f"at takes a snapshot or its id, not {snapshot!r}")
     return snapshot_id
 
 
 class ScanBuilder(ChangesBuilder):
-    """The refinements of a scan, each of which returns a copy; shared by the asynchronous and the blocking scan."""
+    """The refinements of a scan, each of which returns a copy; shared by the asynchronous and the blocking scan.
+
+    The scan itself never changes: a call whose result is dropped, `scan.limit(10)` as a statement, has no effect.
+    """
 
     __slots__ = ("_spec", "_table")
 
@@ -71,8 +78,7 @@ class ScanBuilder(ChangesBuilder):
         """
         if not columns:
             raise UsageError("select takes the names of the columns to return; [] for rows without columns")
-        names = [name for given in columns for name in ([given] if isinstance(given, str) else given)]
-        return self._with(columns=tuple(names))
+        return self._with(columns=tuple(name for given in columns for name in names_of(given, "select")))
 
     def where(self, where: Where) -> Self:
         """Returns only rows for which this is true, and for which what was asked before is true as well.
@@ -121,7 +127,8 @@ class ScanBuilder(ChangesBuilder):
         begin with one, see `prefix`. What is read begins at the start, and ends at the end: nothing is skipped.
 
         Args:
-            start: A value of the first key column, or a tuple of values of the leading ones. None: from the first key.
+            start: A value of the first key column, a tuple of values of the leading ones, or a dictionary of those:
+                `{"player": "ann", "day": 3}`. None: from the first key.
             end: The same. None: to the last key.
             inclusive: Whether keys that are equal to `start` (`left`) or `end` (`right`) are in it.
 
@@ -136,9 +143,9 @@ class ScanBuilder(ChangesBuilder):
         """Reads only keys that begin with this, and that what was asked before allows as well.
 
         Args:
-            value: A value of the first key column, or a tuple of values of the leading ones. Of the last of them, where
-                it is text or bytes, it is the beginning: `prefix("an")` has ann and anton, `prefix(("ann", "2024-"))`
-                of ann those of the year.
+            value: A value of the first key column, a tuple of values of the leading ones, or a dictionary of those:
+                `prefix({"player": "ann"})`. Of the last of them, where it is text or bytes, it is the beginning:
+                `prefix("an")` has ann and anton, `prefix(("ann", "2024-"))` of ann those of the year.
 
         Raises:
             UsageError: The scan was not made by `table.scan()`, and does not know the types of the key.
@@ -158,7 +165,8 @@ class ScanBuilder(ChangesBuilder):
 
         `with_buckets(0, 2)` or `with_buckets([0, 2])`.
         """
-        numbers = [number for given in buckets for number in ([given] if isinstance(given, int) else given)]
+        whole = [[given] if isinstance(given, int) else items_of(given, "with_buckets", _NUMBERS) for given in buckets]
+        numbers = [number for given in whole for number in given]
         if not numbers:
             raise UsageError("with_buckets takes the numbers of the buckets to read")
         return self._of_buckets(numbers)

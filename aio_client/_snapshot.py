@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from aio_client._arguments import is_text, text_of
+from aio_client._awaitable import NotOpened
 from aio_client._commit import call_again
 from aio_client._lease import Keeper, Lease, ttl_millis
 from aio_client._retry import PASSING_ERRORS, with_retries
@@ -22,8 +24,10 @@ from table_model.errors import (
     SnapshotNotTaken,
     UsageError,
 )
+from table_model.expressions.wire import to_proto
 from table_model.key_range import KeyRange
 from table_model.limits import MAX_SPLITS
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -51,7 +55,13 @@ class Snapshot(Lease):
     """
 
     def __init__(
-        self, transport: Transport, message: snapshot_pb2.Snapshot, asked_at: float, held_micros: int = 0
+        self,
+        transport: Transport,
+        message: snapshot_pb2.Snapshot,
+        asked_at: float,
+        held_micros: int = 0,
+        *,
+        shared: bool = False,
     ) -> None:
         """Called by `pin` and `list_snapshots`.
 
@@ -60,11 +70,12 @@ class Snapshot(Lease):
             message: What the server said of it.
             asked_at: When it was asked, on the monotonic clock: the lease lasts at least as long as said from then on.
             held_micros: How long the pin held the table's writers.
+            shared: Whether others may read it under the same id, so that this reader does not release it in the end.
         """
         self._transport = transport
         self._schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
         self._held_micros = held_micros
-        super().__init__()
+        super().__init__(shared=shared)
         self._note(message, asked_at)
 
     def __repr__(self) -> str:
@@ -90,9 +101,13 @@ class Snapshot(Lease):
         return self._message.table
 
     @property
-    def log_offsets(self) -> dict[int, int]:
-        """For every bucket, the offset of the first change that is not in the view."""
-        return dict(self._message.log_offsets)
+    def log_offsets(self) -> LogOffsets:
+        """For every bucket, the offset of the first change that is not in the view.
+
+        The changes from there on are kept while the snapshot lives, up to `log_hold_max_bytes` beyond the retention. So
+        `changes(StartFrom.offsets(snapshot.log_offsets))` continues where a reader of the snapshot has ended.
+        """
+        return LogOffsets.of(self._message.log_offsets, self._message.table_incarnation)
 
     @property
     def schema(self) -> pa.Schema:
@@ -149,29 +164,6 @@ class Snapshot(Lease):
         )
         self._note(response.snapshot, asked_at)
 
-    async def finish_part(self, part: int, parts: int, ttl: float = 60) -> None:
-        """Notes that one of the parts in which several readers share out the snapshot was read to its end.
-
-        With the last of them, whoever reads it, the lease lives `ttl` seconds from now on, unless it lives shorter
-        already. So it goes soon when all are done, and none of the readers has to know of the others; a `renew` makes
-        it live longer again. Noting a part twice does no harm.
-
-        Args:
-            part: Which one, 0 to `parts - 1`.
-            parts: How many there are, 1 to 1024.
-            ttl: Seconds, 1 to 604,800.
-
-        Raises:
-            SnapshotLost: The lease was released or has expired, or its table was dropped.
-            InvalidRequest: There is no such part.
-        """
-        request = snapshot_pb2.FinishPartRequest(
-            snapshot_id=self.id, part=part, parts=parts, ttl_millis=ttl_millis(ttl)
-        )
-        asked_at = time.monotonic()
-        response = await self._transport.call(lambda: self._transport.services.snapshots.FinishPart, request)
-        self._note(response.snapshot, asked_at)
-
     async def release(self) -> None:
         """Gives the lease back. Idempotent: nothing happens when it has ended already."""
         request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=self.id)
@@ -187,20 +179,28 @@ class Snapshot(Lease):
         self._note_renewed()
 
 
-class Pinning:
+class Pinning(NotOpened):
     """What `table.snapshot()` returns: `async with` it, or `await` it. Each time, it takes a snapshot of its own."""
 
-    def __init__(self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None) -> None:
+    call, name, result = "table.snapshot()", "snapshot", Snapshot
+
+    def __init__(
+        self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None, id_: str | None
+    ) -> None:
         """Called by `Table.snapshot`; takes nothing yet.
 
         Raises:
             UsageError: The time to live is out of its range, or `same_view_as` is no snapshot.
         """
+        if id_ == "":
+            raise UsageError("id names a snapshot: it must not be empty; leave it out for a new one", option="id")
         self._transport = transport
         self._request = snapshot_pb2.PinSnapshotRequest(
             table=table,
             ttl_millis=ttl_millis(ttl),
             same_view_as="" if same_view_as is None else _id_of(same_view_as),
+            lease_id="" if id_ is None else text_of(id_, "id"),
+            shared=id_ is not None,
         )
         self._keeper: Keeper | None = None
 
@@ -225,13 +225,13 @@ class Pinning:
         """Takes a snapshot, which the caller renews and releases. The errors are those of `Table.snapshot`."""
         request = snapshot_pb2.PinSnapshotRequest()
         request.CopyFrom(self._request)
-        request.lease_id = uuid.uuid4().hex
+        request.lease_id = request.lease_id or uuid.uuid4().hex
 
         async def attempt(deadline: float) -> Snapshot:
             asked_at = time.monotonic()
             calls = self._transport
             response = await calls.attempt(lambda: calls.services.snapshots.PinSnapshot, request, deadline=deadline)
-            return Snapshot(self._transport, response.snapshot, asked_at, response.held_micros)
+            return Snapshot(self._transport, response.snapshot, asked_at, response.held_micros, shared=request.shared)
 
         return await with_retries(
             attempt,
@@ -262,34 +262,39 @@ async def list_snapshots(transport: Transport, table: str | None) -> list[Snapsh
     return [Snapshot(transport, message, asked_at) for message in response.snapshots]
 
 
-async def splits(transport: Transport, spec: ScanSpec, n: int) -> list[ScanSpec]:
+async def splits(transport: Transport, spec: ScanSpec, n: int, rows_per_split: int | None = None) -> list[ScanSpec]:
     """Cuts a scan of a snapshot into parts of about equally many rows, which together give each of its rows once.
 
-    The first call for a view has the server read all its keys. The same call always gives the same parts.
+    The server reads a bounded number of keys for it. The same call always gives the same parts.
 
     Args:
         transport: The client's connection.
         spec: A scan of a snapshot, without a limit and from its beginning.
         n: How many parts, 1 to 1024.
+        rows_per_split: About how many rows a part has at least, so that there may be fewer parts. None: exactly `n`.
 
     Returns:
-        `n` scans in ascending key order; where there are few keys, some of them without rows.
+        `n` scans, or fewer with `rows_per_split`, in ascending key order; where there are few keys, some without rows.
 
     Raises:
-        UsageError: The scan is not of a snapshot, has a limit or a resume token, or `n` is out of its range.
+        UsageError: The scan is not of a snapshot, has a limit or a resume token, or a number is out of its range.
         SnapshotLost: The snapshot's lease has ended.
         DataLoss: The snapshot is damaged.
     """
+    if rows_per_split is not None and (type(rows_per_split) is not int or not 1 <= rows_per_split < 2**63):
+        raise UsageError(f"rows_per_split is at least 1, not {rows_per_split!r}", option="rows_per_split")
     request = snapshot_pb2.SplitSnapshotRequest(
         snapshot_id=_divisible(spec, n),
         splits=n,
         key_range=None if spec.key_range is None else _to_message(spec.key_range),
         buckets=spec.buckets or (),
+        where=None if spec.where is None else to_proto(spec.where),
+        rows_per_split=rows_per_split or 0,
     )
-    # The server goes on reading keys when a call has timed out.
     response = await call_again(transport, lambda: transport.services.snapshots.SplitSnapshot, request)
     ranges = [_from_message(message) for message in response.ranges]
-    _check_parts(ranges, spec.key_range or KeyRange(), n)
+    wanted = n if rows_per_split is None else min(n, max(1, len(ranges)))
+    _check_parts(ranges, spec.key_range or KeyRange(), wanted)
     return [replace(spec, key_range=part) for part in ranges]
 
 
@@ -329,6 +334,6 @@ def _from_message(message: scan_pb2.KeyRange) -> KeyRange:
 
 def _id_of(snapshot: Pinned | str) -> str:
     id_ = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
-    if not isinstance(id_, str) or not id_:
+    if not is_text(id_) or not id_:
         raise UsageError(f"same_view_as is a snapshot or its id, not {snapshot!r}", option="same_view_as")
     return id_

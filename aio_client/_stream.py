@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from aio_client._commit import commit_position
-from aio_client._log_offsets import LogOffsets
 from aio_client._progress import ScanProgress
 from aio_client._protocol import scan_request
 from aio_client._resume import Verdict, verdict
 from aio_client._retry import with_retries
 from table_model.errors import ScanInterrupted, ScanKvError, UsageError
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -127,7 +127,7 @@ class ScanStream:
             raise StopAsyncIteration
         return rows
 
-    async def commit(self, token: bytes | None = None) -> dict[int, int]:
+    async def commit(self, token: bytes | None = None) -> LogOffsets:
         """Commits what was returned so far, or up to a token, on behalf of the stream's consumer; durable on return.
 
         Whoever has the consumer next goes on behind it. Reading on commits nothing. May be called between reads and
@@ -177,7 +177,7 @@ class ScanStream:
         return self._progress.schema
 
     @property
-    def log_offsets(self) -> dict[int, int]:
+    def log_offsets(self) -> LogOffsets:
         """For every bucket of the scan, the offset of the first change that the rows do not show; opaque integers.
 
         Of a scan that went on over a fresh view, those of the last view; `resumptions` has the earlier ones.
@@ -243,7 +243,7 @@ class ScanStream:
         return self._progress.resumptions
 
     @property
-    def next_offsets(self) -> dict[int, int]:
+    def next_offsets(self) -> LogOffsets:
         """Of a scan of the changelog, for every bucket the offset behind what was returned: where to start anew."""
         self._header("next_offsets")
         return self._progress.next_offsets

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from aio_client._consumers import Consumer
     from aio_client._runner import Runner
     from aio_client._table import Table as AsyncTable
+    from table_model.log_offsets import LogOffsets
     from table_model.log_positions import StartFrom
 
 
@@ -22,7 +23,7 @@ class ConsumersOfTable:
         """The consumers of the table, by id, ascending. See `aio_client.Table.consumers`."""
         return self._runner.call(self._table.consumers, pattern)
 
-    def reset_consumer(self, consumer_id: str, start: StartFrom, *, clamp: bool = False) -> dict[int, int]:
+    def reset_consumer(self, consumer_id: str, start: StartFrom, *, clamp: bool = False) -> LogOffsets:
         """Moves a consumer to any place. See `aio_client.Table.reset_consumer`."""
         return self._runner.call(partial(self._table.reset_consumer, consumer_id, start, clamp=clamp))
 

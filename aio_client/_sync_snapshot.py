@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from aio_client._runner import Runner
     from aio_client._snapshot import Snapshot as AsyncSnapshot
+    from table_model.log_offsets import LogOffsets
 
 
 class Snapshot:
@@ -61,7 +62,7 @@ class Snapshot:
         return self._snapshot.table
 
     @property
-    def log_offsets(self) -> dict[int, int]:
+    def log_offsets(self) -> LogOffsets:
         """For every bucket, the offset of the first change that is not in the view."""
         return self._snapshot.log_offsets
 
@@ -103,10 +104,6 @@ class Snapshot:
     def renew(self, ttl: float | None = None) -> None:
         """Begins the lease's time to live anew. See `aio_client.Snapshot.renew`."""
         self._runner.call(self._snapshot.renew, ttl)
-
-    def finish_part(self, part: int, parts: int, ttl: float = 60) -> None:
-        """Notes that one of several parts was read to its end. See `aio_client.Snapshot.finish_part`."""
-        self._runner.call(self._snapshot.finish_part, part, parts, ttl)
 
     def release(self) -> None:
         """Gives the lease back. Idempotent."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aio_client._resume import Resumption
     from aio_client._stream import ScanStatistics
     from aio_client._stream import ScanStream as AsyncScanStream
+    from table_model.log_offsets import LogOffsets
     from table_model.scan_spec import ScanSpec
 
 
@@ -155,7 +156,7 @@ class ScanStream:
         with suppress(ScanKvError):
             self.close()
 
-    def commit(self, token: bytes | None = None) -> dict[int, int]:
+    def commit(self, token: bytes | None = None) -> LogOffsets:
         """Commits what was returned so far, or up to a token. See `aio_client.ScanStream.commit`."""
         if self._interrupted is not None:
             raise self._interrupted
@@ -178,7 +179,7 @@ class ScanStream:
         return self._stream.schema
 
     @property
-    def log_offsets(self) -> dict[int, int]:
+    def log_offsets(self) -> LogOffsets:
         """For every bucket of the scan, the offset of the first change that the rows do not show."""
         return self._stream.log_offsets
 
@@ -230,13 +231,13 @@ class ScanStream:
         return self._stream.resumptions
 
     @property
-    def next_offsets(self) -> dict[int, int]:
+    def next_offsets(self) -> LogOffsets:
         """Of a scan of the changelog, for every bucket the offset behind what was returned."""
         offsets = self._stream.next_offsets
         if self._returned is None:
             return offsets
         # Before the first rows, where they begin.
-        return dict(self._returned.next_offsets or self._stream.log_offsets)
+        return self._returned.next_offsets or self._stream.log_offsets
 
     @property
     def phase(self) -> Literal["rows", "changes"]:
@@ -274,7 +275,7 @@ class _Returned:
 
     token: bytes | None
     bucket: int | None = None
-    next_offsets: dict[int, int] | None = None
+    next_offsets: LogOffsets | None = None
     phase: Literal["rows", "changes"] | None = None
     watermark: datetime | None = None
 

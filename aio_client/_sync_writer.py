@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
+from aio_client._column_locks import lock_ids_of
 from aio_client._lease import Keeper
 from table_model.errors import UsageError
 
@@ -55,6 +56,11 @@ class Writer:
     def epoch(self) -> int:
         """How many writers of this id have been entered. See `aio_client.Writer.epoch`."""
         return self._writer.epoch
+
+    @property
+    def locks(self) -> tuple[str, ...]:
+        """The ids of the column locks that it has. See `aio_client.Writer.locks`."""
+        return self._writer.locks
 
     @property
     def next_sequence(self) -> int:
@@ -151,7 +157,8 @@ class ColumnLock:
 
 def ids_of(locks: Sequence[ColumnLock | str]) -> list[str]:
     """The ids of some locks."""
-    return [lock.id if isinstance(lock, ColumnLock) else lock for lock in locks]
+    # Locks of the blocking client have an id, too.
+    return lock_ids_of(cast("Sequence[AsyncColumnLock | str]", locks))
 
 
 async def _made(make: Callable[[], AsyncWriter]) -> AsyncWriter:

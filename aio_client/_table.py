@@ -6,17 +6,18 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from aio_client._arguments import names_of, text_of
 from aio_client._bases import BaseStatistics
-from aio_client._column_locks import Locking, lock_id_of
+from aio_client._column_locks import Locking, lock_ids_of
 from aio_client._commit import call_again
 from aio_client._computed import ComputedAnswers
 from aio_client._consumers import ChangesOfTable
 from aio_client._data import rows_of
+from aio_client._disk_use import DiskUse
 from aio_client._indexes import index_statuses
 from aio_client._keys import is_one_key, keys_of
-from aio_client._log_offsets import LogOffsets
 from aio_client._lookup import LookupAnswer, VersionedRows, assemble, oldest_offsets
-from aio_client._merging import MergedTable, names_of
+from aio_client._merging import MergedTable
 from aio_client._optional import to_pylist
 from aio_client._requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._scan import Scan
@@ -27,7 +28,7 @@ from aio_client._write_requests import (
     UndoReport,
     WritePieces,
     WriteResult,
-    check_version,
+    offsets_message,
     only_piece,
 )
 from aio_client._writer import Writer, WriterSettings
@@ -35,6 +36,7 @@ from aio_client._writes import write_until_answered
 from protos.scankv.v1 import lookup_pb2, table_pb2, write_pb2
 from table_model.errors import InvalidKey, RequestTooLarge, SchemaMismatch, UsageError
 from table_model.expressions import predicate_of
+from table_model.log_offsets import LogOffsets
 from table_model.scan_spec import ScanSpec
 
 if TYPE_CHECKING:
@@ -61,7 +63,11 @@ class BucketStatistics:
             in tables without old rows in their changelog; `count` reads them.
         log_offset: The offset that the next change gets.
         epoch: How many unclean starts of the server the bucket has seen.
-        disk_bytes: Bytes of its files.
+        disk_bytes: Bytes of its files on disk, without its columnar base and its snapshots.
+        log_bytes: Bytes of the changes that its changelog has, as they were written.
+        log_holder: Who holds the oldest of them that are held: a stream, consumer, transaction or snapshot; None when
+            nobody does.
+        held_log_bytes: Bytes of the changes from there on, which retention does not remove.
         damage: Why it cannot be read; None when it can.
         base: Its columnar base. None: the table has the option `columnar_base=off`.
     """
@@ -71,6 +77,9 @@ class BucketStatistics:
     log_offset: int
     epoch: int
     disk_bytes: int
+    log_bytes: int
+    log_holder: str | None
+    held_log_bytes: int
     damage: str | None
     base: BaseStatistics | None
 
@@ -120,6 +129,11 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
         return self._shape.description.buckets
 
     @property
+    def incarnation(self) -> str:
+        """Differs for every creation of a table, also of the same name."""
+        return self._shape.description.incarnation
+
+    @property
     def options(self) -> dict[str, str]:
         """The options that differ from their defaults."""
         return dict(self._shape.description.options)
@@ -165,10 +179,10 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             if_version: Writes only if none of these keys has changed since they were read: the `log_offsets` of a
                 scan's stream, of `lookup(with_version=True)`, or of a write, by bucket. Checked in all buckets before
                 the first is written, with nothing else written in between. The rows must fit into one request, and
-                their buckets be in it. Such offsets know of which table they are, also when they are pickled: if that
-                was dropped and made anew, the write is refused. Those in a plain dictionary do not. Default: in any
-                case.
-            locks: The column locks, or their ids, that the caller has: what they lock may be written.
+                their buckets be in it. `LogOffsets` know of which table they are, also when they are pickled or
+                stored with `to_json`; those in a plain dictionary do not. Default: in any case.
+            locks: The column locks of this table, or their ids, that the caller has: what they lock may be written.
+                One that has ended is refused, so that a holder that was paused does not write beside its successor.
 
         Raises:
             SchemaMismatch: A column is missing or unknown, or a value cannot be in its column; names column and row.
@@ -178,8 +192,10 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             InvalidKey: A key is over 16 KiB.
             RequestTooLarge: A row is over 16 MiB, also once merged.
             WriteConflict: A key has changed since `if_version`; nothing was written.
+            TableRecreated: The table was dropped and created again since `if_version`; nothing was written.
             PositionExpired: The changelog no longer reaches back to `if_version`; read again.
             ColumnLocked: Another writer has locked a column of the table; nothing was written.
+            LockLost: A lock of `locks` has ended, or is of another table; nothing was written.
             UsageError: No rows can be taken from `data`, or with `if_version` they take more than one request.
             ConnectionFailed: There was no answer within the operation timeout.
         """
@@ -238,7 +254,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             InvalidKey: A key is incomplete, null, over 16 KiB, or not of its columns' types. Nothing was deleted.
             SchemaMismatch: A column does not exist, or takes no null.
             InvalidRequest: The table refuses deletes.
-            WriteConflict, PositionExpired, ColumnLocked, UsageError, ConnectionFailed: As for `upsert`.
+            WriteConflict, TableRecreated, PositionExpired, ColumnLocked, UsageError, ConnectionFailed: As for `upsert`.
         """
         pieces = await self._pieces(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
         return await self._write(pieces, if_version, locks)
@@ -315,12 +331,11 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             SchemaMismatch: `where` is text and names a column that does not exist, or compares it with what it cannot
                 be; says where in the text.
         """
-        names = (columns,) if isinstance(columns, str) else columns
-        chosen = None if names is None else tuple(names)
+        chosen = None if columns is None else names_of(columns, "columns")
         spec = ScanSpec(self.name, columns=chosen, where=self._predicate(where), limit=limit)
         return Scan(self._transport, spec, ScannedTable(self._shape.key_schema, self.buckets))
 
-    def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None) -> Pinning:
+    def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None, id: str | None = None) -> Pinning:
         """Pins the table as of now, all buckets at one instant, so that any number of scans read the same rows.
 
             async with table.snapshot(ttl=600) as snap:
@@ -335,15 +350,21 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
         Args:
             ttl: Seconds until the snapshot is lost unless it is renewed, 1 to 604,800.
             same_view_as: A snapshot of this table, or its id, whose view is kept on in place of one as of now.
+            id: Names a snapshot that many readers share, which need not know of each other: the first one takes it, and
+                whoever gives the same id later gets the same view. Once it has ended, the id is never taken again. The
+                end of a block does not release it: it expires when none of them has renewed it for its time to live,
+                which no later call makes shorter. Where the server has no place for another snapshot, it ends those
+                with an id that were not renewed for a minute. 1 to 64 of `A-Z a-z 0-9 _ -`. Default: a new one.
 
         Raises:
             TableNotFound: The table was dropped.
-            SnapshotLost: That of `same_view_as` has ended.
+            SnapshotLost: That of `same_view_as`, or of `id`, has ended.
+            InvalidRequest: `id` is that of a snapshot of another table, or has other characters.
             TooManySnapshots: The server has as many snapshots, or holds as much on disk for them, as it allows.
             SnapshotNotTaken: Writers would have been held for too long, also when it was tried again.
             UsageError: `ttl` is out of its range.
         """
-        return Pinning(self._transport, self.name, ttl, same_view_as)
+        return Pinning(self._transport, self.name, ttl, same_view_as, id)
 
     def writer(
         self,
@@ -395,12 +416,20 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             raise UsageError("lock=True locks the writer's columns: name them with columns=[...]", option="columns")
         return Writer(self._transport, self._shape, self._pieces, id, settings, written, lock_ttl if lock else None)
 
-    async def undo(self, writer_id: str, to_offsets: Mapping[int, int]) -> UndoReport:
+    async def undo(
+        self,
+        writer_id: str,
+        to_offsets: Mapping[int, int],
+        *,
+        any_incarnation: bool = False,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> UndoReport:
         """Takes back what a named writer has done since some offsets, as a job does that goes back to a checkpoint.
 
-            offsets = (await writer.flush()).log_offsets  # kept with the job's own state
+            await writer.flush()
+            checkpoint = (await table.log_offsets()).to_json()  # kept with the job's own state
             ...
-            report = await table.undo("job-1", offsets)
+            report = await table.undo("job-1", LogOffsets.from_json(checkpoint))
 
         Of each key the writer's first change since then decides: a row that it has made goes, one that it has changed
         or deleted gets back what it had, whatever the merge engine; only in the columns that the writer has named in
@@ -409,27 +438,50 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
 
         Args:
             writer_id: The id of a writer: `table.writer(id=...)`, `client.transaction(writer=...)`.
-            to_offsets: By bucket, the offset behind the last change that stays. Buckets that are not named stay.
+            to_offsets: By bucket, the offset behind the last change that stays. Buckets that are not named stay. They
+                must be `LogOffsets` that know of which table they are: those of a table that was dropped and created
+                again under the same name would take back other changes.
+            any_incarnation: Whether offsets are taken, too, that do not know of which table they are.
+            locks: The column locks, or their ids, that the caller has, such as `writer.locks`.
 
         Raises:
-            InvalidRequest: The table's changelog has no rows before changes; or an id or bucket is none.
+            TableRecreated: The table was dropped and created again since the offsets; nothing was changed.
+            InvalidRequest: The table's changelog has no rows before changes; or an id or bucket is none; or the writer
+                has written a column that cannot be undone exactly, as one with function `avg` or `first_value`, of
+                which the changelog does not have everything. Nothing was changed.
             PositionExpired, PositionOutOfRange: The changelog does not reach back so far, or never had the offset.
             UndoConflict: Others write the same keys all the time.
             ColumnLocked: Somebody has locked a column that is to be put back.
-            UsageError: `to_offsets` is no such thing.
+            LockLost: A lock of `locks` has ended.
+            UsageError: `to_offsets` is no such thing, or does not know of which table it is.
             ConnectionFailed: There was no answer within the operation timeout.
         """
-        check_version(to_offsets)
-        request = write_pb2.UndoRequest(table=self.name, writer=writer_id, log_offsets=to_offsets)
+        log_offsets = offsets_message(to_offsets, "to_offsets")
+        if not log_offsets.table_incarnation and not any_incarnation:
+            raise UsageError(
+                "to_offsets do not know of which table they are, so those of a table that was dropped could undo "
+                "changes of another one: give LogOffsets, stored with to_json() and read with LogOffsets.from_json(), "
+                "or say any_incarnation=True",
+                option="to_offsets",
+            )
+        request = write_pb2.UndoRequest(
+            table=self.name,
+            writer=text_of(writer_id, "writer_id"),
+            log_offsets=log_offsets,
+            any_incarnation=any_incarnation,
+            column_locks=lock_ids_of(locks),
+        )
         response = await call_again(self._transport, lambda: self._transport.services.writes.Undo, request)
         return UndoReport(
             restored=response.restored,
             deleted=response.deleted,
             skipped=response.skipped,
-            log_offsets=dict(response.log_offsets),
+            log_offsets=LogOffsets.of(response.log_offsets, response.table_incarnation),
         )
 
-    def lock_columns(self, columns: Sequence[str], *, owner: str, ttl: float = 30.0) -> Locking:
+    def lock_columns(
+        self, columns: Sequence[str], *, owner: str, ttl: float = 30.0, take_over: bool = False
+    ) -> Locking:
         """Locks columns, so that nobody else writes them: several jobs can fill different columns of the same rows.
 
             async with table.lock_columns(["delay", "gate"], owner="job-1") as lock:
@@ -444,6 +496,9 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             columns: The columns, none of the key.
             owner: What others are told: 1 to 128 of `A-Z a-z 0-9 . _ : -`.
             ttl: Seconds until the lock ends unless it is renewed, 1 to 604,800.
+            take_over: Whether locks that the same owner has on any of the columns end in its place, as an owner does
+                that was restarted, and has left one. In one step: no other owner gets in between, and what names an
+                ended lock is refused with LockLost from then on.
 
         Raises:
             ColumnLocked: Somebody else has locked one of them.
@@ -452,7 +507,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             TooManyLocks: The table has 100 locks.
             UsageError: `ttl` is out of its range.
         """
-        return Locking(self._transport, self.name, columns, owner, ttl)
+        return Locking(self._transport, self.name, columns, owner, ttl, take_over=take_over)
 
     async def statistics(self) -> list[BucketStatistics]:
         """The figures of every bucket, ascending. Opens all of them."""
@@ -464,11 +519,28 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
                 log_offset=bucket.log_offset,
                 epoch=bucket.epoch,
                 disk_bytes=bucket.disk_bytes,
+                log_bytes=bucket.log_bytes,
+                log_holder=bucket.log_holder or None,
+                held_log_bytes=bucket.held_log_bytes,
                 damage=bucket.damage or None,
                 base=BaseStatistics.of(bucket.base) if bucket.HasField("base") else None,
             )
             for bucket in response.buckets
         ]
+
+    async def disk_use(self) -> DiskUse:
+        """What the table takes on disk now, with its columnar bases and its snapshots. Opens all buckets."""
+        return DiskUse.of((await self._described()).disk)
+
+    async def log_offsets(self) -> LogOffsets:
+        """Where the changelog of every bucket ends, at one instant; all before is durable. For a job's checkpoint.
+
+        Raises:
+            TooManyScans: The server has as many live scans as it allows, still after the operation timeout.
+            DataLoss: A bucket is damaged.
+        """
+        async with self.scan([], limit=0).stream() as stream:
+            return stream.log_offsets
 
     async def index_status(self) -> list[IndexStatus]:
         """How far every index is built now, in the order in which they were made. Opens all buckets."""
@@ -493,17 +565,17 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
 
         They are made in a thread: converting rows takes its time, and a reader may block.
         """
-        if if_version is not None:
-            check_version(if_version)
+        unchanged_since = None if if_version is None else offsets_message(if_version, "if_version")
+        if unchanged_since is not None:
             pieces = await asyncio.to_thread(only_piece, pieces)
         rows = 0
-        log_offsets = LogOffsets()
+        log_offsets, held = LogOffsets(), lock_ids_of(locks)
         with self._transport.writers.one() as writer:
             while (request := await asyncio.to_thread(pieces.next_request)) is not None:
                 request.writer.CopyFrom(writer.next_identity())
-                request.unchanged_since.update(if_version or {})
-                request.unchanged_incarnation = LogOffsets.incarnation_of(if_version)
-                request.column_locks.extend(map(lock_id_of, locks))
+                if unchanged_since is not None:
+                    request.unchanged_since.CopyFrom(unchanged_since)
+                request.column_locks.extend(held)
                 response = await write_until_answered(self._transport, request)
                 rows += response.rows
                 log_offsets.note(response.log_offsets, response.table_incarnation)

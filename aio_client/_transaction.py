@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import anyio
 
-from aio_client._column_locks import lock_id_of
+from aio_client._arguments import text_of
+from aio_client._awaitable import NotOpened
+from aio_client._column_locks import lock_ids_of
 from aio_client._commit import call_again
 from aio_client._data import rows_of
 from aio_client._keys import is_one_key, keys_of
@@ -21,6 +23,7 @@ from aio_client._requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._write_requests import WritePieces
 from protos.scankv.v1 import lookup_pb2, transaction_pb2, write_pb2
 from table_model.errors import ConnectionFailed, InvalidKey, ScanKvError, UsageError
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -56,12 +59,13 @@ class CommitResult:
     """
 
     rows: int
-    log_offsets: dict[str, dict[int, int]]
+    log_offsets: dict[str, LogOffsets]
 
     @classmethod
     def of(cls, message: transaction_pb2.CommitTransactionResponse) -> CommitResult:
         """The result in an answer."""
-        return cls(rows=message.rows, log_offsets={each.table: dict(each.log_offsets) for each in message.tables})
+        offsets = {each.table: LogOffsets.of(each.log_offsets, each.table_incarnation) for each in message.tables}
+        return cls(rows=message.rows, log_offsets=offsets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +149,7 @@ class TransactionPart:
         """Stages an upsert: checked now, seen with the commit. The number of rows.
 
         The arguments and errors are those of `Table.upsert`; each request is repeated until it is answered, and staged
-        once.
+        once. Locks must last until the commit.
 
         Raises:
             TransactionLost: The transaction was aborted, has expired, or was begun anew elsewhere.
@@ -242,8 +246,9 @@ class TransactionPart:
     async def _stage(self, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
         rows = 0
         async with self._turn:
+            held = lock_ids_of(locks)
             while (request := await asyncio.to_thread(pieces.next_request)) is not None:
-                request.column_locks.extend(map(lock_id_of, locks))
+                request.column_locks.extend(held)
                 request.transaction.token, request.transaction.part = self.token, self.part
                 request.transaction.sequence = self.requests
                 with self._noted():
@@ -332,7 +337,7 @@ class Transaction(TransactionPart):
             TransactionConflict: A key that it depends on has changed. Nothing was written.
             TransactionLost: It was aborted, has expired, or was begun anew elsewhere. Nothing was written by it.
             InvalidRequest: A part does not have as many requests; or a merge has no result. Nothing was written.
-            TableNotFound, ColumnLocked, PositionExpired: What else forbids it. Nothing was written.
+            TableNotFound, ColumnLocked, LockLost, PositionExpired: What else forbids it. Nothing was written.
             ConnectionFailed: There was no answer within the operation timeout.
         """
         if self.result is None:
@@ -358,8 +363,10 @@ class Transaction(TransactionPart):
             await abort_transaction(self._transport, self.token)
 
 
-class Beginning:
+class Beginning(NotOpened):
     """What `client.transaction()` returns: `async with` it, or `await` it. Each time, it begins a transaction."""
+
+    call, name, result = "client.transaction(...)", "tx", Transaction
 
     def __init__(
         self,
@@ -371,17 +378,17 @@ class Beginning:
         attempt: str | None,
     ) -> None:
         """Called by `Client.transaction`; begins nothing yet. Raises UsageError for what is not possible."""
-        if conflict not in _MODES:
+        if not isinstance(conflict, str) or conflict not in _MODES:
             raise UsageError(f'conflict is "last_wins" or "abort", not {conflict!r}', option="conflict")
         if attempt is not None and id_ is None:
             raise UsageError("attempt is of a transaction that has an id", option="attempt")
         self._transport = transport
         self._request = transaction_pb2.BeginTransactionRequest(
-            id=id_ or "",
+            id="" if id_ is None else text_of(id_, "id"),
             conflict_mode=_MODES[conflict],
             ttl_millis=0 if ttl is None else ttl_millis(ttl),
-            writer=writer or "",
-            attempt=attempt or "",
+            writer="" if writer is None else text_of(writer, "writer"),
+            attempt="" if attempt is None else text_of(attempt, "attempt"),
         )
         self._transaction: Transaction | None = None
 
@@ -440,7 +447,7 @@ async def list_transactions(transport: Transport) -> list[TransactionInfo]:
 
 async def abort_transaction(transport: Transport, token: str) -> None:
     """Aborts a transaction, also of another client. Raises TransactionCommitted."""
-    request = transaction_pb2.AbortTransactionRequest(token=token)
+    request = transaction_pb2.AbortTransactionRequest(token=text_of(token, "token"))
     await call_again(transport, lambda: transport.services.transactions.AbortTransaction, request)
 
 

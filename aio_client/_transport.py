@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from aio_client._call_queue import LONG_CALLS, SHORT_CALLS, STREAMS_PER_CONNECTION, CallQueue
 from aio_client._channel import channel_options
 from aio_client._framing import ScanMessage
+from aio_client._poller import ignore_stray_events
 from aio_client._retry import with_retries
 from aio_client._unnamed_writers import UnnamedWriters
 from protos.scankv.v1.admin_pb2 import BucketCheck
@@ -103,6 +104,7 @@ class Transport:
         self.address = config.address
         self.writers = UnnamedWriters()
         self._loop = asyncio.get_running_loop()
+        ignore_stray_events(self._loop)
         self._pid = os.getpid()
         self._window = config.window_bytes(None)
         # A window belongs to a whole connection, so there are connections for each, of which only the last has room for

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from aio_client._aggregate import changed_top_n, rows_in, top_n
 from protos.scankv.v1 import lookup_pb2
+from table_model import lazy_compute as pc
 from table_model.errors import ScanKvError, SchemaMismatch, UsageError
 
 if TYPE_CHECKING:

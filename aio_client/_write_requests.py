@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from aio_client._arguments import names_of
 from aio_client._keys import check_key_sizes, keys_of
-from aio_client._merging import check_mode, names_of
+from aio_client._merging import check_mode
+from aio_client._protocol import log_offsets
 from aio_client._requests import cut, to_ipc
 from protos.scankv.v1 import write_pb2
 from table_model.errors import UsageError
+from table_model.log_positions import StartFrom
 from table_model.merge_spec import NO_MERGING, check_retraction, partial_schema
 from table_model.merge_wire import merging_from_proto
 from table_model.schema import CHANGE_TYPE
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
     from aio_client._data import Rows
     from aio_client._merging import Names
     from aio_client._writes import Request
-    from protos.scankv.v1 import table_pb2
+    from protos.scankv.v1 import scan_pb2, table_pb2
+    from table_model.log_offsets import LogOffsets
 
 _CHANGE: Final = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 
@@ -180,13 +184,16 @@ def only_piece(pieces: WritePieces) -> WritePieces:
     return WritePieces(pieces.kind, iter([first]))
 
 
-def check_version(if_version: Mapping[int, int]) -> None:
-    """Raises UsageError unless it is the version of some buckets."""
-    if not if_version or not all(type(n) is int for n in (*if_version, *if_version.values())):
+def offsets_message(offsets: Mapping[int, int], option: str) -> scan_pb2.LogOffsets:
+    """Log offsets as a message, with the incarnation if they know it. Raises UsageError naming the option."""
+    try:
+        position = StartFrom.offsets(offsets)
+    except UsageError as error:
         raise UsageError(
-            "if_version is the log offset of each bucket, as a read or a write gives it in log_offsets",
-            option="if_version",
-        )
+            f"{option} is the log offset of each bucket, as a read or a write gives it in log_offsets: {error.message}",
+            option=option,
+        ) from None
+    return log_offsets(position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +207,7 @@ class WriteResult:
     """
 
     rows: int
-    log_offsets: dict[int, int]
+    log_offsets: LogOffsets
 
 
 def _with_checked_keys(batches: Iterable[pa.RecordBatch], shape: TableShape) -> Iterator[pa.RecordBatch]:
@@ -217,8 +224,9 @@ class UndoReport:
     """What an undo has done; all of it is durable.
 
     Attributes:
-        restored: Keys that got back what they had before the writer's first change behind the offset.
-        deleted: Keys that had no row then, and have none now; or have lost what the writer had put into its columns.
+        restored: Keys that have a row, in whose columns is again what was there before the writer's first change behind
+            the offset. That is also nothing, in rows that the writer has made and others have written to since.
+        deleted: Keys whose row is gone, because the writer has made it.
         skipped: Keys that were left as they are, because others have written the same columns since.
         log_offsets: For every bucket that was named, the offset of the first change after the undo.
     """
@@ -226,4 +234,4 @@ class UndoReport:
     restored: int
     deleted: int
     skipped: int
-    log_offsets: dict[int, int]
+    log_offsets: LogOffsets

@@ -9,10 +9,9 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from aio_client._column_locks import Locking, list_locks
+from aio_client._column_locks import Locking
 from aio_client._commit import call_again
 from aio_client._data import rows_of
-from aio_client._log_offsets import LogOffsets
 from aio_client._requests import REQUEST_BYTES
 from aio_client._write_requests import WritePieces, WriteResult
 from aio_client._writer_lanes import Lane, LaneOfKeys
@@ -20,6 +19,7 @@ from aio_client._writes import write_until_answered
 from protos.scankv.v1 import write_pb2
 from table_model.errors import InvalidRequest, ScanKvError, UsageError
 from table_model.limits import WRITER_WINDOW
+from table_model.log_offsets import LogOffsets
 from table_model.names import check_writer_id
 
 if TYPE_CHECKING:
@@ -104,7 +104,12 @@ class Writer:
         self._named = writer_id is not None
         self._id = writer_id or uuid.uuid4().hex
         self._settings = settings
-        self._locking = None if lock_ttl is None else Locking(transport, shape.name, columns or (), self._id, lock_ttl)
+        # Those that an instance of this id has left are taken over: it is fenced by then.
+        self._locking = (
+            None
+            if lock_ttl is None
+            else Locking(transport, shape.name, columns or (), self._id, lock_ttl, take_over=self._named)
+        )
         self._lock_ids: list[str] = []
         self._lanes_of = LaneOfKeys(shape, settings.in_flight)
         self._lanes: list[Lane] = []
@@ -133,6 +138,11 @@ class Writer:
         return self._epoch
 
     @property
+    def locks(self) -> tuple[str, ...]:
+        """The ids of the column locks that it has, for `table.undo(..., locks=writer.locks)`; empty without `lock`."""
+        return tuple(self._lock_ids)
+
+    @property
     def next_sequence(self) -> int:
         """The number that its next request gets. A named writer goes on behind the last one that was applied."""
         return self._next_sequence
@@ -156,11 +166,6 @@ class Writer:
             opened = await call_again(self._transport, lambda: self._transport.services.writes.OpenWriter, request)
             self._epoch, self._next_sequence = opened.epoch, opened.next_sequence
         if self._locking is not None:
-            if self._named:
-                # Those of an instance that is gone, and fenced now.
-                for lock in await list_locks(self._transport, self._table):
-                    if lock.owner == self._id:
-                        await lock.release()
             self._lock_ids = [(await self._stack.enter_async_context(self._locking)).id]
         settings = self._settings
         self._lanes = [Lane(settings.batch_bytes, settings.batch_seconds) for _ in range(self._lanes_of.lanes)]
@@ -184,6 +189,7 @@ class Writer:
             if self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
+            self._lock_ids = []
             await self._stack.aclose()
 
     async def upsert(self, data: Data, columns: Names | None = None, *, mode: WriteMode = "merge") -> None:

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aio_client._keys import is_one_key, keys_of
 from aio_client._optional import to_pylist
+from table_model import lazy_compute as pc
 from table_model.errors import InvalidKey, UsageError
 from table_model.key_codec import KeyCodec
+from table_model.log_offsets import LogOffsets, check_incarnation
 from table_model.log_positions import ScanSource, StartFrom
 from table_model.schema import CHANGE_COLUMNS
 
@@ -184,7 +185,7 @@ class Mirror:
         return self._widened(self._batches)
 
     @property
-    def log_offsets(self) -> Mapping[int, int]:
+    def log_offsets(self) -> LogOffsets:
         """For every bucket, the offset of the first change that the copy does not have."""
         return self._following("log_offsets").next_offsets
 
@@ -204,7 +205,13 @@ class Mirror:
         self._seen = self._applied
 
     async def wait_for(self, log_offsets: Mapping[int, int]) -> None:
-        """Returns when the copy has every change before these offsets, as those of a write's result."""
+        """Returns when the copy has every change before these offsets, as those of a write's result.
+
+        Raises:
+            TableRecreated: They are of another table of the same name than the copy.
+        """
+        of_offsets = LogOffsets.incarnation_of(log_offsets)
+        check_incarnation(of_offsets, self._scan.spec.table, self.log_offsets.table_incarnation)
         while any(self.log_offsets.get(bucket, offset) < offset for bucket, offset in log_offsets.items()):
             self._check()
             await self._next_news()

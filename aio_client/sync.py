@@ -14,9 +14,10 @@ fork, not before it.
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import pyarrow as pa
 
@@ -34,10 +35,12 @@ from aio_client._sync_stream import ScanStream
 from aio_client._sync_transaction import Transaction, TransactionPart
 from aio_client._sync_watch import TopNWatch
 from aio_client._sync_writer import ColumnLock, Writer, ids_of
+from aio_client.read_ahead import BATCH_BYTES, BATCH_ROWS, ITEMS_AHEAD, ReadAhead, gather
+from table_model.errors import UsageError
 from table_model.log_positions import StartFrom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from types import TracebackType
 
     import duckdb
@@ -46,7 +49,9 @@ if TYPE_CHECKING:
 
     from aio_client._admin import LiveScan, ServerStats
     from aio_client._check import BucketCheck
+    from aio_client._client import Client as AsyncClient
     from aio_client._data import Data
+    from aio_client._disk_use import DiskUse
     from aio_client._explanation import ScanExplanation
     from aio_client._indexes import Indexes, IndexStatus
     from aio_client._lookup import VersionedRows
@@ -60,8 +65,11 @@ if TYPE_CHECKING:
     from protos.scankv.v1 import table_pb2
     from table_model.agg import Aggregator
     from table_model.expressions import Where
+    from table_model.log_offsets import LogOffsets
     from table_model.log_positions import StopAt
     from table_model.scan_spec import ScanSpec
+
+_Item = TypeVar("_Item")
 
 __all__ = [
     "Client",
@@ -185,6 +193,26 @@ class Client:
         """Makes a scan of a `Scan.spec`, which may come from another process."""
         return Scan(self._runner, spec)
 
+    def read_ahead(
+        self, make: Callable[[AsyncClient], AsyncGenerator[_Item, None]], ahead: int = ITEMS_AHEAD
+    ) -> ReadAhead[_Item]:
+        """Runs an asynchronous generator in the client's event loop, and gives its items to a caller that blocks.
+
+            async def both(client):
+                for name in ("game.scores", "game.players"):
+                    async for rows in (await client.table(name)).scan().stream():
+                        yield rows
+
+            with client.read_ahead(both) as batches:
+                for rows in batches:
+                    ...
+
+        Args:
+            make: Makes the generator of the asynchronous client that this one runs; must not block.
+            ahead: How many items may be made and not yet done with, at least 1.
+        """
+        return ReadAhead(self._runner, make, ahead)
+
     def server_stats(self) -> ServerStats:
         """The figures of the whole server."""
         return self._runner.call(self._runner.client.server_stats)
@@ -284,6 +312,11 @@ class Table(ComputedAnswers, ConsumersOfTable, MergedTable):
         return self._table.buckets
 
     @property
+    def incarnation(self) -> str:
+        """Differs for every creation of a table, also of the same name."""
+        return self._table.incarnation
+
+    @property
     def options(self) -> dict[str, str]:
         """The options that differ from their defaults."""
         return self._table.options
@@ -378,12 +411,14 @@ class Table(ComputedAnswers, ConsumersOfTable, MergedTable):
         )
         return Scan(self._runner, scan.spec, scan.of_table)
 
-    def snapshot(self, ttl: float = 600, *, same_view_as: Pinned | str | None = None) -> Snapshot:
+    def snapshot(
+        self, ttl: float = 600, *, same_view_as: Pinned | str | None = None, id: str | None = None
+    ) -> Snapshot:
         """Pins the table as of now: `with table.snapshot() as snap` renews and releases it, else that is the caller's.
 
         The arguments and errors are those of `aio_client.Table.snapshot`.
         """
-        pinning = self._table.snapshot(ttl, same_view_as=same_view_as)
+        pinning = self._table.snapshot(ttl, same_view_as=same_view_as, id=id)
         return Snapshot(self._runner, self._runner.call(pinning.pin))
 
     def writer(
@@ -412,21 +447,39 @@ class Table(ComputedAnswers, ConsumersOfTable, MergedTable):
         )
         return Writer(self._runner, make)
 
-    def undo(self, writer_id: str, to_offsets: Mapping[int, int]) -> UndoReport:
+    def undo(
+        self,
+        writer_id: str,
+        to_offsets: Mapping[int, int],
+        *,
+        any_incarnation: bool = False,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> UndoReport:
         """Takes back what a named writer has done since some offsets. See `aio_client.Table.undo`."""
-        return self._runner.call(self._table.undo, writer_id, to_offsets)
+        undo = partial(self._table.undo, any_incarnation=any_incarnation, locks=ids_of(locks))
+        return self._runner.call(partial(undo, writer_id, to_offsets))
 
-    def lock_columns(self, columns: Sequence[str], *, owner: str, ttl: float = 30.0) -> ColumnLock:
+    def lock_columns(
+        self, columns: Sequence[str], *, owner: str, ttl: float = 30.0, take_over: bool = False
+    ) -> ColumnLock:
         """Locks columns: `with` renews and releases the lock, else that is the caller's.
 
         The arguments and errors are those of `aio_client.Table.lock_columns`.
         """
-        locking = self._table.lock_columns(columns, owner=owner, ttl=ttl)
+        locking = self._table.lock_columns(columns, owner=owner, ttl=ttl, take_over=take_over)
         return ColumnLock(self._runner, self._runner.call(locking.lock))
 
     def statistics(self) -> list[BucketStatistics]:
         """The figures of every bucket."""
         return self._runner.call(self._table.statistics)
+
+    def disk_use(self) -> DiskUse:
+        """What the table takes on disk now. See `aio_client.Table.disk_use`."""
+        return self._runner.call(self._table.disk_use)
+
+    def log_offsets(self) -> LogOffsets:
+        """Where the changelog of every bucket ends, at one instant. See `aio_client.Table.log_offsets`."""
+        return self._runner.call(self._table.log_offsets)
 
     def index_status(self) -> list[IndexStatus]:
         """How far every index is built now."""
@@ -463,9 +516,42 @@ class Scan(ScanBuilder):
         """The same as `stream`."""
         return self.stream()
 
-    def splits(self, n: int) -> list[Scan]:
+    def batches(
+        self, *, rows: int = BATCH_ROWS, bytes: int = BATCH_BYTES, ahead: int = ITEMS_AHEAD
+    ) -> ReadAhead[pa.RecordBatch]:
+        """The rows in large batches, of which the next ones are received while the caller works on one.
+
+            with scan.batches(rows=100_000) as batches:
+                for batch in batches:
+                    train(batch)
+
+        For readers that take some time for each batch, as PyTorch and pandas do; `stream` gives the chunks as they
+        come, with their resume tokens. The first chunk is a batch of its own, and the last batch may be small.
+
+        Args:
+            rows: Rows that make a batch large enough, at least 1; it may have one chunk more.
+            bytes: Bytes of Arrow data that do so, at least 1.
+            ahead: How many batches may be received and not yet done with, the caller's own among them.
+
+        Raises:
+            UsageError: An argument is out of its range.
+        """
+        for name, number in (("rows", rows), ("bytes", bytes)):
+            if type(number) is not int or number < 1:
+                raise UsageError(f"{name} is a number of at least 1, not {number!r}", option=name)
+        spec = self._spec
+
+        async def make(client: AsyncClient) -> AsyncGenerator[pa.RecordBatch, None]:
+            async with client.scan(spec).stream() as stream, aclosing(gather(stream, rows, bytes)) as gathered:
+                async for batch in gathered:
+                    yield batch
+
+        return ReadAhead(self._runner, make, ahead)
+
+    def splits(self, n: int, *, rows_per_split: int | None = None) -> list[Scan]:
         """Cuts a scan of a pinned snapshot into parts of about equally many rows. See `aio_client.Scan.splits`."""
-        parts = self._runner.call(self._runner.client.scan(self._spec).splits, n)
+        cut = partial(self._runner.client.scan(self._spec).splits, n, rows_per_split=rows_per_split)
+        parts = self._runner.call(cut)
         return [Scan(self._runner, part.spec, self._table) for part in parts]
 
     def explain(self) -> ScanExplanation:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import t4
+from streaming_server.clock import ServerClock
 from streaming_server.config import ServerConfig
 from streaming_server.storage.bucket import Bucket
 from streaming_server.storage.catalog import Catalog
@@ -24,7 +25,7 @@ def definition(data: Path) -> TableDefinition:
 def open_bucket(data: Path) -> Bucket:
     """The one bucket of T4 in a data directory that no server uses."""
     table, path = _locate(data)
-    return Bucket(path, "T4", compression=table.options.compression, resources=resources())
+    return Bucket(path, "T4", compression=table.options.compression, resources=resources(), clock=ServerClock())
 
 
 def open_rocks(data: Path) -> RocksStore:

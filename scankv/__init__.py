@@ -1,7 +1,37 @@
 """ScanKV: a live primary-key table that Python scans as Arrow batches.
 
-The names here are those of `aio_client`, the asyncio client; `scankv.sync` is the same for code that blocks.
+The names here are those of `aio_client`, the asyncio client; `scankv.sync` is the same for code that blocks. The client
+is imported with the first of its names, so that `scankv --help` need not wait for it. `__version__` is the version of
+the distribution.
 """
 
-from aio_client import *  # noqa: F403  # a test compares the names
-from aio_client import __all__ as __all__
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aio_client import *  # noqa: F403  # a test compares the names
+    from aio_client import __all__ as __all__
+
+    __version__: str
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  # whatever has that name
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("scankv")
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import aio_client
+
+    if name != "__all__" and name not in aio_client.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(aio_client, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    import aio_client
+
+    return sorted({*globals(), *aio_client.__all__, "__version__"})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from table_model.errors import SchemaMismatch
+from table_model.errors import SchemaMismatch, TableRecreated
 from table_model.schema import CHANGE_COLUMNS, CHANGE_TYPE
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _CHANGE_FIELDS: Final = [
         CHANGE_COLUMNS, (pa.string(), pa.int64(), pa.int32(), pa.timestamp("us", "UTC")), strict=True
     )
 ]
-_WRITTEN: Final = pa.array(["+I", "+U"])
+_WRITTEN: Final = ("+I", "+U")
 
 
 def shaping(
@@ -47,9 +47,9 @@ def shaping(
     return shape
 
 
-def another_table(table: str) -> SchemaMismatch:
+def another_table(table: str) -> TableRecreated:
     """The error of a streaming query that finds another table of the same name."""
-    return SchemaMismatch(
+    return TableRecreated(
         f"table {table} was dropped and created again since this query has begun: start it with a new checkpoint",
         table=table,
     )
@@ -67,7 +67,7 @@ def _rows_after(changes: pa.RecordBatch) -> pa.RecordBatch:
             "a row was deleted, or does not match option where any more, which rows alone cannot tell: "
             'option("row_kinds", "true") gives changes with what happened to each row'
         )
-    return changes.filter(pc.is_in(kinds, _WRITTEN))
+    return changes.filter(pc.is_in(kinds, pa.array(_WRITTEN)))
 
 
 def _as_inserts(rows: pa.RecordBatch, bucket: int | None) -> pa.RecordBatch:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from aio_client import Snapshot, sync
-    from spark_bridge.planning import ScanPart
+    from spark_bridge.parts import Part
 
 
 def scan_dataframe(
@@ -31,10 +31,10 @@ def scan_dataframe(
     snapshot: Snapshot | sync.Snapshot | str | None = None,
     snapshot_ttl: float = 600.0,
 ) -> DataFrame:
-    """A table as of one instant, for a Spark job: the server reads only what is asked for here.
+    """A table for Spark queries: the server reads only what is asked for here.
 
-    The snapshot is pinned now, and stays that of the DataFrame, over all partitions, retries and actions. Spark pushes
-    nothing into it: a `select` or `filter` behind it is done by Spark.
+    Each query that reads it sees the table as of one instant, over all partitions and retries, see
+    `ScanKvDataSource`. Spark pushes nothing into it: a `select` or `filter` of it is done by Spark.
 
     Args:
         spark: The session, also of Spark Connect.
@@ -46,9 +46,8 @@ def scan_dataframe(
         splits: How many tasks read the table, 1 to 1024. Default: as many as `rows_per_split` asks for.
         rows_per_split: About how many rows one task reads.
         max_partitions: The most tasks that `rows_per_split` leads to, 1 to 1024.
-        snapshot: A pinned snapshot to read, or its id; it stays the caller's to keep. Default: one is pinned, and kept
-            as `spark_bridge.leases` says.
-        snapshot_ttl: Seconds that the snapshot lives without a task that reads it.
+        snapshot: A pinned snapshot to read, or its id; it stays the caller's to keep. Default: each query takes one.
+        snapshot_ttl: Seconds that such a snapshot lives without a task that reads it.
 
     Raises:
         ScanKvError: An argument is wrong, the server cannot be reached, or Spark cannot have a column.
@@ -75,14 +74,14 @@ def scan_dataframe(
 
 
 def _reading(
-    parts: list[ScanPart], schema: StructType
+    parts: Sequence[Part], schema: StructType
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What a task runs: it reads the parts whose numbers it is given."""
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from spark_bridge.conform import arrow_schema
         from spark_bridge.errors import short_errors
-        from spark_bridge.partition_stream import read_part
+        from spark_bridge.part_rows import read_part
 
         target = arrow_schema(schema)
         with short_errors():

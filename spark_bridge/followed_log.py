@@ -10,6 +10,7 @@ from aio_client import ScanKvError, StartFrom, StopAt
 from spark_bridge.change_rows import another_table
 from spark_bridge.options import wrong
 from table_model.errors import ConsumerNotFound, PositionExpired, PositionOutOfRange
+from table_model.log_offsets import LogOffsets, check_incarnation
 from table_model.log_positions import PositionKind
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _CHUNK_ROWS: Final = 8192
 class FollowedLog:
     """The changes of a table, as a query with given options sees them. Not thread-safe; belongs to its client.
 
-    Whatever it is asked, it notices when the table was dropped and created again (SchemaMismatch).
+    Whatever it is asked, it notices when the table was dropped and created again (TableRecreated).
 
     Attributes:
         incarnation: That of the table; empty before the first look.
@@ -65,6 +66,7 @@ class FollowedLog:
             self._note_table(stream)
             self.end = stream.log_offsets
         if stop is not None and stop.kind is PositionKind.OFFSETS:
+            check_incarnation(stop.table_incarnation, self._table.name, self.incarnation)
             self.end = _earlier(self.end, dict(stop.by_bucket))
         self._looked_at = time.monotonic()
         return self.end
@@ -94,11 +96,10 @@ class FollowedLog:
         changed = [bucket for bucket, offset in end.items() if offset != start[bucket]]
         tasks = min(len(changed), self._options.read.splits or self._options.read.max_partitions)
         groups = [changed[number::tasks] for number in range(tasks)]
+        starts, stops = LogOffsets(start), LogOffsets(end)
         return [
             self._changes(
-                StartFrom.offsets({bucket: start[bucket] for bucket in group}),
-                StopAt.offsets({bucket: end[bucket] for bucket in group}),
-                self._columns,
+                StartFrom.offsets(starts.of_buckets(group)), StopAt.offsets(stops.of_buckets(group)), self._columns
             )
             .with_buckets(group)
             .spec
@@ -121,6 +122,9 @@ class FollowedLog:
             offsets: Where the query goes on.
             incarnation: The table that they are of.
 
+        Rule: the query goes on where its checkpoint says, never where the consumer is. A consumer that is ahead of the
+        checkpoint tells that the checkpoint was set back, since the consumer follows what Spark has committed.
+
         Raises:
             PositionExpired: The changes are no longer there.
         """
@@ -129,9 +133,20 @@ class FollowedLog:
         self.look()
         if incarnation != self.incarnation:
             raise another_table(self._table.name)
+        is_set_back = False
         try:
-            self._hold(consumer_id, StartFrom.offsets(offsets))
+            held = self._hold(consumer_id, StartFrom.offsets(offsets))
+            is_set_back = any(held[bucket] > offset for bucket, offset in offsets.items())
+            if is_set_back:
+                self._table.reset_consumer(consumer_id, StartFrom.offsets(offsets))
         except (PositionExpired, PositionOutOfRange) as error:
+            if is_set_back:
+                raise PositionExpired(
+                    f"the checkpoint of this query was set back to before changes of table {self._table.name} that it "
+                    "has committed already, and that the server keeps no longer: put back the checkpoint as it was "
+                    f"last, or start the query with a new one ({error.message})",
+                    table=self._table.name,
+                ) from error
             raise PositionExpired(
                 f"the changes of table {self._table.name} that this query goes on with are not there: where it did not "
                 "run for longer than the server keeps them, start it with a new checkpoint, and what it has written "
@@ -154,7 +169,7 @@ class FollowedLog:
 
     def _changes(self, start: StartFrom, stop: StopAt | None = None, columns: Sequence[str] = ()) -> sync.Scan:
         # Who only asks where it begins or ends gets no rows, so needs no predicate.
-        where = None if stop is None else self._options.read.where
+        where = None if stop is None else self._options.read.predicate(self._table)
         return self._table.changes(start, stop, columns=columns, where=where)
 
     def _note_table(self, stream: sync.ScanStream) -> None:

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from spark_bridge.foreign_options import hint_for
+from spark_bridge.predicates import spark_predicate
 from table_model.errors import InvalidKey, UsageError, did_you_mean
+from table_model.expressions import all_of
 from table_model.limits import MAX_LEASE_SECONDS, MAX_SPLITS, MIN_LEASE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from aio_client import Predicate
     from aio_client.sync import Scan, Table
 
 DEFAULT_ROWS_PER_SPLIT: Final = 500_000
@@ -21,7 +25,7 @@ DEFAULT_ROWS_PER_SPLIT: Final = 500_000
 
 DEFAULT_MAX_PARTITIONS: Final = 200
 
-_NAMES: Final = (
+READ_NAMES: Final = (
     "url",
     "table",
     "columns",
@@ -39,11 +43,9 @@ _NAMES: Final = (
 )
 STREAM_NAMES: Final = ("row_kinds", "start", "stop", "max_rows_per_trigger", "max_bytes_per_trigger", "consumer_id")
 """Those of `readStream` alone, see `StreamOptions`."""
-# CREATE TABLE hands its options to `schema`, with copies under this prefix, and to nothing that reads.
-_CREATE_TABLE_PREFIX: Final = "option."
-_NO_CREATE_TABLE: Final = (
-    "CREATE TABLE ... USING scankv makes no table that can be read, because Spark hands its options on to no query: "
-    "use CREATE TEMPORARY VIEW ... USING scankv OPTIONS (...)"
+_NO_OPTIONS: Final = (
+    "In SQL, say CREATE TABLE name USING scankv OPTIONS (url '...', table '...') without columns: of one with columns, "
+    "Spark keeps no options"
 )
 
 
@@ -56,6 +58,7 @@ class ReadOptions:
         url: The server; None: `$SCANKV_URL` where Spark plans, else `localhost:7070`.
         columns: The columns to read, in this order. None: all.
         where: The predicate as text. None: all rows.
+        where_of_table: Another one, of the SQL table that a statement reads: rows are read for which both are true.
         limit: The most rows; they are read by one task. None: all.
         key_prefix: A value of the first key column, or a JSON list of those of the leading ones.
         key_start: The first key, in the same form; keys that begin with it are in the range.
@@ -63,14 +66,15 @@ class ReadOptions:
         splits: How many tasks read the table, 1 to 1024. None: as many as `rows_per_split` asks for.
         rows_per_split: About how many rows one task reads, at least 1.
         max_partitions: The most tasks that `rows_per_split` leads to, 1 to 1024.
-        snapshot: The id of a pinned snapshot to read, which stays its holder's. None: one is pinned when Spark plans.
-        snapshot_ttl: Seconds that a pinned snapshot lives without a task that reads it, 1 to 604,800.
+        snapshot: The id of a pinned snapshot to read, which stays its holder's. None: each query takes one.
+        snapshot_ttl: Seconds that such a snapshot lives without a task that reads it, 1 to 604,800.
     """
 
     table: str
     url: str | None = None
     columns: tuple[str, ...] | None = None
     where: str | None = field(default=None, repr=False)
+    where_of_table: str | None = field(default=None, repr=False)
     limit: int | None = None
     key_prefix: str | None = field(default=None, repr=False)
     key_start: str | None = field(default=None, repr=False)
@@ -103,7 +107,11 @@ class ReadOptions:
         Raises:
             UsageError: An option is unknown, given twice, missing, or its value cannot be read.
         """
-        texts = named(options)
+        return cls.of_read(named(options))
+
+    @classmethod
+    def of_read(cls, texts: dict[str, str]) -> ReadOptions:
+        """As `parse`, of options by their own names."""
         for name in STREAM_NAMES:
             if name in texts:
                 raise wrong(name, "is for readStream: this is a read of the table as of one instant")
@@ -111,11 +119,11 @@ class ReadOptions:
 
     @classmethod
     def of_texts(cls, texts: dict[str, str]) -> ReadOptions:
-        """As `parse`, of options by their own names, which it takes out of the dictionary."""
+        """As `of_read`, of a read or a stream; takes them out of the dictionary."""
         _check_pushdown(texts.pop("pushdown", "false"))
         table = texts.pop("table", "")
         if not table:
-            raise wrong("table", f'is missing: load("database.table"), or option("table", ...). {_NO_CREATE_TABLE}')
+            raise wrong("table", f'is missing: load("database.table"), or option("table", ...). {_NO_OPTIONS}')
         values: dict[str, Any] = dict(texts)
         for name in ("limit", "splits", "rows_per_split", "max_partitions"):
             if name in texts:
@@ -126,13 +134,20 @@ class ReadOptions:
             values["columns"] = tuple(listed("columns", texts["columns"]))
         return cls(table=table, **values)
 
+    def predicate(self, table: Table) -> Predicate | None:
+        """The rows that they ask for. Raises UsageError where that cannot be read; SchemaMismatch, see `scan_of`."""
+        # Each of the two is read for itself: joined as text, the one could close the parentheses of the other.
+        told = [spark_predicate(table, text) for text in (self.where, self.where_of_table)]
+        found = [each for each in told if each is not None]
+        return all_of(found) if found else None
+
     def scan_of(self, table: Table) -> Scan:
         """The scan that they ask for; columns and types are checked by the server when it explains or starts it.
 
         Raises:
             UsageError: The predicate, or the range of keys, cannot be read.
         """
-        scan = table.scan(self.columns, where=self.where, limit=self.limit)
+        scan = table.scan(self.columns, where=self.predicate(table), limit=self.limit)
         key = scan.key_schema
         assert key is not None
         if self.key_prefix is not None:
@@ -144,17 +159,17 @@ class ReadOptions:
         return scan
 
 
-def named(options: Mapping[str, str], names: Sequence[str] = (*_NAMES, *STREAM_NAMES)) -> dict[str, str]:
+def named(options: Mapping[str, str], names: Sequence[str] = (*READ_NAMES, *STREAM_NAMES)) -> dict[str, str]:
     """The options by their own names; `path`, which is what `load` is given, is the table. Raises UsageError."""
     plain_names = {name.replace("_", ""): name for name in names}
     found: dict[str, str] = {}
     for given, value in options.items():
-        if given.lower().startswith(_CREATE_TABLE_PREFIX):
-            raise UsageError(_NO_CREATE_TABLE)
         plain = given.lower().replace("_", "")
         name = "table" if plain == "path" else plain_names.get(plain)
         if name is None:
-            raise UsageError(f'there is no option "{given}"{did_you_mean(given, names)}', option=given)
+            hint = hint_for(given)
+            advice = did_you_mean(given, names) if hint is None else f": {hint}"
+            raise UsageError(f'there is no option "{given}"{advice}', option=given)
         if found.setdefault(name, value) != value:
             raise wrong(name, "is given twice, with two values")
     return found

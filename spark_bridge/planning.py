@@ -1,15 +1,16 @@
-"""Planning a read, where Spark plans: which columns, which snapshot, which part of it each task reads."""
+"""Planning a read, where Spark plans: which columns, and which part of the table each task reads."""
 
 from __future__ import annotations
 
+import uuid
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from aio_client import ScanKvError, SchemaMismatch, SnapshotLost, sync
-from spark_bridge.leases import Lease
+from spark_bridge.parts import SnapshotPart, TablePart
 from spark_bridge.splitting import split
 from spark_bridge.types import spark_schema
 
@@ -18,38 +19,18 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from aio_client import ClientConfig, ScanSpec
     from spark_bridge.options import ReadOptions
+    from spark_bridge.parts import Part
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanPart:
-    """What one task reads: keys of one snapshot, or changes. Picklable; has keys of the table, but no secret.
-
-    Attributes:
-        config: How the server is reached.
-        spec: The scan.
-        number: Which of the parts it is.
-        count: How many there are.
-        lease: What keeps the snapshot; None where somebody else does.
-        followed: The incarnation of the table that a streaming query follows: then rows may have to come as changes,
-            and changes as rows. None: it is of a read as of one instant.
-    """
-
-    config: ClientConfig
-    # Its key range is made of values, which do not belong in plans and logs.
-    spec: ScanSpec = field(repr=False)
-    number: int
-    count: int
-    lease: Lease | None
-    followed: str | None = None
+_PLANNING_SECONDS: Final = 60.0
+"""How long the snapshot lives that a plan is cut by. Where nothing is written before the query runs, that shares it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """The parts of a read, and the columns that they give."""
 
-    parts: list[ScanPart]
+    parts: Sequence[Part]
     schema: StructType
 
 
@@ -71,7 +52,10 @@ def described(options: ReadOptions) -> StructType:
 
 
 def planned(options: ReadOptions, schema: StructType | None = None) -> ReadPlan:
-    """Pins the table, or takes the snapshot that was named, and cuts it into parts of about equally many rows.
+    """Cuts the table, or the snapshot that was named, into parts of about equally many rows.
+
+    The plan says how the table is cut, not of which instant it is: Spark keeps it for all actions of what `load()` has
+    returned, however much later. See `spark_bridge.executions`.
 
     Args:
         options: What is asked for.
@@ -85,25 +69,32 @@ def planned(options: ReadOptions, schema: StructType | None = None) -> ReadPlan:
         table = client.table(options.table)
         options.scan_of(table).explain()
         own = options.snapshot is None
-        snapshot = table.snapshot(options.snapshot_ttl) if own else _named(client, options.table, options.snapshot)
+        snapshot = table.snapshot(_PLANNING_SECONDS) if own else _named(client, options.table, options.snapshot)
         try:
             wanted = chosen_columns(snapshot.schema, options.columns)
             if schema is not None:
                 check_columns(schema, wanted)
                 wanted = schema
             # By name: a column that is added later is not part of it.
-            specs = split(client, table, snapshot, replace(options, columns=tuple(wanted.names)))
+            specs = split(table, snapshot, replace(options, columns=tuple(wanted.names)))
         except BaseException:
             if own:
                 # What went wrong is told; a lease that stays behind expires.
                 with suppress(ScanKvError):
                     snapshot.release()
             raise
-        lease = Lease(snapshot.id, options.snapshot_ttl) if own else None
-        config = client.config
+        config, incarnation, plan = client.config, table.incarnation, uuid.uuid4().hex
+    if not own:
+        return ReadPlan([SnapshotPart(config=config, spec=spec) for spec in specs], wanted)
     parts = [
-        ScanPart(config=config, spec=spec, number=number, count=len(specs), lease=lease)
-        for number, spec in enumerate(specs)
+        TablePart(
+            config=config,
+            spec=replace(spec, snapshot_id=None),
+            incarnation=incarnation,
+            plan=plan,
+            snapshot_ttl=options.snapshot_ttl,
+        )
+        for spec in specs
     ]
     return ReadPlan(parts, wanted)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_bridge.conform import arrow_schema, conform
+from spark_bridge.predicates import spark_predicate
 from spark_bridge.types import spark_schema
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def count(url: str | None, table: str, where: str | None = None) -> int:
     from aio_client import sync
 
     with sync.connect(url) as client:
-        return client.table(table).count(where)
+        found = client.table(table)
+        return found.count(spark_predicate(found, where))
 
 
 def top_n(
@@ -43,7 +45,9 @@ def top_n(
     from aio_client import sync
 
     with sync.connect(url) as client:
-        return _dataframe(spark, client.table(table).top_n(n, by, where, columns=columns, descending=descending))
+        found = client.table(table)
+        best = found.top_n(n, by, spark_predicate(found, where), columns=columns, descending=descending)
+        return _dataframe(spark, best)
 
 
 def aggregate(
@@ -59,7 +63,8 @@ def aggregate(
     from aio_client import sync
 
     with sync.connect(url) as client:
-        return _dataframe(spark, client.table(table).aggregate(functions, where, group_by=group_by))
+        found = client.table(table)
+        return _dataframe(spark, found.aggregate(functions, spark_predicate(found, where), group_by=group_by))
 
 
 def tables(spark: SparkSession, url: str | None) -> DataFrame:

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from spark_bridge.errors import short_errors
 from spark_bridge.frozen_worker import freeze_worker
 from spark_bridge.options import ReadOptions
+from spark_bridge.sql_tables import is_create_table, plain_columns, read_options, user_options, with_options
 from spark_bridge.stream_options import StreamOptions
 from spark_bridge.stream_source import ScanKvStreamReader
 from spark_bridge.write_options import WriteOptions
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class ScanKvDataSource(DataSource):
-    """`spark.read.format("scankv")`: a table of a ScanKV server, as of one instant over all partitions and retries.
+    """`spark.read.format("scankv")`: a table of a ScanKV server.
 
-    The snapshot is pinned when Spark plans the first action on what `load` returned, and stays that of the DataFrame
-    and of all that is derived from it: `load()` again for what is new. The options are those of `ReadOptions`.
+    Each query reads the table as of one instant, which all of its tasks, branches and retries share, also where the
+    table was loaded several times; the next query reads it as it is then. The options are those of `ReadOptions`.
     """
 
     @classmethod
@@ -44,18 +45,23 @@ class ScanKvDataSource(DataSource):
 
         freeze_worker()
         with short_errors():
-            options = StreamOptions.parse(self.options)
-            return described_changes(options) if options.row_kinds else described(options.read)
+            creates = is_create_table(self.options)
+            given = user_options(self.options) if creates else self.options
+            options = StreamOptions.parse(given)
+            found = described_changes(options) if options.row_kinds else described(options.read)
+            return with_options(found, given) if creates else found
 
     def reader(self, schema: StructType) -> ScanKvReader:
         """What reads the table. `schema` is what `schema` said, or what the user gave: then those columns are read."""
         with short_errors():
-            return ScanKvReader(ReadOptions.parse(self.options), schema)
+            options = ReadOptions.of_read(read_options(self.options, schema))
+            return ScanKvReader(options, plain_columns(schema))
 
     def streamReader(self, schema: StructType) -> ScanKvStreamReader:
         """What follows the table's changes. `schema` is as for `reader`."""
         with short_errors():
-            return ScanKvStreamReader(StreamOptions.parse(self.options), schema)
+            options = StreamOptions.of_stream(read_options(self.options, schema))
+            return ScanKvStreamReader(options, plain_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> ScanKvWriter:
         """What writes a DataFrame with the columns `schema`; `overwrite` has the rows go that are there."""
@@ -81,7 +87,7 @@ class ScanKvReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """Pins the table and cuts it into parts, at least one.
+        """Cuts the table into parts, at least one.
 
         Raises:
             ScanKvError: As `ScanKvDataSource.schema`; or the user's schema is not the table's.
@@ -93,9 +99,9 @@ class ScanKvReader(DataSourceReader):
             return [InputPartition(part) for part in planned(self._options, self._schema).parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part; the same ones however often it is read, for as long as the snapshot is there."""
+        """The rows of one part; in one query the same ones, however often it is read."""
         from spark_bridge.conform import arrow_schema
-        from spark_bridge.partition_stream import read_part
+        from spark_bridge.part_rows import read_part
 
         with short_errors():
             yield from read_part(partition.value, arrow_schema(self._schema))

@@ -1,15 +1,14 @@
 """Cutting the scan of a snapshot into one scan for each task.
 
-Whole buckets cost nothing to hand out, and hashing makes them about equal. Where they are not, or are too few, the
-server cuts the snapshot into ranges of keys, for which it reads all of its keys once.
+What the server says that it will read decides. Single keys are one task. Whole buckets cost nothing to hand out, and
+hashing makes them about equal. Where they are not, or are too few, or only a range of keys is read, the server cuts
+within that. The rule: planning takes a time that does not depend on the size of the table.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
-
-from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,24 +21,35 @@ _MOST_OVER_SHARE: Final = 1.25
 _MOST_OVER_ROWS: Final = 2
 
 
-def split(client: sync.Client, table: sync.Table, snapshot: sync.Snapshot, options: ReadOptions) -> list[ScanSpec]:
+def split(table: sync.Table, snapshot: sync.Snapshot, options: ReadOptions) -> list[ScanSpec]:
     """The scans of the tasks, at least one; together they give each row of the snapshot that is asked for once."""
     scan = options.scan_of(table).at(snapshot)
     if options.limit is not None:
         return [scan.spec]
-    if options.splits is not None:
-        return [part.spec for part in scan.splits(options.splits)]
-    rows = table.count(at=snapshot) if snapshot.rows is None else snapshot.rows
-    splits = min(-(-rows // options.rows_per_split), options.max_partitions)
+    read = scan.explain()
+    if not read.buckets or (not read.range_count and options.splits is None):
+        return [scan.spec]
+    # As of now, not of the snapshot: it decides how even the tasks are, not what they read.
+    counted = {each.bucket: each.rows for each in table.statistics() if each.bucket in read.buckets}
+    splits = options.splits or _most_splits(counted, snapshot.rows, options)
     if splits <= 1:
         return [scan.spec]
-    if scan.spec.key_range is None:
-        # As of now, not of the snapshot: it decides how even the tasks are, not what they read.
-        counted = {each.bucket: each.rows for each in table.statistics()}
+    if read.all_keys or options.splits is not None:
         groups = bucket_groups(counted, splits)
-        if groups is not None:
+        if groups is not None and (options.splits is None or len(groups) == splits):
             return [replace(scan.spec, buckets=group) for group in groups]
-    return _key_ranges(client, scan.spec, splits)
+    rows_per_split = options.rows_per_split if options.splits is None else None
+    return [part.spec for part in scan.splits(splits, rows_per_split=rows_per_split)]
+
+
+def _most_splits(counted: Mapping[int, int | None], rows: int | None, options: ReadOptions) -> int:
+    """The most tasks that there can be, by the rows of the buckets that are read."""
+    known = [count for count in counted.values() if count is not None]
+    if len(known) == len(counted):
+        rows = sum(known) if rows is None else min(rows, max(sum(known), 1))
+    if rows is None:
+        return options.max_partitions
+    return min(-(-rows // options.rows_per_split), options.max_partitions)
 
 
 def bucket_groups(rows: Mapping[int, int | None], splits: int) -> list[tuple[int, ...]] | None:
@@ -61,11 +71,3 @@ def bucket_groups(rows: Mapping[int, int | None], splits: int) -> list[tuple[int
     if max(sizes) > _MOST_OVER_SHARE * sum(sizes) / len(sizes):
         return None
     return [tuple(sorted(group)) for group in groups if group]
-
-
-def _key_ranges(client: sync.Client, spec: ScanSpec, splits: int) -> list[ScanSpec]:
-    """Parts of the whole snapshot as far as they are in the scan's range of keys: few where that is narrow."""
-    wanted = KeyRange() if spec.key_range is None else spec.key_range
-    whole = client.scan(replace(spec, key_range=None)).splits(splits)
-    ranges = [(part.spec.key_range or KeyRange()) & wanted for part in whole]
-    return [replace(spec, key_range=each) for each in ranges if not each.is_empty] or [spec]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from table_model.errors import UsageError
+from table_model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,8 @@ class StreamOffset:
     offsets that it lies between: whoever reads it again reads the same.
 
     Attributes:
-        table: The incarnation of the table.
+        name: The table, as `database.table`.
+        table: The incarnation of the table, which its offsets know, too.
         consumer_id: In whose name the changes are kept.
         log_offsets: For each bucket the first change that is not read; while there are rows to read, that which comes
             behind them.
@@ -52,15 +54,27 @@ class StreamOffset:
         rows: How far the rows are read that come before the changes. None: there are none, or they are committed.
     """
 
+    name: str
     table: str
     consumer_id: str
     log_offsets: Mapping[int, int]
     since: Mapping[int, int] | None = None
     rows: Rows | None = None
 
+    def __post_init__(self) -> None:
+        """Has all offsets say of which table they are, so that the server refuses them for another one."""
+        object.__setattr__(self, "log_offsets", LogOffsets.of(self.log_offsets, self.table))
+        if self.since is not None:
+            object.__setattr__(self, "since", LogOffsets.of(self.since, self.table))
+
     def to_json(self) -> dict[str, Any]:
         """As values for JSON, always in the same order."""
-        values: dict[str, Any] = {"version": _VERSION, "table": self.table, "consumer": self.consumer_id}
+        values: dict[str, Any] = {
+            "version": _VERSION,
+            "name": self.name,
+            "table": self.table,
+            "consumer": self.consumer_id,
+        }
         if self.rows is not None:
             rows = self.rows
             values["rows"] = {"snapshot": rows.snapshot_id, "parts": rows.parts, "next": rows.next}
@@ -82,6 +96,7 @@ class StreamOffset:
                 raise ValueError
             rows = values.get("rows")
             return cls(
+                name=str(values["name"]),
                 table=str(values["table"]),
                 consumer_id=str(values["consumer"]),
                 log_offsets=_of_json(values["offsets"]),

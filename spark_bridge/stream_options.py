@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_bridge.options import STREAM_NAMES, ReadOptions, check_number, named, whole_number, wrong
 from table_model.errors import InvalidRequest, UsageError
+from table_model.log_offsets import LogOffsets
 from table_model.log_positions import StartFrom, StopAt
 from table_model.names import check_consumer_id
 
@@ -82,7 +83,11 @@ class StreamOptions:
         Raises:
             UsageError: An option is unknown, given twice, missing, or its value cannot be read.
         """
-        texts = named(options)
+        return cls.of_stream(named(options))
+
+    @classmethod
+    def of_stream(cls, texts: dict[str, str]) -> StreamOptions:
+        """As `parse`, of options by their own names, some of which it takes out of the dictionary."""
         own: dict[str, str] = {name: texts.pop(name) for name in STREAM_NAMES if name in texts}
         values: dict[str, Any] = {}
         if "row_kinds" in own:
@@ -137,5 +142,8 @@ def _stop(text: str) -> StopAt:
         raise wrong("stop", f"{_STOP_FORMS}, not {text!r:.80}") from None
 
 
-def _offsets(text: str) -> dict[int, int]:
-    return {int(bucket): offset for bucket, offset in json.loads(text).items()}
+def _offsets(text: str) -> LogOffsets:
+    values = json.loads(text)
+    if "log_offsets" in values:
+        return LogOffsets.from_json(values)
+    return LogOffsets({int(bucket): offset for bucket, offset in values.items()})

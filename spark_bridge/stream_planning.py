@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aio_client import ScanKvError, SnapshotLost, StartFrom, sync
 from spark_bridge.followed_log import FollowedLog
-from spark_bridge.leases import Lease, stream_expired
-from spark_bridge.planning import ScanPart, check_columns, chosen_columns
+from spark_bridge.parts import ChangesPart, InitialPart, initial_rows_lost
+from spark_bridge.planning import check_columns, chosen_columns
 from spark_bridge.restarts import riding_through
 from spark_bridge.stream_offset import Rows, StreamOffset
 from spark_bridge.types import spark_schema
-from table_model.errors import SchemaMismatch
+from table_model.errors import SchemaMismatch, UsageError
 from table_model.limits import MAX_SPLITS
 from table_model.options import TableOptions
 from table_model.schema import CHANGE_COLUMNS
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from aio_client import ScanSpec
     from spark_bridge.options import ReadOptions
+    from spark_bridge.parts import FollowedPart
     from spark_bridge.stream_options import StreamOptions
 
 _Answer = TypeVar("_Answer")
@@ -52,7 +53,7 @@ def described_changes(options: StreamOptions) -> StructType:
 
 
 def _columns_of_changes(table: sync.Table, options: ReadOptions) -> StructType:
-    with table.changes(StartFrom.LATEST, columns=options.columns, where=options.where).stream() as stream:
+    with table.changes(StartFrom.LATEST, columns=options.columns, where=options.predicate(table)).stream() as stream:
         return spark_schema(stream.schema)
 
 
@@ -109,7 +110,9 @@ class StreamPlanner:
         log = self._log
         if not log.end:
             return None
-        return StreamOffset(table=log.incarnation, consumer_id=self._consumer_id, log_offsets=log.end).to_json()
+        name = self._table.name
+        seen = StreamOffset(name=name, table=log.incarnation, consumer_id=self._consumer_id, log_offsets=log.end)
+        return seen.to_json()
 
     def latest(self, start: Mapping[str, Any], *, unlimited: bool) -> dict[str, Any]:
         """Where the micro-batch ends that begins at `start`, as an offset; `start` when there is nothing to read.
@@ -124,33 +127,23 @@ class StreamPlanner:
         self._riding_through(lambda: self._keep(offset))
         return self._riding_through(lambda: self._after(offset, unlimited=unlimited)).to_json()
 
-    def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ScanPart]:
+    def parts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[FollowedPart]:
         """What the tasks of a micro-batch read, of its two offsets alone; none where they are the same."""
         before, after = StreamOffset.of(start), StreamOffset.of(end)
         if after is None or before == after:
             return []
         return self._riding_through(lambda: self._parts(before, after))
 
-    def _parts(self, before: StreamOffset | None, after: StreamOffset) -> list[ScanPart]:
+    def _parts(self, before: StreamOffset | None, after: StreamOffset) -> Sequence[FollowedPart]:
         self._keep(after if before is None else before, begin=after.since if before is None else None)
+        config = self._client.config
         if after.rows is not None:
             read = before.rows.next if before is not None and before.rows is not None else 0
-            specs = self._specs_of_rows(after.rows)[read : after.rows.next]
-            lease = Lease(after.rows.snapshot_id, self._options.snapshot_ttl, of_stream=True)
-        else:
-            since = after.since if before is None else before.log_offsets
-            specs, lease = self._log.specs(since or {}, after.log_offsets), None
-        return [
-            ScanPart(
-                config=self._client.config,
-                spec=spec,
-                number=number,
-                count=len(specs),
-                lease=lease,
-                followed=after.table,
-            )
-            for number, spec in enumerate(specs)
-        ]
+            specs, ttl = self._specs_of_rows(after.rows)[read : after.rows.next], self._options.snapshot_ttl
+            return [InitialPart(config=config, spec=spec, incarnation=after.table, snapshot_ttl=ttl) for spec in specs]
+        since = after.since if before is None else before.log_offsets
+        changes = self._log.specs(since or {}, after.log_offsets)
+        return [ChangesPart(config=config, spec=spec, incarnation=after.table) for spec in changes]
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Lets go of what lies before an offset. A failure is no harm: then the next one lets go of it, too."""
@@ -187,7 +180,9 @@ class StreamPlanner:
             # First of all the changes are kept, so that there is none missing behind a snapshot.
             log, place = self._log, StartFrom.LATEST if start == StartFrom.FULL else start
             offsets = log.begin(self._consumer_id, place)
-            begun = StreamOffset(table=log.incarnation, consumer_id=self._consumer_id, log_offsets=offsets)
+            begun = StreamOffset(
+                name=self._table.name, table=log.incarnation, consumer_id=self._consumer_id, log_offsets=offsets
+            )
             self._begun = self._with_rows(begun) if start == StartFrom.FULL else begun
         after = self._after(self._begun, unlimited=unlimited)
         return after if after.rows is not None else replace(after, since=self._begun.log_offsets)
@@ -236,7 +231,7 @@ class StreamPlanner:
             return at
         if not unlimited:
             end = self._log.cut(at.log_offsets, end)
-        return StreamOffset(table=at.table, consumer_id=at.consumer_id, log_offsets=end)
+        return StreamOffset(name=at.name, table=at.table, consumer_id=at.consumer_id, log_offsets=end)
 
     def _parts_per_trigger(self, rows: Rows) -> int:
         pinned = self._pinned
@@ -254,6 +249,12 @@ class StreamPlanner:
 
     def _keep(self, offset: StreamOffset, begin: Mapping[int, int] | None = None) -> None:
         """Has the server keep what the query reads from an offset on; of its first one, from `begin` on."""
+        if offset.name != self._table.name:
+            raise UsageError(
+                f"the checkpoint is of a query that reads table {offset.name}, and this one reads {self._table.name}: "
+                "give each query a checkpoint of its own",
+                table=self._table.name,
+            )
         if offset.rows is not None and not offset.rows.are_read:
             self._adopted(offset.rows)
         self._consumer_id = offset.consumer_id
@@ -264,7 +265,7 @@ class StreamPlanner:
         try:
             return self._client.adopt_snapshot(rows.snapshot_id, self._options.snapshot_ttl)
         except SnapshotLost as error:
-            raise stream_expired(self._table.name) from error
+            raise initial_rows_lost(self._table.name) from error
 
     def _release(self, rows: Rows) -> None:
         """Ends the lease. A failure is no harm: it expires."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_bridge.options import check_number, listed, named, seconds, whole_number, wrong
+from spark_bridge.sql_tables import NO_INSERT
 from table_model.agg import Aggregator
 from table_model.limits import MAX_BUCKETS, MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from table_model.types import first_repeated
@@ -104,7 +105,7 @@ class WriteOptions:
         texts = named({name: text for name, text in options.items() if name.lower() not in _OF_SPARK}, _NAMES)
         table = texts.pop("table", "")
         if not table:
-            raise wrong("table", 'is missing: save("database.table"), or option("table", ...)')
+            raise wrong("table", f'is missing: save("database.table"), or option("table", ...). In SQL, {NO_INSERT}')
         values: dict[str, Any] = dict(texts)
         for name in ("columns", "primary_key", "sequence_column"):
             if name in texts:

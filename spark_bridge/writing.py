@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
     from aio_client import ClientConfig
     from spark_bridge.write_options import WriteOptions
@@ -247,9 +247,32 @@ def _arrow_columns(schema: StructType) -> pa.Schema:
 
     fields = []
     for column in schema:
+        if _has_variant(column.dataType):
+            raise SchemaMismatch(
+                f'column "{column.name}": ScanKV has no variant; write it as text, to_json({column.name}), or take out '
+                "of it what is needed, with variant_get",
+                column=column.name,
+            )
         try:
             fields.extend(arrow_schema(StructType([column])))
         except PySparkException as error:
             message = f'column "{column.name}": ScanKV has no {column.dataType.simpleString()}'
             raise SchemaMismatch(message, column=column.name) from error
     return pa.schema(fields)
+
+
+def _has_variant(type_: DataType) -> bool:
+    """Whether it is a variant or contains one: to Arrow, Spark would give its two binary fields as a struct."""
+    from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
+
+    match type_:
+        case VariantType():
+            return True
+        case ArrayType():
+            return _has_variant(type_.elementType)
+        case MapType():
+            return _has_variant(type_.keyType) or _has_variant(type_.valueType)
+        case StructType():
+            return any(_has_variant(field.dataType) for field in type_.fields)
+        case _:
+            return False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import ipaddress
-import json
+import re
+import textwrap
 import tomllib
 from dataclasses import dataclass, fields
-from pathlib import Path  # noqa: TC003 (load_config reads the annotations)
+from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
 
 from table_model.errors import UsageError, did_you_mean
@@ -18,6 +20,7 @@ from table_model.limits import (
     MIN_CHUNK_BYTES,
     MIN_LEASE_SECONDS,
 )
+from table_model.toml import toml_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +31,10 @@ LARGEST_CHUNK_BYTES = 2 * _MEBIBYTE
 """Stored bytes of a chunk, whatever was asked for: making one of 16 MiB held the event loop for 150 ms."""
 
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+"""How severe a message of the log is, the least severe first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Settings of one server. Immutable and picklable.
@@ -36,6 +43,7 @@ class ServerConfig:
         data: The data directory; made when it is not there.
         host: Address to listen on. Anything but loopback needs `insecure`.
         port: Port to listen on; 0 picks a free one.
+        log_level: The least severe messages that are logged: `debug`, `info`, `warning` or `error`.
         insecure: Allows listening beyond loopback although there is neither encryption nor authentication.
         chunk_bytes: Most stored bytes of a chunk, for requests that do not say.
         max_live_scans: Scans that may hold iterators at once.
@@ -92,7 +100,14 @@ class ServerConfig:
         write_buffer_bytes: Memory for writes not yet in table files, shared by all buckets.
         result_cache_bytes: Memory for computed answers that are given again while nothing changes; one of them takes
             at most a sixteenth of it. 0 keeps none.
+        max_open_buckets: Buckets that may be open without being in use; beyond, those unused for longest are closed. An
+            open one takes some ten file descriptors and up to 256 for its files, and is opened again in some 20 ms.
+        bucket_idle_seconds: A bucket that nobody has used for so long is closed.
         storage_threads: Threads for writes, lookups and syncs.
+        max_clock_step_seconds: Commit times follow the machine's clock forward over at most so much at once; more is a
+            jump, which is logged, reported by `stats`, and not followed. See docs/clocks.md.
+        clock_trust_seconds: A jump forward is followed once the machine's clock has kept it for as long as it is wide,
+            or for so long where it is wider.
         aggregate_functions: The names of aggregate functions of other packages that are loaded, as their entry points
             in the group `scankv.aggregate_functions` have them. A list in TOML; elsewhere with commas.
     """
@@ -100,6 +115,7 @@ class ServerConfig:
     data: Path
     host: str = "127.0.0.1"
     port: int = 7070
+    log_level: str = "info"
     insecure: bool = False
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     max_live_scans: int = 256
@@ -143,7 +159,11 @@ class ServerConfig:
     block_cache_bytes: int = 64 * _MEBIBYTE
     write_buffer_bytes: int = 128 * _MEBIBYTE
     result_cache_bytes: int = 16 * _MEBIBYTE
+    max_open_buckets: int = 256
+    bucket_idle_seconds: float = 300.0
     storage_threads: int = 4
+    max_clock_step_seconds: float = 300.0
+    clock_trust_seconds: float = 86_400.0
     aggregate_functions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -192,12 +212,18 @@ class ServerConfig:
             ("block_cache_bytes", _MEBIBYTE, 1 << 40),
             ("write_buffer_bytes", _MEBIBYTE, 1 << 40),
             ("result_cache_bytes", 0, 1 << 40),
+            ("max_open_buckets", 1, 100_000),
+            ("bucket_idle_seconds", 0.01, 365 * 86_400),
             ("storage_threads", 1, 64),
+            ("max_clock_step_seconds", 1, 86_400),
+            ("clock_trust_seconds", 0, 10 * 365 * 86_400),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise UsageError(f"{name} = {value}: it must be from {low} to {high}", option=name)
-        if not self.insecure and not _is_loopback(self.host):
+        if self.log_level not in LOG_LEVELS:
+            raise UsageError(f"log_level = {self.log_level}: it must be {' or '.join(LOG_LEVELS)}", option="log_level")
+        if not self.insecure and not is_loopback(self.host):
             raise UsageError(
                 f"host = {self.host}: this server has neither encryption nor authentication, so it listens on loopback "
                 "only; to let others in nevertheless, give --insecure",
@@ -235,20 +261,23 @@ def load_config(
 
 
 def as_toml(config: ServerConfig) -> str:
-    """The settings as a TOML file that `load_config` reads."""
-    lines = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, bool):
-            text = str(value).lower()
-        elif isinstance(value, int | float):
-            text = str(value)
-        elif isinstance(value, tuple):
-            text = json.dumps(value)
-        else:
-            text = '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
-        lines.append(f"{field.name} = {text}\n")
-    return "".join(lines)
+    """The settings as a TOML file that `load_config` reads, each below what it means."""
+    meanings = _meanings()
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    return "".join(
+        f"{meanings.get(name, '')}{name} = {toml_value(str(value) if isinstance(value, Path) else value)}\n"
+        for name, value in values.items()
+    )
+
+
+def _meanings() -> dict[str, str]:
+    """What the docstring says of each setting, as TOML comments; nothing where docstrings were left out (`-OO`)."""
+    text = inspect.cleandoc(ServerConfig.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)
+    return {
+        name: textwrap.fill(" ".join(meaning.split()), 100, initial_indent="\n# ", subsequent_indent="# ") + "\n"
+        for name, meaning in entries
+    }
 
 
 def _read_file(path: Path) -> dict[str, object]:
@@ -284,7 +313,8 @@ def _convert(name: str, value: object, to: type) -> object:
         raise UsageError(f"{name} = {value!r}: it must be {kind}", option=name) from None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address reaches this machine alone."""
     if host == "localhost":
         return True
     try:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import sys
 import uuid
-from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,6 +34,7 @@ from protos.scankv.v1 import (
     write_pb2,
     write_pb2_grpc,
 )
+from streaming_server.config import is_loopback
 from streaming_server.engine.tables import Tables
 from streaming_server.scan.admission import Admission, AdmissionLimits
 from streaming_server.scan.answers import Answers
@@ -51,13 +50,15 @@ from streaming_server.services.snapshot import SnapshotService
 from streaming_server.services.table import TableService
 from streaming_server.services.transaction import TransactionService
 from streaming_server.services.write import WriteService
-from streaming_server.storage.data_directory import DirectoryLocked
+from streaming_server.storage.data_directory import DirectoryLocked, ForeignDirectory
+from streaming_server.storage.file_limit import raise_file_limit
 from table_model.errors import ScanKvError, ServerDraining
 
 if TYPE_CHECKING:
+    from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
 
-EXIT_FAILED, EXIT_LOCKED, EXIT_PORT_TAKEN = 1, 3, 4
+EXIT_FAILED, EXIT_LOCKED, EXIT_PORT_TAKEN, EXIT_FOREIGN_DIRECTORY = 1, 3, 4, 5
 
 _SERVICES = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
@@ -92,13 +93,18 @@ class Server:
 
     Bound to the running event loop; leaving the block drains.
 
+    Args:
+        config: Its settings.
+        clocks: The clocks of the machine. None: the real ones.
+
     Attributes:
         address: `HOST:PORT` that it listens on, once entered.
         incarnation: Differs for every start.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, *, clocks: MachineClocks | None = None) -> None:
         self.config = config
+        self._clocks = clocks
         self.incarnation = uuid.uuid4().hex
         self.address = ""
 
@@ -107,12 +113,13 @@ class Server:
 
         Raises:
             DirectoryLocked: Another server uses the directory.
+            ForeignDirectory: The directory is neither empty nor a ScanKV data directory.
             PortTaken: The address cannot be listened on.
             UsageError, DataLoss: The directory cannot be used; the message says why.
             ScanKvError: A transaction that was committed cannot be applied.
         """
-        _raise_file_limit()
-        self._tables = Tables(self.config)
+        raise_file_limit()
+        self._tables = Tables(self.config, clocks=self._clocks)
         self._registry = ScanRegistry(
             Admission(
                 AdmissionLimits(
@@ -147,6 +154,12 @@ class Server:
             await self._tables.close()
             raise
         self.address = f"{self.config.host}:{port}"
+        if not is_loopback(self.config.host):
+            _log.warning(
+                "listening on %s without encryption or authentication: whoever reaches this address can read and "
+                "change every table",
+                self.address,
+            )
         for name in ("", *_SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return self
@@ -216,21 +229,33 @@ class Server:
             await self._tables.close()
 
 
+_EXIT_CODES = {
+    DirectoryLocked: EXIT_LOCKED,
+    PortTaken: EXIT_PORT_TAKEN,
+    ForeignDirectory: EXIT_FOREIGN_DIRECTORY,
+}
+
+
 def run(config: ServerConfig) -> int:
     """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once.
 
     Prints one line on stdout when ready; logs go to stderr. The code is 0 after a drain, 3 when the data directory is
-    locked, 4 when the port is taken, 1 for anything else that keeps it from starting, and 128 and the signal's number
-    after a second signal: what was acknowledged is safe, as after a crash.
+    locked, 4 when the port is taken, 5 when the data directory is not ScanKV's, 1 for anything else that keeps it from
+    starting, and 128 and the signal's number after a second signal: what was acknowledged is safe, as after a crash.
+
+    Every file that this process makes is private to its user (umask 077): RocksDB has no option for that.
     """
+    os.umask(0o077)
     # Arrow's own allocator keeps what big requests needed once: a quarter less memory after a load with the system's.
     pa.set_memory_pool(pa.system_memory_pool())
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     try:
         asyncio.run(_serve(config))
     except ScanKvError as error:
         sys.stderr.write(f"scankv: error: {error.message}\n")
-        return {DirectoryLocked: EXIT_LOCKED, PortTaken: EXIT_PORT_TAKEN}.get(type(error), EXIT_FAILED)
+        return _EXIT_CODES.get(type(error), EXIT_FAILED)
     return 0
 
 
@@ -274,11 +299,3 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests", _PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING_CALLS),
     ]
-
-
-def _raise_file_limit() -> None:
-    """An open bucket takes about nine file descriptors, and each scan pins some."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        if soft != hard:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

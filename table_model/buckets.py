@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from table_model.key_ranges import KeyRanges
+
 
 def bucket_of(keys: pa.BinaryArray, buckets: int) -> npt.NDArray[np.int32]:
     """Finds the bucket of every key.
@@ -54,13 +56,31 @@ class KeyPlaces:
         self._is_prefix = self._places == list(range(len(self._places)))
         self._buckets = buckets
 
-    def of_points(self, keys: Sequence[bytes]) -> dict[int, tuple[bytes, ...]]:
-        """Whole encoded keys by their buckets, those of each bucket in the order given."""
-        found: dict[int, list[bytes]] = {}
+    def of_ranges(self, ranges: KeyRanges, buckets: Sequence[int]) -> dict[int, KeyRanges]:
+        """What of some ranges can lie in each of some buckets; nothing for a bucket in which none can be.
+
+        A single key lies in one bucket; a range in one where the bucket key is a prefix of the primary key and the same
+        in all of its keys; any other range may have keys in all of them.
+        """
+        if len(ranges) == 1 and not ranges.are_keys:
+            only = self.of_range(ranges.span)
+            return {bucket: ranges for bucket in buckets if only in (None, bucket)}
+        keys = ranges.keys
+        of_keys = dict(zip(keys, self._buckets_of(keys), strict=True))
+        found: dict[int, list[int]] = {bucket: [] for bucket in buckets}
+        for place, (start, key_range) in enumerate(zip(ranges.starts, ranges, strict=True)):
+            only = of_keys.get(start)
+            if only is None:
+                only = self.of_range(key_range)
+            for bucket in buckets if only is None else (only,):
+                if bucket in found:
+                    found[bucket].append(place)
+        return {bucket: ranges.at(places) for bucket, places in found.items() if places}
+
+    def _buckets_of(self, keys: Sequence[bytes]) -> list[int]:
         bucket_keys = pa.array(map(self._bucket_key_of, keys), pa.binary())
-        for bucket, key in zip(bucket_of(bucket_keys, self._buckets).tolist(), keys, strict=True):
-            found.setdefault(bucket, []).append(key)
-        return {bucket: tuple(keys) for bucket, keys in found.items()}
+        buckets: list[int] = bucket_of(bucket_keys, self._buckets).tolist()
+        return buckets
 
     def of_range(self, keys: KeyRange) -> int | None:
         """The only bucket that keys of a range can lie in; None when there are more, or when that is not known.
@@ -79,4 +99,5 @@ class KeyPlaces:
         if self._is_whole:
             return key
         columns, _ = leading_columns(key, self._types)
-        return b"".join([columns[place] for place in self._places])
+        # Bytes that are no whole key are in no bucket, so that any will do.
+        return b"".join([columns[place] for place in self._places if place < len(columns)])

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from table_model import lazy_compute as pc
 from table_model.nested import item_offsets, map_as_list
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -30,7 +30,11 @@ CHANGE_FIELDS: Final = tuple(
 )
 """The columns that precede those of the table."""
 
-_SYMBOLS: Final = pa.array(CHANGE_SYMBOLS)
+
+@cache
+def _all_symbols() -> pa.StringArray:
+    """`CHANGE_SYMBOLS` as Arrow has them. Not made on import: Arrow's first conversion imports pandas."""
+    return pa.array(CHANGE_SYMBOLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ def _symbols(kinds: Kinds) -> pa.Array:
     """The symbols of some kinds, most often all of one."""
     if len(kinds) and (kinds == kinds[0]).all():
         return _symbol(int(kinds[0]), len(kinds))
-    return _SYMBOLS.take(pa.array(kinds))
+    return _all_symbols().take(pa.array(kinds))
 
 
 # What is the same for every row is made once for chunks of one size, which most are.
@@ -130,7 +134,7 @@ def _symbols(kinds: Kinds) -> pa.Array:
 
 @lru_cache(maxsize=8)
 def _symbol(kind: int, rows: int) -> pa.Array:
-    return pa.repeat(_SYMBOLS[kind], rows)
+    return pa.repeat(_all_symbols()[kind], rows)
 
 
 @lru_cache(maxsize=8)

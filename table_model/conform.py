@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from table_model import lazy_compute as pc
 from table_model.casts import cast_exactly
 from table_model.errors import SchemaMismatch, did_you_mean
 from table_model.required import first_forbidden_null

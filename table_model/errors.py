@@ -4,6 +4,7 @@
     ├── ServerRefused            the server said no
     │   ├── TableNotFound
     │   ├── TableExists
+    │   ├── TableRecreated
     │   ├── InvalidRequest
     │   │   ├── SchemaMismatch
     │   │   ├── InvalidOption
@@ -33,6 +34,7 @@
     │   ├── TransactionCommitted
     │   ├── TooManyTransactions
     │   ├── UndoConflict
+    │   ├── DiskFull
     │   ├── DataLoss
     │   └── InternalError
     ├── ConnectionFailed         the connection
@@ -111,6 +113,16 @@ class TableExists(ServerRefused):
 
     code = "ALREADY_EXISTS"
     reason = "TABLE_EXISTS"
+
+
+class TableRecreated(ServerRefused):
+    """Log offsets are of a table that was dropped and created again since; nothing was done.
+
+    The offsets name other changes now, or none: whoever kept them has to begin again.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "TABLE_RECREATED"
 
 
 class InvalidRequest(ServerRefused):
@@ -284,8 +296,7 @@ class TooManyWriters(ServerRefused):
 class WriteConflict(ServerRefused):
     """A row that a conditional write is about has changed since the version that it was to be of; nothing was written.
 
-    `details` has `bucket`, and `keys`, which says how many of the bucket's keys that is true of; neither where the
-    table was dropped, and made anew.
+    `details` has `bucket`, and `keys`, which says how many of the bucket's keys that is true of.
     """
 
     code = "ABORTED"
@@ -355,6 +366,17 @@ class UndoConflict(ServerRefused):
 
     code = "ABORTED"
     reason = "UNDO_CONFLICT"
+
+
+class DiskFull(ServerRefused):
+    """The disk of the server's data directory has no space left for a write. Reads go on, and tables can be dropped.
+
+    `details` has `directory`, where the server could not write. Of a request that writes to several buckets, or in
+    several steps, a part may have been written.
+    """
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "DISK_FULL"
 
 
 class DataLoss(ServerRefused):

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from table_model import lazy_compute as pc
 from table_model.casts import cast_exactly
 from table_model.errors import InvalidKey, RequestTooLarge, SchemaMismatch
 from table_model.limits import MAX_KEY_BYTES
@@ -142,7 +142,7 @@ class KeyCodec:
         if len(values) != len(self.types):
             raise InvalidKey(f"the key is {self._columns_text()}, but {len(values)} values were given")
         key = b"".join(
-            _encode_scalar(_exact_scalar(value, type_, name))
+            encode_scalar(_exact_scalar(value, type_, name))
             for value, type_, name in zip(values, self.types, self.names, strict=True)
         )
         if len(key) > MAX_KEY_BYTES:
@@ -299,8 +299,8 @@ def _inferred(value: object, type_: pa.DataType) -> pa.Array:
     return pa.array([value])
 
 
-def _encode_scalar(scalar: pa.Scalar) -> bytes:
-    """The scalar twin of the vectorised encoding of one column."""
+def encode_scalar(scalar: pa.Scalar) -> bytes:
+    """Encodes one value of a column, which is not null: the scalar twin of the vectorised encoding."""
     type_, value = scalar.type, scalar.as_py() if not pa.types.is_temporal(scalar.type) else scalar.value
     if _is_variable(type_):
         return _encode_bytes(value.encode() if isinstance(value, str) else value)

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from table_model.key_codec import NOT_NULL_MARK, NULL_MARK
+from table_model.key_range import KeyRange
+from table_model.key_ranges import KeyRanges
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from table_model.key_codec import KeyCodec
-    from table_model.key_range import KeyRange
 
 _LONGEST_TEXT: Final = 200
 
@@ -28,6 +31,28 @@ def leading_columns(key: bytes, types: Sequence[pa.DataType]) -> tuple[list[byte
         columns.append(key[:width])
         key = key[width:]
     return columns, key
+
+
+def is_one_value(start: bytes, end: bytes | None, codec: KeyCodec, position: int) -> bool:
+    """Whether the encodings of one column from `start` up to, but without, `end` are exactly one."""
+    if end != KeyRange.under(start).end or not start:
+        return False
+    if codec.nullable[position]:
+        if start == NULL_MARK:
+            return True
+        start = start[len(NOT_NULL_MARK) :]
+    columns, rest = leading_columns(start, codec.types[position : position + 1])
+    return bool(columns) and not rest
+
+
+def keys_within(key_range: KeyRange, codec: KeyCodec) -> KeyRanges:
+    """A range as a list: of one single key, where it has room for no other."""
+    start = key_range.start
+    if start is not None and key_range.end == KeyRange.under(start).end:
+        columns, rest = leading_columns(start, codec.types)
+        if len(columns) == len(codec.types) and not rest:
+            return KeyRanges.of_keys([start])
+    return KeyRanges.of(key_range)
 
 
 def range_text(key_range: KeyRange, codec: KeyCodec) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from table_model.errors import InvalidRequest, UsageError
 from table_model.limits import MAX_BUCKETS, MAX_LAST_CHANGES, MAX_NET_BEHIND
+from table_model.log_offsets import LogOffsets
 from table_model.names import check_consumer_id
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class _Position:
         kind: What it is given by.
         micros: Of a time, microseconds since 1970 UTC.
         by_bucket: Of offsets, those of each bucket, by bucket.
+        table_incarnation: Of offsets, the incarnation of their table; empty: unknown.
         count: Of the last changes, how many.
     """
 
@@ -70,6 +72,12 @@ class _Position:
     micros: int = 0
     by_bucket: tuple[tuple[int, int], ...] = ()
     count: int = 0
+    table_incarnation: str = ""
+
+    @classmethod
+    def _of_offsets(cls, offsets: Mapping[int, int]) -> Self:
+        by_bucket, incarnation = _by_bucket(offsets), LogOffsets.incarnation_of(offsets)
+        return cls(PositionKind.OFFSETS, by_bucket=by_bucket, table_incarnation=incarnation)
 
     def __repr__(self) -> str:
         name = type(self).__name__
@@ -109,8 +117,12 @@ class StartFrom(_Position):
 
     @classmethod
     def offsets(cls, offsets: Mapping[int, int]) -> StartFrom:
-        """Exactly these changes: for every bucket that is read the offset of the first, as `log_offsets` has them."""
-        return cls(PositionKind.OFFSETS, by_bucket=_by_bucket(offsets))
+        """Exactly these changes: for every bucket that is read the offset of the first, as `log_offsets` has them.
+
+        `LogOffsets` know of which table they are, and are refused with TableRecreated if it was dropped and created
+        again. A plain dictionary is taken for offsets of the table as it is.
+        """
+        return cls._of_offsets(offsets)
 
     @classmethod
     def last(cls, n: int) -> StartFrom:
@@ -138,8 +150,8 @@ class StopAt(_Position):
 
     @classmethod
     def offsets(cls, offsets: Mapping[int, int]) -> StopAt:
-        """Before these offsets, one for every bucket that is read."""
-        return cls(PositionKind.OFFSETS, by_bucket=_by_bucket(offsets))
+        """Before these offsets, one for every bucket that is read; of which table they are is as for `StartFrom`."""
+        return cls._of_offsets(offsets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +217,8 @@ def _micros(time: dt.datetime) -> int:
 
 
 def _by_bucket(offsets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    if not hasattr(offsets, "items"):
+        raise UsageError(f"offsets are a dictionary of bucket numbers and log offsets, not {offsets!r:.80}")
     whole = all(isinstance(n, int) and not isinstance(n, bool) for pair in offsets.items() for n in pair)
     if not offsets or not whole or not all(0 <= bucket < MAX_BUCKETS for bucket in offsets):
         raise UsageError("offsets are a dictionary of bucket numbers and log offsets, as stream.log_offsets is")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from table_model import lazy_compute as pc
 
 
 def map_as_list(column: pa.MapArray) -> pa.ListArray:

@@ -14,6 +14,7 @@ from benchmarks.bench import Result, Table
 from benchmarks.files import resources
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
 from benchmarks.workers import Worker
+from streaming_server.clock import ServerClock
 from streaming_server.engine.merging.outcome import merge_upsert
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.storage import rocks
@@ -63,7 +64,9 @@ class CompressedBucket:
         """Writes the rows with their changelog into a new bucket, until they are in table files."""
         self._drop()
         self._path.mkdir()
-        self._bucket = bucket = Bucket(self._path / "0000", "T4", compression=self._compression, resources=resources())
+        self._bucket = bucket = Bucket(
+            self._path / "0000", "T4", compression=self._compression, resources=resources(), clock=ServerClock()
+        )
         started = time.perf_counter()
         for batch in self._batches:
             for part in prepare(batch, self._keys, self._codec, keys_only=False):
@@ -87,7 +90,8 @@ class CompressedBucket:
     def disk_bytes(self) -> int:
         """Bytes of all table files, changelog included."""
         assert self._bucket is not None
-        return self._bucket.disk_bytes()
+        used = self._bucket.family_bytes()
+        return used.rows + used.changelog + used.indexes
 
 
 def run(bench: Bench) -> Result:

@@ -32,7 +32,7 @@ class LoopReader:
         """Reads everything once."""
         started, rows = time.perf_counter(), 0
         options = scan_options()  # The iterator only borrows it.
-        values = self._store.row_values(options)
+        values = iter(self._store.rows.values(read_opt=options))
         while part := list(islice(values, _LIST_ROWS)):
             rows += len(part)
         return Timing(rows, time.perf_counter() - started)

@@ -66,7 +66,7 @@ class StageClock:
         """
         seconds, chunks, first = dict.fromkeys(SERVER_STAGES, 0.0), 0, b""
         options = scan_options()  # The iterator only borrows it.
-        values = self._store.row_values(options)
+        values = iter(self._store.rows.values(read_opt=options))
         while True:
             marks = [time.perf_counter()]
             part = list(islice(values, DEFAULT_CHUNK_ROWS))

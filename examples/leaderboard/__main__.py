@@ -34,7 +34,7 @@ PAGE_OPTIONS = {
     "browser.gatherUsageStats": "false",  # nothing leaves the machine
     "client.toolbarMode": "minimal",
     "logger.level": "error",
-    "theme.primaryColor": "#0b6bcb",
+    # No colour of a theme: any would make it a light one, whatever the reader's system prefers.
 }
 
 

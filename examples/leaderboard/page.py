@@ -1,19 +1,21 @@
 """The page: Streamlit runs this file for every browser tab, and `board` in it every second.
 
-All tabs share five watches of the server's tables. A watch is told by the server when its first rows may have changed,
-and `latest()` gives what it knows without waiting, so that neither many tabs nor a slow server hold up the page.
+All tabs share six watches of the server's tables. A watch is told by the server when its first rows may have changed,
+and `latest()` gives what it knows without waiting, so that neither many tabs nor a slow server hold up the page. What
+the page shows may be behind the flights, because jobs make it of them; so it says how far, and of when it is.
 """
 
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import streamlit as st
 
 from aio_client.sync import connect
 from examples.leaderboard.replay import FLIGHTS
-from examples.leaderboard.totals import CARRIER_DAY, ROUTE
+from examples.leaderboard.totals import CARRIER_DAY, JOBS, PROGRESS, ROUTE
 from table_model.errors import ScanKvError
 
 if TYPE_CHECKING:
@@ -26,51 +28,115 @@ if TYPE_CHECKING:
 INTERVAL = 2.0  # seconds within which a change is seen: half of them may pass until it is told, half until it is drawn
 TOP = 10
 ENOUGH = 50  # flights, for a mean to say something
+FAR_BEHIND = 1000  # flights, a day of them
 DEPARTURES = ["origin", "dest", "flights", "mean_delay"]  # what the other job fills changes none of these
+SUMMARY = ["job", "flights", "at"]
+
+
+class Shared:
+    """What all tabs share: a connection, the watches, and what is worked out once for each of their answers."""
+
+    def __init__(self) -> None:
+        client = connect(sys.argv[1], operation_timeout=10)
+        routes, days, self._flights = client.table(ROUTE), client.table(CARRIER_DAY), client.table(FLIGHTS)
+        means = f"flights >= {ENOUGH}"
+        every = INTERVAL / 2
+        self.watches: tuple[TopNWatch, ...] = (
+            routes.watch_top_n(TOP, by="flights", columns=DEPARTURES, every=every),
+            routes.watch_top_n(TOP, by="mean_delay", where=means, columns=DEPARTURES, every=every),
+            self._flights.watch_top_n(5, by="dep_delay", every=every),
+            days.watch_top_n(5, by="mean_arrival_delay", where=f"arrivals >= {ENOUGH}", every=every),
+            self._flights.watch_top_n(1, by="time_hour", every=every),
+            client.table(PROGRESS).watch_top_n(len(JOBS), by="at", columns=SUMMARY, every=every),
+        )
+        self._versions: tuple[bytes, ...] = ()
+        self._departed = 0
+        self._changed_at = datetime.now(UTC)
+
+    def departed(self, answers: tuple[TopN, ...]) -> tuple[int, datetime]:
+        """How many flights have departed, and when anything on the page changed; asked only when something has."""
+        versions = tuple(answer.version for answer in answers)
+        if versions != self._versions:
+            self._departed, self._changed_at = self._flights.count(), datetime.now(UTC)
+            self._versions = versions
+        return self._departed, self._changed_at
+
+    def trouble(self) -> ScanKvError | None:
+        """Why the server does not answer at the moment, if it does not."""
+        return next((watch.trouble for watch in self.watches if watch.trouble is not None), None)
 
 
 @st.cache_resource(show_spinner="Connecting to the server ...")
-def watches() -> tuple[TopNWatch, ...]:
-    """What the page shows, as the server keeps it up to date; opened once, for all tabs."""
-    client = connect(sys.argv[1], operation_timeout=10)
-    routes, days, flights = client.table(ROUTE), client.table(CARRIER_DAY), client.table(FLIGHTS)
-    return (
-        routes.watch_top_n(TOP, by="flights", columns=DEPARTURES, every=INTERVAL / 2),
-        routes.watch_top_n(TOP, by="mean_delay", where=f"flights >= {ENOUGH}", columns=DEPARTURES, every=INTERVAL / 2),
-        flights.watch_top_n(5, by="dep_delay", every=INTERVAL / 2),
-        days.watch_top_n(5, by="mean_arrival_delay", where=f"arrivals >= {ENOUGH}", every=INTERVAL / 2),
-        routes.watch_top_n(1, by="last_departure", every=INTERVAL / 2),
-    )
+def shared() -> Shared:
+    """Made once, for all tabs."""
+    return Shared()
 
 
 @st.fragment(run_every=INTERVAL / 2)
 def board() -> None:
     """Draws what has changed; the browser keeps the rest."""
     try:
-        busiest, delayed, latest, days, clock = (watch.latest() for watch in watches())
+        answers = tuple(watch.latest() for watch in shared().watches)
+        known = tuple(answer for answer in answers if answer is not None)
+        if len(known) < len(answers):
+            st.info("Waiting for the first answer ...")
+            return
+        departed, changed_at = shared().departed(known)
     except ScanKvError as error:
-        watches.clear()  # the next run connects again
+        shared.clear()  # the next run connects again
         st.error(f"The server does not answer; trying again. {error}")
         return
-    if busiest is None or delayed is None or latest is None or days is None or not (clock and len(clock.rows)):
-        st.info("Waiting for the first answer ...")
+    busiest, delayed, latest, days, newest, progress = known
+    if not len(newest.rows):
+        st.info("No flight has departed yet.")
         return
-    hour = clock.rows["last_departure"][0].as_py()[:13].replace("T", " ")
-    st.caption(f"Departed until {hour}:00 UTC")
+    # Of both watches of the flights, so that no flight below is later.
+    hours = newest.rows["time_hour"].to_pylist() + latest.rows["time_hour"].to_pylist()
+    show_age(max(hours), departed, progress.rows, changed_at, shared().trouble())
     left, right = st.columns(2, gap="large")
     with left:
         st.subheader("Busiest routes")
-        st.table(busiest_routes(busiest), hide_index=True)
+        show("busiest", busiest_routes(busiest), "rank", "flights", "mean delay")
         st.subheader("Longest delays of a flight")
-        st.table(delayed_flights(latest), hide_index=True)
+        show("flights", delayed_flights(latest), "rank", "delay")
         st.subheader("Latest days of a carrier")
-        st.table(delayed_days(days), hide_index=True)
+        show("days", delayed_days(days), "rank", "arrivals", "delay")
     with right:
         st.subheader("Longest mean delays of a route")
         delays = delayed_routes(delayed)
         alt = "Bar chart of mean delays by route; the table below has its numbers"
         st.bar_chart(delays, x="route", y="minutes", horizontal=True, sort="-minutes", height=400, alt=alt)
-        st.table(delays.assign(minutes=delays["minutes"].map("{:.1f}".format)), hide_index=True)
+        show("delayed", delays.assign(minutes=delays["minutes"].map("{:.1f}".format)), "rank", "minutes")
+
+
+def show_age(hour: str, departed: int, progress: pa.Table, changed_at: datetime, trouble: ScanKvError | None) -> None:
+    """Of when the rows are, and how far each job is behind."""
+    behind = lags(departed, progress)
+    counted = ", ".join(f"{job} {lag:,} flights behind" if lag else f"{job} up to date" for job, lag in behind.items())
+    st.caption(
+        f"Departed until {hour[:13].replace('T', ' ')}:00 UTC: {departed:,} flights. Totals: {counted}. "
+        f"Last change {changed_at:%H:%M:%S} UTC."
+    )
+    if max(behind.values()) >= FAR_BEHIND:
+        st.warning(f"The totals are catching up: they lack up to {max(behind.values()):,} of {departed:,} flights.")
+    if trouble is not None:
+        st.warning(f"The server does not answer at the moment; this is as of {changed_at:%H:%M:%S} UTC. {trouble}")
+
+
+def lags(departed: int, progress: pa.Table) -> dict[str, int]:
+    """How many of the departed flights each job has not counted yet."""
+    counted = dict(zip(progress["job"].to_pylist(), progress["flights"].to_pylist(), strict=True))
+    # A job may have counted flights that have departed since we asked.
+    return {job: max(0, departed - counted.get(job, 0)) for job in JOBS}
+
+
+def show(name: str, rows: pd.DataFrame, *numbers: str) -> None:
+    """A table whose numbers stand to the right, with their headings."""
+    places = [rows.columns.get_loc(number) + 1 for number in numbers]
+    cells = ", ".join(f".st-key-{name} {cell}:nth-child({place})" for place in places for cell in ("th", "td"))
+    st.html(f"<style>{cells} {{ text-align: right !important; }}</style>")
+    with st.container(key=name):
+        st.table(rows, hide_index=True)
 
 
 def busiest_routes(top: TopN) -> pd.DataFrame:

@@ -21,7 +21,7 @@ PROGRESS: Final = "demo.progress"
 
 KEYS: Final[Mapping[str, list[str]]] = {ROUTE: ["origin", "dest"], CARRIER_DAY: ["carrier", "day"]}
 SHOWN_BY: Final[Mapping[str, list[str]]] = {
-    ROUTE: ["flights", "mean_delay", "last_departure"],
+    ROUTE: ["flights", "mean_delay"],
     CARRIER_DAY: ["mean_arrival_delay"],
 }
 CHANGE_TYPE: Final = "_change_type"
@@ -94,11 +94,19 @@ def create_totals(client: Client) -> None:
                 aggregates={column: function for column, (_, function) in _TYPES.items()},
             )
     if PROGRESS not in there:
-        schema = pa.schema([("job", pa.string()), ("behind", pa.binary())])
+        schema = pa.schema(
+            [("job", pa.string()), ("behind", pa.binary()), ("flights", pa.int64()), ("at", pa.timestamp("us", "UTC"))]
+        )
         client.create_table(PROGRESS, schema, primary_key=["job"], buckets=1)
 
 
-def added_up(job: Job, table: str, changes: pa.RecordBatch) -> pa.Table:
+def net_flights(changes: pa.Table) -> int:
+    """How many flights there are more for some changes; those of a table from its beginning add up to its rows."""
+    before = pc.is_in(changes[CHANGE_TYPE], pa.array(["-U", "-D"]))
+    return int(changes.num_rows - 2 * (pc.sum(before).as_py() or 0))
+
+
+def added_up(job: Job, table: str, changes: pa.Table) -> pa.Table:
     """What a job writes to one of the tables for some changes of the flights: a row for each, which the server merges.
 
     A flight that was deleted, or was another before, is taken back by its change type.

@@ -4,69 +4,106 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
 
-from scankv.cli import (
-    check,
-    consumers,
-    demo,
-    indexes,
-    inspect,
-    load,
-    locks,
-    rows,
-    scan,
-    scans,
-    serve,
-    snapshots,
-    tables,
-    tail,
-    top,
-    transactions,
-)
+import scankv
 from scankv.cli.outcome import TERMINATED, Commands
+from scankv.cli.without_pandas import keep_pandas_out
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"scankv {scankv.__version__}")
+        raise typer.Exit
+
+
+_PLACES: Final = {
+    "serve": "serve.serve",
+    "wait": "serve.wait",
+    "create": "tables.create",
+    "load": "load.load",
+    "scan": "scan.scan",
+    "get": "rows.get",
+    "put": "rows.put",
+    "delete": "rows.delete",
+    "count": "rows.count",
+    "top": "top.top",
+    "tail": "tail.tail",
+    "drop": "tables.drop",
+    "tables": "inspect.tables",
+    "describe": "inspect.describe",
+    "stats": "inspect.stats",
+    "check": "check.check",
+    "ps": "scans.ps",
+    "cancel": "scans.cancel",
+    "demo": "demo.demo",
+    "consumers": "consumers.app",
+    "index": "indexes.app",
+    "locks": "locks.app",
+    "transactions": "transactions.app",
+    "snapshot": "snapshots.app",
+}
+"""The module and the function, or the group, of each command, in the order of `--help`."""
+
+
+class _OnUse(Mapping[str, Any]):
+    """The commands by name, each imported when it is used: a command does not wait for what the others import."""
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401  # typer has moved the class of its commands
+        module, attribute = _PLACES[name].split(".")
+        found = getattr(import_module(f"scankv.cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            group = typer.main.get_group(found)
+            group.name = name
+            return group
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(found)
+        return typer.main.get_command(alone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_PLACES)
+
+    def __len__(self) -> int:
+        return len(_PLACES)
+
+
+class _AllCommands(Commands):
+    """The group of all commands."""
+
+    def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  # whatever typer gives
+        super().__init__(**attributes)
+        self.commands = _OnUse()  # type: ignore[assignment]  # typer adds no more to it
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
+        """Their names."""
+        return list(self.commands)
+
 
 app = typer.Typer(
     name="scankv",
-    cls=Commands,
-    help="A live primary-key table server, and what fills, scans and looks after its tables.",
+    cls=_AllCommands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    serve.serve,
-    serve.wait,
-    tables.create,
-    load.load,
-    scan.scan,
-    rows.get,
-    rows.put,
-    rows.delete,
-    rows.count,
-    top.top,
-    tail.tail,
-    tables.drop,
-    inspect.tables,
-    inspect.describe,
-    inspect.stats,
-    check.check,
-    scans.ps,
-    scans.cancel,
-    demo.demo,
-):
-    app.command()(command)
-app.add_typer(consumers.app, name="consumers")
-app.add_typer(indexes.app, name="index")
-app.add_typer(locks.app, name="locks")
-app.add_typer(transactions.app, name="transactions")
-app.add_typer(snapshots.app, name="snapshot")
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A live primary-key table server, and what fills, scans and looks after its tables."""
 
 
 def main() -> None:
     """Runs the command line of this process and exits with its code."""
     # SIGTERM unwinds like Ctrl-C, so that no half file and no embedded server stay behind.
+    keep_pandas_out()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     app(prog_name="scankv")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -36,22 +37,45 @@ def parse_keys(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def parse_rows(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    """One row from `column=value` arguments, or a row from each JSON object; columns that are not given are null.
+    """One row from `column=value` arguments, or a row from each JSON object: the columns that are given, and no others.
 
     Raises:
-        UsageError: A column does not exist, or a value is not of its type.
-        SchemaMismatch: A column that takes no null is not given.
+        UsageError: A column does not exist, or a value is not of its type, or JSON objects have different columns.
+        SchemaMismatch: A null is given for a column that takes none.
     """
     if arguments[0].lstrip().startswith("{"):
         # No JSON string holds a raw line break.
         lines = "\n".join(argument.replace("\n", " ") for argument in arguments)
-        block = JsonlBlock(Lines(lines.encode(), 1), schema)
+        block = JsonlBlock(Lines(lines.encode(), 1), _given(_names_of_all(arguments, schema), schema))
         (good,) = good_rows(block, BadRows("the rows given", skip=False))
         return good.rows
     pairs = dict(_assignment(argument) for argument in arguments)
-    check_no_others(list(pairs), schema)
-    columns = [_values([pairs.get(field.name)], field, values_of) for field in schema]
-    return conform(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
+    given = _given(list(pairs), schema)
+    columns = [_values([pairs[field.name]], field, values_of) for field in given]
+    return conform(pa.RecordBatch.from_arrays(columns, names=given.names), given)
+
+
+def _given(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
+    check_no_others(names, schema)
+    return pa.schema([field for field in schema if field.name in names])
+
+
+def _names_of_all(objects: Sequence[str], schema: pa.Schema) -> list[str]:
+    """The columns of some JSON objects, which must be the same: one write has the same columns in all of its rows."""
+    try:
+        names = [list(values) for values in map(json.loads, objects) if isinstance(values, dict)]
+    except ValueError:
+        names = []
+    if len(names) < len(objects):
+        # What reads the rows reports which one is no object.
+        return list(schema.names)
+    for each in names:
+        if set(each) != set(names[0]):
+            shown = " and ".join(f"({', '.join(columns)})" for columns in (names[0], each))
+            raise UsageError(
+                f"the rows have different columns, {shown}: give each the same ones, with null where there is no value"
+            )
+    return names[0]
 
 
 def _parts(argument: str, names: Sequence[str]) -> list[str]:

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 
 from aio_client import BucketCheck, TableNotFound, sync
 from scankv.cli.options import Json, Url
@@ -56,6 +55,8 @@ def _progress(table: sync.Table) -> Iterator[Callable[[BucketCheck], None] | Non
     if not console.is_terminal:
         yield None
         return
+    from rich.progress import BarColumn, Progress, TextColumn  # on use: every command would wait for it
+
     columns = BarColumn(), TextColumn("{task.completed} of {task.total} buckets  {task.fields[rows]:,} rows")
     with Progress(TextColumn(table.name), *columns, console=console, transient=True) as progress:
         task, rows = progress.add_task("", total=table.buckets, rows=0), 0

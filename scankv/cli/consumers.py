@@ -51,8 +51,8 @@ def reset(
         str,
         typer.Option(
             metavar="START",
-            help="full (all rows, then the changes), earliest, latest, last:N, offsets as 0=12,1=7, or a time as "
-            "2026-01-31T12:00:00Z.",
+            help="full (all rows, then the changes), earliest, latest, last:N, offsets as 0=12,1=7 or as "
+            "the JSON of a listing, or a time as 2026-01-31T12:00:00Z.",
             show_default=False,
         ),
     ],
@@ -67,7 +67,7 @@ def reset(
     with sync.connect(url) as client:
         offsets = client.table(table).reset_consumer(consumer_id, start, clamp=clamp)
     if json:
-        show_json({"id": consumer_id, "log_offsets": offsets})
+        show_json({"id": consumer_id, "log_offsets": offsets, "table_incarnation": offsets.table_incarnation})
     else:
         typer.echo(f"reset {consumer_id} of {table} to {_offsets(offsets)}")
 
@@ -124,5 +124,6 @@ def _summary(consumer: Consumer) -> dict[str, object]:
         "live": consumer.live,
         "expires_in_seconds": round(consumer.expires_in, 3),
         "log_offsets": consumer.log_offsets,
+        "table_incarnation": consumer.log_offsets.table_incarnation,
         "damage": consumer.damage,
     }

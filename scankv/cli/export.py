@@ -16,9 +16,9 @@ from scankv.cli.options import Columns, Url, Where, names_of
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.origin import Origin
 from scankv.formats.parquet_types import parquet_schema
+from scankv.formats.table_files import definition_of
 from scankv.formats.writers import row_writer, whole_directory, whole_file
 from table_model.errors import SnapshotLost, UsageError
-from table_model.types import format_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,10 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier export has left.")] = False,
     url: Url = None,
 ) -> None:
-    """Write a table as of one instant to a Parquet or Arrow file, with log offsets and key in its metadata."""
+    """Write a table as of one instant to a Parquet or Arrow file, with log offsets and its definition in the metadata.
+
+    `scankv load --create` makes the same table of it.
+    """
     _check_target(path, overwrite, is_directory=files is not None)
     chosen = _chosen_format(path, format_)
     with sync.connect(url) as client:
@@ -66,7 +69,7 @@ def export(
             schema = _columns_of(snapshot.schema, names_of(columns))
             if chosen is Format.PARQUET:
                 parquet_schema(schema)
-            origin = _origin(table, snapshot, schema, where)
+            origin = _origin(table, snapshot, where)
             parts = [scan] if files is None else scan.splits(files)
             rows, size = _write(parts, path, chosen, origin, is_directory=files is not None)
             time = f"{snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC"
@@ -115,14 +118,12 @@ def _columns_of(schema: pa.Schema, names: list[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in names if name in schema.names]) if names else schema
 
 
-def _origin(table: sync.Table, snapshot: sync.Snapshot, schema: pa.Schema, where: str | None) -> Origin:
+def _origin(table: sync.Table, snapshot: sync.Snapshot, where: str | None) -> Origin:
     return Origin(
         table=table.name,
         schema_id=snapshot.schema_id,
-        columns=format_schema(schema),
-        primary_key=table.primary_key,
-        bucket_key=table.bucket_key,
-        buckets=table.buckets,
+        definition=definition_of(table, snapshot.schema),
+        table_incarnation=snapshot.log_offsets.table_incarnation,
         log_offsets={str(bucket): offset for bucket, offset in sorted(snapshot.log_offsets.items())},
         view_time=snapshot.taken_at.isoformat(),
         where=where,

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 
 from aio_client import IndexStatus, sync
 from scankv.cli.options import TableName, Url, names_of
@@ -57,6 +56,8 @@ def _progress() -> Iterator[Callable[[list[IndexStatus]], None] | None]:
     if not console.is_terminal:
         yield None
         return
+    from rich.progress import BarColumn, Progress, TextColumn  # on use: every command would wait for it
+
     text = TextColumn("{task.completed:,.0f} of {task.fields[of]} rows")
     with Progress(BarColumn(), text, console=console, transient=True) as progress:
         task = progress.add_task("", total=0, of="0")

@@ -1,15 +1,18 @@
 """`tables`, `describe` and `stats`: what there is, and how the server is."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 from rich.filesize import decimal
 
-from aio_client import BaseStatistics, BucketStatistics, IndexStatus, TableBases, sync
+from aio_client import BaseStatistics, BucketStatistics, DiskUse, IndexStatus, TableBases, sync
 from scankv.cli.options import Json, TableName, Url
 from scankv.cli.show import duration, show_json, show_pairs, show_table
+from scankv.formats.table_files import definition_of, to_toml
+from table_model.errors import UsageError
 from table_model.types import format_type
 
 _BASE_HEADERS: Final = [
@@ -24,6 +27,15 @@ _BASE_HEADERS: Final = [
     "written",
     "why not all",
 ]
+
+_SECONDS_OF: Final = {"micros": 1e-6, "millis": 1e-3, "seconds": 1.0}
+_LABELS: Final = {
+    "resident_bytes": "memory",
+    "peak_resident_bytes": "memory at its peak",
+    "snapshot_bytes": "kept on disk by snapshots",
+    "cached_bytes": "memory of cached answers",
+    "bytes_returned": "returned by scans",
+}
 
 
 def tables(json: Json = False, url: Url = None) -> None:
@@ -41,15 +53,28 @@ def tables(json: Json = False, url: Url = None) -> None:
         typer.echo("there are no tables yet; make one with: scankv create, or scankv load --create", err=True)
 
 
-def describe(table: TableName, json: Json = False, url: Url = None) -> None:
+def describe(
+    table: TableName,
+    json: Json = False,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print the definition alone, as `scankv create -f` reads it.")
+    ] = False,
+    url: Url = None,
+) -> None:
     """Show the columns, the key, the indexes and the buckets of a table."""
+    if json and toml:
+        raise UsageError("--json and --toml are two ways to print the same: give one of them")
     with sync.connect(url) as client:
         found = client.table(table)
-        buckets, indexes = found.statistics(), found.index_status()
+        if toml:
+            typer.echo(to_toml(definition_of(found)), nl=False)
+            return
+        buckets, indexes, disk = found.statistics(), found.index_status(), found.disk_use()
     if json:
         show_json(
             _summary(found)
             | {"index_status": [asdict(index) for index in indexes]}
+            | {"disk_use": asdict(disk)}
             | {"bucket_statistics": [asdict(bucket) for bucket in buckets]}
         )
         return
@@ -60,7 +85,7 @@ def describe(table: TableName, json: Json = False, url: Url = None) -> None:
             "bucket key": ", ".join(found.bucket_key),
             "options": ", ".join(f"{name}={value}" for name, value in found.options.items()) or "all as default",
             "rows": _rows(buckets),
-            "on disk": decimal(sum(bucket.disk_bytes for bucket in buckets)),
+            "on disk": _disk(disk),
         }
     )
     merges = _merges(found)
@@ -75,11 +100,8 @@ def describe(table: TableName, json: Json = False, url: Url = None) -> None:
     if indexes:
         show_table(["index", "state"], [[", ".join(index.columns), _state(index)] for index in indexes])
     show_table(
-        ["bucket", "rows", "log offset", "on disk", "damage"],
-        [
-            [b.bucket, "" if b.rows is None else b.rows, b.log_offset, decimal(b.disk_bytes), b.damage or ""]
-            for b in buckets
-        ],
+        ["bucket", "rows", "log offset", "on disk", "changes", "held by", "damage"],
+        [_bucket_cells(bucket) for bucket in buckets],
     )
     bases = [(bucket.bucket, bucket.base) for bucket in buckets if bucket.base is not None]
     if bases:
@@ -90,7 +112,7 @@ def describe(table: TableName, json: Json = False, url: Url = None) -> None:
 
 
 def stats(json: Json = False, url: Url = None) -> None:
-    """Show what the server has done and what it holds."""
+    """Show what the server has done since its start, and what it holds now; --json has every figure in its unit."""
     with sync.connect(url) as client:
         found = client.server_stats()
     figures = asdict(found)
@@ -98,9 +120,29 @@ def stats(json: Json = False, url: Url = None) -> None:
         show_json(figures)
         return
     del figures["bases"]
-    show_pairs({name.replace("_", " "): _figure(name, value) for name, value in figures.items()})
+    figures["disk"] = _disk(found.disk)
+    show_pairs({_label(name): _figure(name, value) for name, value in figures.items()})
     if found.bases:
         show_table(*_bases(found.bases))
+
+
+def _disk(use: DiskUse) -> str:
+    """The total, and of what it consists."""
+    parts = {name.replace("_", " "): size for name, size in asdict(use).items() if size and name != "total"}
+    most = sorted(parts.items(), key=lambda part: -part[1])
+    return decimal(use.total) + (f" ({', '.join(f'{name} {decimal(size)}' for name, size in most)})" if most else "")
+
+
+def _bucket_cells(bucket: BucketStatistics) -> list[object]:
+    return [
+        bucket.bucket,
+        "" if bucket.rows is None else bucket.rows,
+        bucket.log_offset,
+        decimal(bucket.disk_bytes),
+        decimal(bucket.log_bytes),
+        f"{bucket.log_holder}, {decimal(bucket.held_log_bytes)}" if bucket.log_holder else "",
+        bucket.damage or "",
+    ]
 
 
 def _bases(tables: Sequence[TableBases]) -> tuple[list[str], list[list[object]]]:
@@ -171,9 +213,18 @@ def _rows(buckets: Sequence[BucketStatistics]) -> str:
     return "not counted; see `scankv count`" if None in counts else f"{sum(filter(None, counts)):,}"
 
 
+def _label(name: str) -> str:
+    """A figure's name without its unit, which is part of the value."""
+    return _LABELS.get(name) or re.sub("_(bytes|millis|micros|seconds)$", "", name).replace("_", " ")
+
+
 def _figure(name: str, value: object) -> str:
-    if isinstance(value, int):
-        return decimal(value) if name.endswith("bytes") else f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
+    """A figure as people read it; its name has the unit."""
+    if isinstance(value, int | float):
+        if "bytes" in name.split("_"):
+            return decimal(int(value))
+        unit = next((_SECONDS_OF[last] for last in _SECONDS_OF if name.endswith(f"_{last}")), None)
+        if unit is not None:
+            return duration(value * unit) if value * unit >= 1 else f"{value * unit * 1000:.1f} ms"
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
     return ", ".join(value) or "none" if isinstance(value, list | tuple) else str(value)

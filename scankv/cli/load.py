@@ -4,25 +4,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import pyarrow as pa
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 
 from aio_client import sync
 from scankv.cli.loading import Loading
-from scankv.cli.options import Buckets, KeyColumns, Settings, TableName, Url, names_of, settings_of
+from scankv.cli.new_table import NEEDS_KEY, plan_new_table
+from scankv.cli.options import Buckets, KeyColumns, Settings, TableName, Url, names_of, table_settings_of
 from scankv.cli.show import stderr_console
 from scankv.formats.blocks import BadRows
 from scankv.formats.columns import check_columns
-from scankv.formats.files import Format, Input, explain, open_inputs
+from scankv.formats.csv_dialect import CsvOptions, parse_delimiter
+from scankv.formats.files import BadFile, Format, Input, explain, open_inputs
 from scankv.formats.origin import Origin
+from scankv.formats.printable import printable
 from scankv.formats.reader import infer_schema, read_blocks
-from table_model.errors import TableExists, TableNotFound, UsageError
+from table_model.errors import ScanKvError, TableExists, TableNotFound, UsageError
 from table_model.types import format_schema
 
-_NEEDS_KEY: Final = "--create needs the columns of the primary key: --key a,b"
+_MOST_SHOWN: Final = 20
 
 
 class OnError(StrEnum):
@@ -30,6 +32,13 @@ class OnError(StrEnum):
 
     STOP = "stop"
     SKIP = "skip"
+
+
+class Mode(StrEnum):
+    """What a row does with one of the same key."""
+
+    MERGE = "merge"
+    OVERWRITE = "overwrite"
 
 
 def load(
@@ -47,13 +56,19 @@ def load(
         bool,
         typer.Option(
             "--create",
-            help="Create the table first, with columns that hold every row of the file; for what `snapshot export` "
-            "wrote also with the same key and buckets.",
+            help="Create the table first, with columns that hold every row of the file. What `snapshot export` wrote "
+            "makes the same table again: key, buckets, indexes, options, and how rows are merged.",
         ),
     ] = False,
     key: KeyColumns = None,
     buckets: Buckets = None,
     set_: Settings = None,
+    ignore_definition: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-definition", help="With --create: take the columns and rows of an exported file, and no more."
+        ),
+    ] = False,
     format_: Annotated[
         Format | None, typer.Option("--format", help="Default: what the file's first bytes and its name say.")
     ] = None,
@@ -65,46 +80,66 @@ def load(
             "columns of strings so are NA, N/A, NULL and null.",
         ),
     ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHARACTER",
+            help="What separates the fields of CSV, such as ; or tab. Default: comma, semicolon, tab or pipe, as the "
+            "first rows of the file suggest.",
+            show_default=False,
+        ),
+    ] = None,
     on_error: Annotated[
         OnError, typer.Option(help="What a row that cannot be loaded does: it ends the loading, or is reported.")
     ] = OnError.STOP,
+    mode: Annotated[
+        Mode | None,
+        typer.Option(
+            help="merge: as the table's merge engine says. overwrite: rows replace those with the same keys, as rows "
+            "that were merged already must. Default: merge, and overwrite where --create restores an exported table.",
+            show_default=False,
+        ),
+    ] = None,
     url: Url = None,
 ) -> None:
-    """Insert the rows of a file into a table, replacing those with the same keys."""
-    if not create and (key or buckets or set_):
-        raise UsageError("--key, --buckets and --set belong to a new table; add --create")
-    skip, null_texts = on_error is OnError.SKIP, null or []
+    """Write the rows of a file to a table, replacing those with the same keys unless its merge engine says otherwise.
+
+    With --create, options that are given replace what an exported file says, and what differs is reported.
+    """
+    if not create and (key or buckets or set_ or ignore_definition):
+        raise UsageError("--key, --buckets, --set and --ignore-definition belong to a new table; add --create")
+    settings = table_settings_of(set_)
+    skip, csv = on_error is OnError.SKIP, CsvOptions(tuple(null or ()), parse_delimiter(delimiter))
     with open_inputs(file, format_, again=create) as sources, sync.connect(url) as client:
+        if delimiter is not None and sources[0].format is not Format.CSV:
+            raise UsageError(f"--delimiter is for CSV, and {sources[0].name} is {sources[0].format}")
         if create:
             if not key and sources[0].format not in (Format.PARQUET, Format.ARROW):
                 # Rather than after a long file was read for its columns.
-                raise UsageError(_NEEDS_KEY)
+                raise UsageError(NEEDS_KEY)
             _refuse_existing(client, table)
             # Bad rows are reported when they are read for loading.
-            schema = infer_schema(sources[0], BadRows(sources[0].name, skip=skip), null_texts)
-            made = _create(client, table, schema, names_of(key), buckets, settings_of(set_))
-            typer.echo(f"created {table}: {format_schema(made.schema)}")
-        _load(client, table, sources, null_texts, skip=skip)
+            schema = infer_schema(sources[0], BadRows(sources[0].name, skip=skip), csv)
+            _check_key(sources[0], schema, names_of(key))
+            origin = None if ignore_definition else Origin.of(schema)
+            new = plan_new_table(table, schema, origin, key=names_of(key), buckets=buckets, settings=settings)
+            made = new.definition.create(client)
+            typer.echo(f"created {table}: {printable(format_schema(made.schema))}")
+            for note in new.notes:
+                typer.echo(f"unlike the exported table: {printable(note)}", err=True)
+            if new.restored:
+                mode = mode or Mode.OVERWRITE
+        _load(client, table, sources, csv, mode or Mode.MERGE, skip=skip)
 
 
-def _create(
-    client: sync.Client,
-    name: str,
-    schema: pa.Schema,
-    key: list[str],
-    buckets: int | None,
-    settings: dict[str, Any],
-) -> sync.Table:
-    """Creates the table of a file, by what it says of the table that it comes from, unless options say otherwise."""
-    origin = Origin.of(schema)
-    bucket_key: list[str] = []
-    if origin is not None:
-        schema, buckets = origin.exact(schema), buckets or origin.buckets
-        bucket_key = origin.bucket_key if key in ([], origin.primary_key) else []
-        key = key or origin.primary_key
-    if not key:
-        raise UsageError(_NEEDS_KEY)
-    return client.create_table(name, schema, primary_key=key, bucket_key=bucket_key, buckets=buckets, **settings)
+def _check_key(source: Input, schema: pa.Schema, key: list[str]) -> None:
+    """Raises UsageError where a key column is not in the file, with the columns that are."""
+    for name in key:
+        if name not in schema.names:
+            shown = ", ".join(f'"{column}"' for column in schema.names[:_MOST_SHOWN])
+            separated = source.format is Format.CSV and len(schema) == 1
+            hint = "; if something else than a comma separates the fields, give --delimiter" if separated else ""
+            raise UsageError(f'{source.name} has no column "{name}", which --key names: its columns are {shown}{hint}')
 
 
 def _refuse_existing(client: sync.Client, name: str) -> None:
@@ -114,7 +149,7 @@ def _refuse_existing(client: sync.Client, name: str) -> None:
         raise TableExists(f"table {name} exists already; leave out --create, or drop it first", table=name)
 
 
-def _load(client: sync.Client, name: str, sources: list[Input], null_texts: list[str], *, skip: bool) -> None:
+def _load(client: sync.Client, name: str, sources: list[Input], csv: CsvOptions, mode: Mode, *, skip: bool) -> None:
     table = client.table(name)
     if len(sources) > 1:
         # So that nothing was written when a later one has other columns.
@@ -122,11 +157,11 @@ def _load(client: sync.Client, name: str, sources: list[Input], null_texts: list
             with explain(source.name):
                 check_columns(infer_schema(source, BadRows(source.name, skip=skip)).names, table.schema)
     started, bad_rows = time.monotonic(), 0
-    with _progress(sources) as (report, show):
-        loading = Loading(client, table)
+    loading = Loading(client, table, mode.value)
+    with _report_rows_of_a_part(loading, name), _progress(sources) as (report, show):
         for source in sources:
             bad = BadRows(source.name, skip=skip, report=report)
-            blocks = read_blocks(source, table.schema, bad, null_texts)
+            blocks = read_blocks(source, table.schema, bad, csv)
             loading.run(blocks, bad, lambda: show(loading.rows, loading.rows / (time.monotonic() - started)))
             bad_rows += bad.count
     seconds = time.monotonic() - started
@@ -136,12 +171,29 @@ def _load(client: sync.Client, name: str, sources: list[Input], null_texts: list
 
 
 @contextmanager
+def _report_rows_of_a_part(loading: Loading, name: str) -> Iterator[None]:
+    """Reports how many rows are in the table when the loading ends early, whatever ends it."""
+    try:
+        yield
+    except BadFile:
+        # Its message has the number.
+        raise
+    except (KeyboardInterrupt, SystemExit, ScanKvError) as error:
+        ended = "stopped" if isinstance(error, ScanKvError) else "interrupted"
+        more = f"; up to {loading.unsure:,} more may be" if loading.unsure else ""
+        typer.echo(f"{ended}: {loading.rows:,} rows are in {name}{more}", err=True)
+        raise
+
+
+@contextmanager
 def _progress(sources: list[Input]) -> Iterator[tuple[Callable[[str], None], Callable[[int, float], None]]]:
     """A bar on standard error when that is a terminal: prints a message above it, and shows rows and rows a second."""
     console = stderr_console()
     if not console.is_terminal:
         yield _report, lambda rows, rate: None
         return
+    from rich.progress import BarColumn, Progress, TextColumn  # on use: every command would wait for it
+
     columns = BarColumn(), TextColumn("{task.fields[rows]:,} rows  {task.fields[rate]:,.0f} rows/s")
     with Progress(*columns, console=console, transient=True) as progress:
         sizes = [source.size_bytes for source in sources]
@@ -156,4 +208,5 @@ def _progress(sources: list[Input]) -> Iterator[tuple[Callable[[str], None], Cal
 
 
 def _report(message: str) -> None:
-    typer.echo(message, err=True)
+    # A message about a row has values of the file.
+    typer.echo(printable(message, lines=True), err=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -17,6 +17,7 @@ Where = Annotated[
     str | None,
     typer.Option(metavar="PREDICATE", help="Only rows for which this is true: \"score > 100 AND v LIKE 'a%'\"."),
 ]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=0, metavar="N", help="At most so many rows.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyColumns = Annotated[
     str | None, typer.Option("--key", metavar="A,B", help="The columns of the primary key.", show_default=False)
@@ -30,10 +31,35 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Any other option; may be repeated.")
 ]
 
+_OPTION_OF: Final = {
+    "name": "TABLE",
+    "schema": "--schema",
+    "key": "--key",
+    "primary_key": "--key",
+    "bucket_key": "--bucket-key",
+    "buckets": "--buckets",
+    "indexes": "--index",
+    "aggregates": "--file",
+    "sequence_groups": "--file",
+}
+
 
 def names_of(text: str | None) -> list[str]:
     """The column names in a comma-separated list."""
     return [name.strip() for name in text.split(",")] if text else []
+
+
+def table_settings_of(settings: list[str] | None) -> dict[str, Any]:
+    """The table options given as `--set option=value`.
+
+    Raises:
+        UsageError: One has no `=`, or is no table option but an option of the command.
+    """
+    pairs = settings_of(settings)
+    for name in pairs:
+        if name in _OPTION_OF:
+            raise UsageError(f'--set is for table options, and "{name}" is none: give {_OPTION_OF[name]}')
+    return pairs
 
 
 def settings_of(settings: list[str] | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from scankv.formats.printable import printable
 from table_model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Commands(TyperGroup):
 def complain(message: str) -> None:
     """Says on standard error why the command failed: in one line, or on a terminal in those that the message has."""
     shown = message if sys.stderr.isatty() else " ".join(message.split())
-    typer.echo(f"scankv: error: {shown}", err=True)
+    typer.echo(f"scankv: error: {printable(shown, lines=True)}", err=True)
 
 
 @contextmanager

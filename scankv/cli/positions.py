@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
-from aio_client import StartFrom, StopAt
+from aio_client import LogOffsets, StartFrom, StopAt
 from table_model.errors import UsageError
 
 _LAST: Final = re.compile(r"last:([0-9]{1,9})")
@@ -15,21 +15,37 @@ _NAMED: Final = {"full": StartFrom.FULL, "earliest": StartFrom.EARLIEST, "latest
 
 
 def start_of(option: str, text: str) -> StartFrom:
-    """Where to start: full, earliest, latest, last:N, offsets as 0=12,1=7, or a time. Raises UsageError."""
+    """Where to start: full, earliest, latest, last:N, offsets, or a time. Raises UsageError."""
     if text in _NAMED:
         return _NAMED[text]
     last = _LAST.fullmatch(text)
     if last is not None:
         return StartFrom.last(int(last[1]))
-    if _OFFSETS.fullmatch(text):
-        pairs = (pair.split("=") for pair in text.split(","))
-        return StartFrom.offsets({int(bucket): int(offset) for bucket, offset in pairs})
+    offsets = _offsets(text)
+    if offsets is not None:
+        return StartFrom.offsets(offsets)
     return StartFrom.timestamp(_time(option, text, "full, earliest, latest, last:N, offsets as 0=12,1=7"))
 
 
 def stop_of(option: str, text: str) -> StopAt:
-    """Where to end: latest, or a time. Raises UsageError."""
-    return StopAt.LATEST if text == "latest" else StopAt.timestamp(_time(option, text, "latest"))
+    """Where to end: latest, offsets, or a time. Raises UsageError."""
+    if text == "latest":
+        return StopAt.LATEST
+    offsets = _offsets(text)
+    if offsets is not None:
+        return StopAt.offsets(offsets)
+    return StopAt.timestamp(_time(option, text, "latest, offsets as 0=12,1=7"))
+
+
+def _offsets(text: str) -> LogOffsets | None:
+    """Offsets as 0=12,1=7, or as JSON with the incarnation of their table; None for what begins as neither."""
+    if text.lstrip().startswith("{"):
+        return LogOffsets.from_json(text)
+    if _OFFSETS.fullmatch(text):
+        return LogOffsets(
+            (int(bucket), int(offset)) for bucket, offset in (each.split("=") for each in text.split(","))
+        )
+    return None
 
 
 def _time(option: str, text: str, others: str) -> datetime:

@@ -8,7 +8,7 @@ import typer
 from aio_client import sync
 from scankv.cli.arguments import parse_keys, parse_rows
 from scankv.cli.options import Json, TableName, Url, Where
-from scankv.cli.show import show_json, show_rows
+from scankv.cli.show import output, show_json, show_rows
 from scankv.formats.json_text import json_lines
 from scankv.formats.text import to_text
 from table_model.errors import UsageError
@@ -34,7 +34,7 @@ def get(table: TableName, keys: Keys, json: Json = False, url: Url = None) -> No
         rows = found.lookup(wanted)
     if json:
         for batch in rows.to_batches():
-            typer.echo(json_lines(batch).to_pybytes(), nl=False)
+            output().write(json_lines(batch).to_pybytes())
     elif rows.num_rows:
         show_rows(rows)
     present = set(_key_texts(rows.select(wanted.schema.names)))
@@ -49,16 +49,21 @@ def put(
         list[str],
         typer.Argument(
             metavar="COLUMN=VALUE...",
-            help="The values of one row, or whole rows as JSON objects.",
+            help="The values of one row, or rows as JSON objects.",
             show_default=False,
         ),
     ],
     url: Url = None,
 ) -> None:
-    """Insert a row, or replace the row with the same key. Columns that are not given become null."""
+    """Insert a row, or change the row with the same key. Columns that are not given stay as they are.
+
+    In a new row they are null. A table whose other columns must not be null, or whose merge engine needs them, takes
+    whole rows only.
+    """
     with sync.connect(url) as client:
         found = client.table(table)
-        written = found.upsert(parse_rows(values, found.schema))
+        rows = parse_rows(values, found.schema)
+        written = found.upsert(rows, None if len(rows.schema) == len(found.schema) else rows.schema.names)
     typer.echo(f"wrote {written.rows:,} {'row' if written.rows == 1 else 'rows'}")
 
 

@@ -1,6 +1,5 @@
 """`scan`: the rows of a table, to a terminal, a pipe or a file."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -10,9 +9,11 @@ from typing import IO, Annotated, Final
 import typer
 
 from aio_client import sync
-from scankv.cli.options import Columns, TableName, Url, Where, names_of
+from scankv.cli.options import Columns, Limit, TableName, Url, Where, names_of
 from scankv.cli.show import is_terminal, show_rows
+from scankv.cli.show import output as standard_output
 from scankv.formats.files import Format, format_of_name
+from scankv.formats.printable import printable
 from scankv.formats.writers import row_writer, whole_file
 from table_model.errors import UsageError
 
@@ -37,7 +38,7 @@ def scan(
         typer.Option(metavar="SNAPSHOT", help="Read a pinned snapshot, as `scankv snapshot create` printed it."),
     ] = None,
     where: Where = None,
-    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many rows.")] = None,
+    limit: Limit = None,
     ordered: Annotated[bool, typer.Option("--ordered", help="In key order over all buckets.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print what the server would read and decode, and read nothing.")
@@ -69,7 +70,7 @@ def scan(
         wanted = wanted if at is None else wanted.at(at)
         wanted = wanted.ordered() if ordered else wanted
         if explain:
-            typer.echo(wanted.explain())
+            typer.echo(printable(str(wanted.explain()), lines=True))
         elif chosen is OutputFormat.TABLE:
             _show(wanted, cut=limit is None and is_terminal())
         else:
@@ -106,7 +107,7 @@ def _write(wanted: sync.Scan, format_: Format, output: Path | None) -> None:
 @contextmanager
 def _destination(output: Path | None) -> Iterator[IO[bytes]]:
     if output is None:
-        yield sys.stdout.buffer
+        yield standard_output()
         return
     try:
         with whole_file(output) as stream:

@@ -1,8 +1,6 @@
 """`serve` and `wait`: starting a server, and waiting for one."""
 
 import os
-import sys
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Annotated
 
@@ -13,20 +11,9 @@ from scankv.cli.options import Settings, Url, settings_of
 from scankv.cli.outcome import needs
 
 
-class _WithoutPandas(MetaPathFinder):
-    """Keeps pandas out of this process: Arrow imports it, where it is there, with its first conversion.
-
-    That takes two seconds and 60 MiB, and a server converts nothing for pandas.
-    """
-
-    def find_spec(self, fullname: str, *_: object) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("a server does without pandas", name=fullname)
-
-
 def serve(
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The data directory; made when it is not there.")
+        Path | None, typer.Option(metavar="DIR", help="The data directory; empty, or made when it is not there.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on. Default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on; 0 picks a free one. Default: 7070.")] = None,
@@ -35,8 +22,11 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine without encryption or authentication.")
     ] = False,
+    log_level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="Log debug, info, warning or error messages. Default: info.")
+    ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print all settings as TOML, and do not serve.")
+        bool, typer.Option("--print-config", help="Print all settings as TOML with comments, and do not serve.")
     ] = False,
 ) -> None:
     """Run a server until it is told to stop.
@@ -44,13 +34,22 @@ def serve(
     When it is ready it prints one line, `scankv ready on HOST:PORT`; its log goes to standard error. SIGTERM and Ctrl-C
     let running calls end first. A setting comes from here, else from $SCANKV_<SETTING>, else from the file.
 
-    Exit codes: 0 after a drain, 3 when another server has the directory, 4 when the port is taken.
+    Only the user who runs the server can read what it writes. A directory with something else in it is refused.
+
+    Exit codes: 0 after a drain, 3 when another server has the directory, 4 when the port is taken, 5 when the directory
+    is neither empty nor ScanKV's.
     """
-    sys.meta_path.insert(0, _WithoutPandas())
     with needs("server"):
         from streaming_server.config import as_toml, load_config
         from streaming_server.server import run
-    flags = {**settings_of(set_), "data": data, "host": host, "port": port, "insecure": insecure or None}
+    flags = {
+        **settings_of(set_),
+        "data": data,
+        "host": host,
+        "port": port,
+        "insecure": insecure or None,
+        "log_level": log_level,
+    }
     given = {name: value for name, value in flags.items() if value is not None}
     settings = load_config(given, config, os.environ)
     if print_config:

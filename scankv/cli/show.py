@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 import typer
 from rich import box
@@ -16,7 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from scankv.formats.printable import PrintableStream, printable, printable_texts
 from scankv.formats.text import to_text
+from table_model import lazy_compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ def show_pairs(pairs: Mapping[str, str]) -> None:
     """Prints names and values, one a line."""
     grid = Table.grid(padding=(0, 2))
     for name, value in pairs.items():
-        grid.add_row(Text(name, style="dim"), Text(value))
+        grid.add_row(Text(printable(name), style="dim"), Text(printable(value, lines=True)))
     show(grid)
 
 
@@ -48,7 +49,8 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     numeric = [all(isinstance(row[index], int) for row in rows) for index in range(len(headers))]
     table = _empty_table(headers, numeric)
     for row in rows:
-        table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
+        texts = (f"{cell:,}" if isinstance(cell, int) else printable(str(cell), lines=True) for cell in row)
+        table.add_row(*map(Text, texts))
     show(table, width=_UNBOUNDED)
 
 
@@ -87,7 +89,7 @@ def rows_table(
 
 def no_width_for(hidden: Sequence[str]) -> str:
     """What is said of columns that have no room."""
-    return f"not enough width for: {', '.join(hidden)}; choose with --columns"
+    return f"not enough width for: {printable(', '.join(hidden))}; choose with --columns"
 
 
 def duration(seconds: float) -> str:
@@ -102,6 +104,12 @@ def duration(seconds: float) -> str:
     return f"{whole // size} {unit}" + (f" {parts} {part}" if parts else "")
 
 
+def output() -> IO[bytes]:
+    """Standard output for what programs read: exact in a pipe or a file, safe to look at on a terminal."""
+    exact: IO[bytes] = sys.stdout.buffer
+    return cast("IO[bytes]", PrintableStream(exact)) if is_terminal() else exact
+
+
 def is_terminal() -> bool:
     """Whether a person reads what is printed."""
     return sys.stdout.isatty()
@@ -114,8 +122,7 @@ def stderr_console() -> Console:
 
 def text_cells(column: pa.Array) -> list[str | None]:
     """The values as short texts that are safe to print, None where there is none."""
-    # Control characters in data must not steer the terminal.
-    texts = pc.replace_substring_regex(to_text(column), r"[[:cntrl:]]", "·")
+    texts = printable_texts(to_text(column))
     long = pc.greater(pc.utf8_length(texts), _LONGEST_CELL)
     shortened = pc.binary_join_element_wise(pc.utf8_slice_codeunits(texts, 0, _LONGEST_CELL - 1), "…", "")
     cells: list[str | None] = pc.if_else(long, shortened, texts).to_pylist()
@@ -142,7 +149,7 @@ def _hidden(cells: Mapping[str, Sequence[str | None]], room: int) -> list[str]:
 def _empty_table(headers: Sequence[str], numeric: Sequence[bool]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for header, right in zip(headers, numeric, strict=True):
-        table.add_column(Text(header), justify="right" if right else "left", no_wrap=True)
+        table.add_column(Text(printable(header)), justify="right" if right else "left", no_wrap=True)
     return table
 
 

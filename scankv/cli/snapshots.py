@@ -140,4 +140,5 @@ def _summary(snapshot: sync.Snapshot) -> dict[str, object]:
         "ttl_seconds": snapshot.ttl,
         "remaining_seconds": round(snapshot.remaining, 3),
         "log_offsets": snapshot.log_offsets,
+        "table_incarnation": snapshot.log_offsets.table_incarnation,
     }

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from aio_client import sync
-from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, names_of, settings_of
-from scankv.cli.table_files import read_table_file
+from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, names_of, table_settings_of
+from scankv.formats.table_files import read_table_file
 from table_model.errors import UsageError
 from table_model.types import parse_schema
 
@@ -29,7 +29,12 @@ def create(
     set_: Settings = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="A TOML file that says it all, aggregates too, instead."),
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="A TOML file with the definition instead, as `describe --toml` prints it.",
+        ),
     ] = None,
     url: Url = None,
 ) -> None:
@@ -39,7 +44,7 @@ def create(
             raise UsageError("--file says all of the table: give nothing beside it")
         said = read_table_file(file)
         with sync.connect(url) as client:
-            client.create_table(said.table, said.schema, **said.arguments)
+            said.create(client)
         typer.echo(f"created {said.table}")
         return
     if table is None or schema is None or key is None:
@@ -52,7 +57,7 @@ def create(
             bucket_key=names_of(bucket_key),
             buckets=buckets,
             indexes=[names_of(columns) for columns in index or ()],
-            **settings_of(set_),
+            **table_settings_of(set_),
         )
     typer.echo(f"created {table}")
 
@@ -63,12 +68,18 @@ def drop(
     url: Url = None,
 ) -> None:
     """Drop a table with all its rows."""
-    if not yes and not sys.stdin.isatty():
-        raise UsageError(f"dropping {table} deletes all its rows; confirm it with --yes")
     with sync.connect(url) as client:
-        # Asked only about a table that is there.
-        rows = client.table(table).count()
+        # First, so that nobody is asked about a table that is not there.
+        found = client.table(table)
         if not yes:
-            typer.confirm(f"Drop {table} with its {rows:,} rows?", abort=True, err=True)
+            if not sys.stdin.isatty():
+                raise UsageError(f"dropping {table} deletes all its rows; confirm it with --yes")
+            typer.confirm(f"Drop {table} with {_rows_of(found)}?", abort=True, err=True)
         client.drop_table(table)
     typer.echo(f"dropped {table}")
+
+
+def _rows_of(table: sync.Table) -> str:
+    """How many rows would be deleted. Nothing is read for it: a damaged table can be dropped, too."""
+    counts = [None if bucket.damage else bucket.rows for bucket in table.statistics()]
+    return "all its rows" if None in counts else f"its {sum(filter(None, counts)):,} rows"

@@ -5,17 +5,18 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from aio_client import ScanSource, sync
-from scankv.cli.options import Columns, TableName, Url, Where, names_of
+from scankv.cli.options import Columns, Limit, TableName, Url, Where, names_of
 from scankv.cli.positions import start_of, stop_of
-from scankv.cli.show import is_terminal, text_cells
+from scankv.cli.show import is_terminal, output, text_cells
 from scankv.formats.debezium import debezium_lines
 from scankv.formats.json_text import json_lines
+from scankv.formats.printable import printable
+from table_model import lazy_compute as pc
 from table_model.log_positions import Unmatched
 from table_model.schema import CHANGE_COLUMNS
 
@@ -37,16 +38,19 @@ def tail(
         typer.Option(
             "--from",
             metavar="START",
-            help="full (all rows, then the changes), earliest, latest, last:N, or a time as 2026-01-31T12:00:00Z.",
+            help="full (all rows, then the changes), earliest, latest, last:N, offsets as 0=12,1=7 or as JSON with "
+            "log_offsets and table_incarnation, or a time as 2026-01-31T12:00:00Z.",
         ),
     ] = "latest",
     until: Annotated[
         str | None,
-        typer.Option(metavar="STOP", help="latest (what there is now), or a time. Default: until Ctrl-C."),
+        typer.Option(
+            metavar="STOP", help="latest (what there is now), offsets as for --from, or a time. Default: until Ctrl-C."
+        ),
     ] = None,
     columns: Columns = None,
     where: Where = None,
-    limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many changes.")] = None,
+    limit: Limit = None,
     format_: Annotated[
         TailFormat | None,
         typer.Option(
@@ -91,10 +95,10 @@ def _print(rows: pa.RecordBatch, format_: TailFormat, table: str) -> None:
         case TailFormat.TABLE:
             _print_lines(rows)
         case TailFormat.JSON:
-            sys.stdout.buffer.write(json_lines(rows).to_pybytes())
+            output().write(json_lines(rows).to_pybytes())
         case TailFormat.DEBEZIUM_JSON:
             database, _, name = table.partition(".")
-            sys.stdout.buffer.write(debezium_lines(rows, database, name).to_pybytes())
+            output().write(debezium_lines(rows, database, name).to_pybytes())
     # Whoever reads a pipe sees changes as they come.
     sys.stdout.flush()
 
@@ -110,7 +114,7 @@ def _print_lines(rows: pa.RecordBatch) -> None:
     for time, kind, (bucket, offset), *row in zip(times.to_pylist(), kinds, places, *cells, strict=True):
         where = f"{bucket}:{'' if offset is None else offset}"
         values = "  ".join(
-            f"{name}={'null' if value is None else value}" for name, value in zip(names, row, strict=True)
+            f"{printable(name)}={'null' if value is None else value}" for name, value in zip(names, row, strict=True)
         )
         line = Text(f"{time:15.15}  {kind}  {where:>8}  {values}", style=_STYLES[kind])
         if is_terminal():

@@ -6,7 +6,7 @@ import typer
 
 from aio_client import sync
 from scankv.cli.options import Columns, Json, TableName, Url, Where, names_of
-from scankv.cli.show import show_rows
+from scankv.cli.show import output, show_rows
 from scankv.cli.top_watch import watch_top
 from scankv.formats.json_text import json_lines
 from table_model.errors import UsageError
@@ -17,7 +17,9 @@ _EVERY_SECONDS: Final = 2.0
 def top(
     table: TableName,
     by: Annotated[str, typer.Option(metavar="COLUMN", help="The column that orders the rows.", show_default=False)],
-    n: Annotated[int, typer.Option("-n", min=1, max=100_000, help="At most so many rows.")] = 10,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=100_000, metavar="N", help="At most so many rows.")
+    ] = 10,
     ascending: Annotated[bool, typer.Option("--ascending", help="The least first.")] = False,
     where: Where = None,
     columns: Columns = None,
@@ -51,12 +53,12 @@ def top(
         found = client.table(table)
         if watch:
             seconds = every or _EVERY_SECONDS
-            watched = found.watch_top_n(n, by, where, columns=chosen, descending=not ascending, every=seconds)
+            watched = found.watch_top_n(limit, by, where, columns=chosen, descending=not ascending, every=seconds)
             watch_top(watched, json=json)
             return
-        rows = found.top_n(n, by, where, columns=chosen, descending=not ascending)
+        rows = found.top_n(limit, by, where, columns=chosen, descending=not ascending)
     if json:
         for batch in rows.to_batches():
-            typer.echo(json_lines(batch).to_pybytes(), nl=False)
+            output().write(json_lines(batch).to_pybytes())
     else:
         show_rows(rows)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from scankv.cli.show import no_width_for, rows_table, text_cells
 from scankv.formats.json_text import to_json
+from scankv.formats.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,4 +147,4 @@ def _left_text(left: pa.Table) -> str:
 
 
 def _line(text: str, style: str) -> Text:
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")

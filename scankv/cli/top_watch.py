@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from scankv.cli.show import is_terminal, show
+from scankv.cli.show import is_terminal, output, show
 from scankv.cli.top_screen import TopScreen, top_block, top_json
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def _live(watched: sync.TopNWatch) -> None:
 
 def _lines(watched: sync.TopNWatch) -> None:
     for number, top in enumerate(watched):
-        typer.echo(top_json(top, datetime.now(UTC), first=number == 0))
+        out = output()
+        out.write(top_json(top, datetime.now(UTC), first=number == 0).encode() + b"\n")
+        out.flush()
 
 
 def _blocks(watched: sync.TopNWatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from scankv.formats.blocks import BadRows, good_rows
+from scankv.formats.csv_dialect import CsvOptions
 from scankv.formats.files import open_input
 from scankv.formats.reader import read_blocks
 from table_model.errors import UsageError
@@ -62,7 +63,7 @@ def read_flights(path: Path) -> Iterator[pa.RecordBatch]:
     """All flights in the order of the file, in batches of `SCHEMA`."""
     with open_input(str(path)) as source:
         bad = BadRows(source.name, skip=False)
-        for block in read_blocks(source, SCHEMA, bad, null_texts=["NA"]):
+        for block in read_blocks(source, SCHEMA, bad, CsvOptions(null_texts=("NA",))):
             for good in good_rows(block, bad):
                 yield good.rows
 

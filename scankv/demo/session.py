@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from rich.filesize import decimal
 
 from aio_client import connect
 from scankv.demo.flights import KEY, SCHEMA, TABLE, Figures, read_flights
 from scankv.demo.tally import Tally
 from scankv.demo.zeroing import Zeroing
+from table_model import lazy_compute as pc
 
 if TYPE_CHECKING:
     from pathlib import Path

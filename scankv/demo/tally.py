@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from scankv.demo.flights import Figures
+from table_model import lazy_compute as pc
 
 
 class Tally:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.parquet
 
 from scankv.formats.columns import check_columns, conform_block
 
@@ -58,7 +57,9 @@ def open_parquet(stream: io.BufferedReader) -> pa.RecordBatchReader:
     Raises:
         ValueError: It is not a Parquet file, or a damaged one.
     """
-    file = pyarrow.parquet.ParquetFile(stream)
+    from pyarrow import parquet  # on use, see `writers`
+
+    file = parquet.ParquetFile(stream)
     return pa.RecordBatchReader.from_batches(file.schema_arrow, file.iter_batches(_BATCH_ROWS))
 
 

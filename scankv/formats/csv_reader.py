@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.types as pat
 
@@ -14,13 +13,15 @@ from scankv.formats.blocks import BadRowError
 from scankv.formats.columns import check_columns, conform_block
 from scankv.formats.csv_rows import read_header, read_rows
 from scankv.formats.text import from_text
+from table_model import lazy_compute as pc
 from table_model.types import format_type
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from scankv.formats.blocks import BadRows
+    from scankv.formats.csv_dialect import CsvOptions
 
 NULL_WORDS: Final = ("NA", "N/A", "NULL", "null")
 """Fields that are null in every column but those of strings, besides empty ones."""
@@ -58,18 +59,18 @@ class CsvFile:
 
     Args:
         stream: The file at its beginning; UTF-8 with or without byte order mark.
-        null_texts: Further fields that are null unless quoted, in every column.
+        options: What is said of it.
 
     Raises:
         ValueError: There is no header, or a name is in it twice.
     """
 
-    def __init__(self, stream: io.BufferedReader, null_texts: Sequence[str]) -> None:
-        self.names = read_header(stream)
+    def __init__(self, stream: io.BufferedReader, options: CsvOptions) -> None:
+        self.names, self._delimiter = read_header(stream, options.delimiter)
         self._stream = stream
         self._convert_options = pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(self.names, pa.binary()),
-            null_values=["", *null_texts],
+            null_values=["", *options.null_texts],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
@@ -77,7 +78,7 @@ class CsvFile:
     def fields(self) -> Iterator[Fields]:
         """All rows, in blocks."""
         number = _FIRST_ROW
-        for data in read_rows(self._stream):
+        for data in read_rows(self._stream, self._delimiter):
             fields = self._parse(data, number)
             yield fields
             number += fields.rows.num_rows + len(fields.wrong)
@@ -94,7 +95,9 @@ class CsvFile:
             pa.BufferReader(data),
             # One block, because rows must not end at its end; one thread, because only then rows are numbered.
             pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.names),
-            pyarrow.csv.ParseOptions(newlines_in_values=b'"' in data, invalid_row_handler=on_wrong_length),
+            pyarrow.csv.ParseOptions(
+                delimiter=self._delimiter, newlines_in_values=b'"' in data, invalid_row_handler=on_wrong_length
+            ),
             self._convert_options,
         )
         columns = [column.combine_chunks() for column in table.columns]
@@ -124,9 +127,7 @@ class CsvBlock:
         return _where(self.fields.number(row))
 
 
-def read_csv(
-    stream: io.BufferedReader, schema: pa.Schema, null_texts: Sequence[str], bad: BadRows
-) -> Iterator[CsvBlock]:
+def read_csv(stream: io.BufferedReader, schema: pa.Schema, options: CsvOptions, bad: BadRows) -> Iterator[CsvBlock]:
     """Reads a CSV file as blocks of rows of a schema.
 
     Raises:
@@ -134,7 +135,12 @@ def read_csv(
         SchemaMismatch: Its header has not exactly the columns of the schema.
         BadFile: A row has a wrong number of fields, and bad rows are not to be passed over. The rows before it came.
     """
-    file = CsvFile(stream, null_texts)
+    file = CsvFile(stream, options)
+    if len(file.names) == 1 and file.names[0] not in schema.names and len(schema) > 1:
+        raise ValueError(
+            f'its header is the one column "{file.names[0]}", which the table has not: if something else than a comma '
+            "separates the fields, give --delimiter"
+        )
     check_columns(file.names, schema)
     for fields in file.fields():
         if fields.wrong and not bad.skip:

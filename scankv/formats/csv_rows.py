@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from scankv.formats.csv_dialect import sniff_delimiter
+
 if TYPE_CHECKING:
     import io
     from collections.abc import Iterator
 
 _BLOCK_BYTES: Final = 4 << 20
+_SAMPLE_BYTES: Final = 16 << 10
 _QUOTE: Final = ord('"')
-# What stands before a quote that begins a quoted field, or that is the second of a pair within one.
-_BEFORE_QUOTE: Final = np.frombuffer(b',\n\r"', np.uint8)
 
 
-def read_header(stream: io.BufferedReader) -> list[str]:
-    """Reads the first row that is not empty: the names of the columns.
+def read_header(stream: io.BufferedReader, delimiter: str | None = None) -> tuple[list[str], str]:
+    """Reads the first row that is not empty: the names of the columns, and what separates them.
+
+    Args:
+        stream: The file at its beginning.
+        delimiter: What separates fields. None: it is found out.
 
     Raises:
         ValueError: There is none, it does not end, or a name is in it twice.
@@ -32,16 +37,23 @@ def read_header(stream: io.BufferedReader) -> list[str]:
     else:
         if header.strip():
             raise ValueError("a quote in the header has no end")
-    names = [name.strip() for name in next(csv.reader([header.decode("utf-8-sig").strip()]), [])]
+    text = header.decode("utf-8-sig").strip(" \r\n")
+    found = delimiter or sniff_delimiter(text, lambda: _peek(stream))
+    names = [name.strip() for name in next(csv.reader([text], delimiter=found), [])]
     if not any(names):
         raise ValueError("there is no header row with the names of the columns")
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f'the header has the column "{name}" twice')
-    return names
+    return names, found
 
 
-def read_rows(stream: io.BufferedReader) -> Iterator[bytes]:
+def _peek(stream: io.BufferedReader) -> str:
+    """What is there already of the rows that come next, which nobody has to wait for."""
+    return stream.peek(1)[:_SAMPLE_BYTES].decode(errors="replace")
+
+
+def read_rows(stream: io.BufferedReader, delimiter: str = ",") -> Iterator[bytes]:
     """Divides the rest of a file into blocks of whole rows, of about 4 MiB or of one row when that is longer.
 
     It is read here, and not by pyarrow in a thread of its own, so that Ctrl-C ends the wait for a slow pipe.
@@ -49,7 +61,7 @@ def read_rows(stream: io.BufferedReader) -> Iterator[bytes]:
     pending = b""
     while data := stream.read(_BLOCK_BYTES):
         pending += data
-        end = whole_rows(pending)
+        end = whole_rows(pending, delimiter)
         if end:
             yield pending[:end]
             pending = pending[end:]
@@ -57,25 +69,27 @@ def read_rows(stream: io.BufferedReader) -> Iterator[bytes]:
         yield pending
 
 
-def whole_rows(data: bytes) -> int:
+def whole_rows(data: bytes, delimiter: str = ",") -> int:
     """How many bytes at the beginning are whole rows, which may hold quoted line breaks."""
     if b'"' not in data:
         return data.rfind(b"\n") + 1
     bytes_ = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(bytes_ == _QUOTE)
     openings = quotes[::2]
-    if not np.isin(bytes_[openings[openings > 0] - 1], _BEFORE_QUOTE).all():
-        return _whole_rows_by_lines(data)
+    # What stands before a quote that begins a quoted field, or that is the second of a pair within one.
+    before = np.frombuffer(f'{delimiter}\n\r"'.encode(), np.uint8)
+    if not np.isin(bytes_[openings[openings > 0] - 1], before).all():
+        return _whole_rows_by_lines(data, delimiter)
     ends = np.flatnonzero(bytes_ == ord("\n"))
     outside_quotes = ends[np.searchsorted(quotes, ends) % 2 == 0]
     return int(outside_quotes[-1]) + 1 if len(outside_quotes) else 0
 
 
-def _whole_rows_by_lines(data: bytes) -> int:
+def _whole_rows_by_lines(data: bytes, delimiter: str) -> int:
     """The same where quotes stand in the middle of fields, as in `5" nails`, and mean nothing."""
     lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
     # In latin-1 every byte is one character.
-    reader = csv.reader(line.decode("latin-1") for line in lines)
+    reader = csv.reader((line.decode("latin-1") for line in lines), delimiter=delimiter)
     whole = before = 0
     for _ in reader:
         whole, before = before, reader.line_num

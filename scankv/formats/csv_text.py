@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from scankv.formats.csv_dialect import DELIMITERS
 from scankv.formats.scalar_text import concatenated
 from scankv.formats.text import to_text
+from table_model import lazy_compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 def csv_header(names: Sequence[str]) -> bytes:
     """The line with the names of the columns."""
-    fields: list[str] = _quoted(pa.array(names, pa.string())).to_pylist()
+    # Quoted where a reader that guesses the delimiter by the header could take it for another.
+    fields: list[str] = _quoted(pa.array(names, pa.string()), "".join(DELIMITERS)).to_pylist()
     return (",".join(fields) + "\n").encode()
 
 
@@ -37,8 +39,8 @@ def _field(column: pa.Array) -> pa.StringArray:
     return _quoted(text) if may_need_quotes else text
 
 
-def _quoted(texts: pa.StringArray) -> pa.StringArray:
-    special = pc.or_(pc.match_substring_regex(texts, r'[",\r\n]|^\s|\s$'), pc.equal(texts, ""))
+def _quoted(texts: pa.StringArray, delimiters: str = ",") -> pa.StringArray:
+    special = pc.or_(pc.match_substring_regex(texts, rf'["{delimiters}\r\n]|^\s|\s$'), pc.equal(texts, ""))
     if not pc.any(special).as_py():
         return texts
     quoted = pc.binary_join_element_wise('"', pc.replace_substring(texts, '"', '""'), '"', "")

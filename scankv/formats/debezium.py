@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from scankv.formats.json_text import json_lines, to_json
 from scankv.formats.scalar_text import concatenated
+from table_model import lazy_compute as pc
 from table_model.schema import CHANGE_COLUMNS
 
 _OPERATIONS: Final = {"+I": "c", "+U": "u", "-D": "d"}

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from scankv.formats.csv_reader import CsvFile, report_wrong, values_of
 from scankv.formats.json_text import schema_of_json_lines
 from scankv.formats.jsonl_reader import JsonlBlock, read_lines
+from table_model import lazy_compute as pc
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Sequence
 
     from scankv.formats.blocks import BadRows
+    from scankv.formats.csv_dialect import CsvOptions
     from scankv.formats.jsonl_reader import Lines
 
 _MICROS: Final = pa.timestamp("us")
@@ -31,7 +31,7 @@ _SAMPLE_ROWS: Final = 100
 _EXACT_IN_DOUBLE: Final = 2**53
 
 
-def infer_csv(stream: io.BufferedReader, null_texts: Sequence[str], bad: BadRows) -> pa.Schema:
+def infer_csv(stream: io.BufferedReader, options: CsvOptions, bad: BadRows) -> pa.Schema:
     """The schema of a CSV file: the narrowest types that hold every value of their columns.
 
     A column is int64, double, bool, date32, time64[us], timestamp or, when nothing else holds all its values, string.
@@ -41,7 +41,7 @@ def infer_csv(stream: io.BufferedReader, null_texts: Sequence[str], bad: BadRows
         ValueError: The file is not CSV.
         BadFile: A row has a wrong number of fields, and bad rows are not to be passed over.
     """
-    file = CsvFile(stream, null_texts)
+    file = CsvFile(stream, options)
     guesses = {name: ColumnGuess() for name in file.names}
     for fields in file.fields():
         report_wrong(fields, bad)

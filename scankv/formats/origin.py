@@ -6,14 +6,15 @@ Each entry is JSON under a name that begins with `scankv.`; anything that reads 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self
 
 import pyarrow as pa
 
 from scankv.formats.parquet_types import parquet_schema
-from table_model.errors import ScanKvError
-from table_model.types import parse_schema, storable_type
+from scankv.formats.table_files import TableFile
+from table_model.errors import UsageError
+from table_model.types import storable_type
 
 _PREFIX: Final = "scankv."
 
@@ -25,10 +26,8 @@ class Origin:
     Attributes:
         table: `database.table`.
         schema_id: The version of the table's columns.
-        columns: Those in the file, in the text form of `table_model.types.format_schema`, which has their exact types.
-        primary_key: The key columns of the table, also when they are not in the file.
-        bucket_key: Those that choose the bucket.
-        buckets: The number of buckets.
+        definition: The whole definition of the table, as `table_files` has it, whatever columns are in the file.
+        table_incarnation: Differs for every creation of a table, also of the same name.
         log_offsets: For every bucket, the offset of the first change that the rows do not show.
         view_time: The instant, in UTC, as ISO 8601.
         where: The predicate that was true of the rows; None for all rows.
@@ -36,10 +35,8 @@ class Origin:
 
     table: str
     schema_id: int
-    columns: str
-    primary_key: list[str]
-    bucket_key: list[str]
-    buckets: int
+    definition: dict[str, Any]
+    table_incarnation: str
     log_offsets: dict[str, int]
     view_time: str
     where: str | None = None
@@ -50,28 +47,55 @@ class Origin:
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Self | None:
-        """What the schema of a file says; None where it is none that was exported."""
+        """What the schema of a file says; None where it is none that was exported.
+
+        Raises:
+            UsageError: It was exported, and what it says cannot be read: no definition is dropped in silence.
+        """
         entries = {name.decode(errors="replace"): text for name, text in (schema.metadata or {}).items()}
+        if not any(_PREFIX + field.name in entries for field in fields(cls)):
+            return None
         try:
             values: dict[str, Any] = {field.name: json.loads(entries[_PREFIX + field.name]) for field in fields(cls)}
-        except (KeyError, ValueError):
-            return None
+            if not isinstance(values["definition"], dict):
+                raise ValueError("scankv.definition is no JSON object")
+        except (KeyError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"the metadata of the exported file cannot be read ({type(error).__name__}: {error}); give "
+                "--ignore-definition, with --key, to take its rows alone"
+            ) from error
         return cls(**values)
 
-    def exact(self, schema: pa.Schema) -> pa.Schema:
-        """The columns of a file with the types of the table: Parquet has no seconds."""
-        try:
-            known = parse_schema(self.columns)
-            given = parquet_schema(known)
-        except ScanKvError:
-            return schema
-        exact = []
-        for field in schema:
-            index = known.get_field_index(field.name)
-            # A program between may have made another column of it.
-            same = index >= 0 and _normal(field) in (_normal(known.field(index)), _normal(given.field(index)))
-            exact.append(field.with_type(known.field(index).type) if same else field)
-        return pa.schema(exact)
+    def table_file(self, schema: pa.Schema) -> TableFile:
+        """The definition of a table for the rows of this file.
+
+        Args:
+            schema: The columns of the file. They get the types of the table, as Parquet has no seconds.
+
+        Raises:
+            UsageError: The metadata have no definition.
+            ScanKvError: Its columns cannot be read.
+        """
+        said = TableFile.of_values(self.definition, "the definition in the file's metadata")
+        return replace(said, schema=_exact(schema, said.schema))
+
+
+def _exact(schema: pa.Schema, known: pa.Schema) -> pa.Schema:
+    exact = []
+    for field in schema:
+        index = known.get_field_index(field.name)
+        # A program between may have made another column of it.
+        same = index >= 0 and _normal(field) in (_normal(known.field(index)), _normal(_as_parquet(known.field(index))))
+        exact.append(field.with_type(known.field(index).type) if same else field)
+    return pa.schema(exact)
+
+
+def _as_parquet(field: pa.Field) -> pa.Field:
+    """What Parquet makes of a column, or the column where it cannot hold it."""
+    try:
+        return parquet_schema(pa.schema([field])).field(0)
+    except UsageError:
+        return field
 
 
 def _normal(field: pa.Field) -> pa.DataType:

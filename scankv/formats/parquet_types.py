@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 
 import pyarrow as pa
-import pyarrow.parquet
 
 from table_model.errors import UsageError
 from table_model.types import format_type
@@ -21,9 +20,11 @@ def parquet_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _parquet_field(field: pa.Field) -> pa.Field:
+    from pyarrow import parquet  # on use, see `writers`
+
     alone, file = pa.schema([field]), io.BytesIO()
     try:
-        pyarrow.parquet.ParquetWriter(file, alone).close()
+        parquet.ParquetWriter(file, alone).close()
     except (OSError, pa.ArrowException) as error:
         # Decimals whose scale is negative, or greater than their digits.
         raise UsageError(
@@ -31,4 +32,4 @@ def _parquet_field(field: pa.Field) -> pa.Field:
             "or other columns",
             column=field.name,
         ) from error
-    return pyarrow.parquet.read_schema(file).field(0)
+    return parquet.read_schema(file).field(0)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from scankv.formats.arrow_reader import open_arrow, open_parquet, read_typed
+from scankv.formats.csv_dialect import CsvOptions
 from scankv.formats.csv_reader import read_csv
 from scankv.formats.files import Format, explain
 from scankv.formats.inference import infer_csv, infer_jsonl
 from scankv.formats.jsonl_reader import read_jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     import pyarrow as pa
 
@@ -19,14 +20,17 @@ if TYPE_CHECKING:
     from scankv.formats.files import Input
 
 
-def read_blocks(source: Input, schema: pa.Schema, bad: BadRows, null_texts: Sequence[str] = ()) -> Iterator[Block]:
+_AS_USUAL: Final = CsvOptions()
+
+
+def read_blocks(source: Input, schema: pa.Schema, bad: BadRows, csv: CsvOptions = _AS_USUAL) -> Iterator[Block]:
     """Reads a file, as it comes, as blocks of rows of a schema.
 
     Args:
         source: The file; opened once.
         schema: The columns of the table.
         bad: Takes the rows that are not even rows of the file.
-        null_texts: CSV fields that are null in every column, besides the empty one.
+        csv: How it is written, if it is CSV.
 
     Raises:
         BadFile: The file is damaged, or not of its format.
@@ -36,7 +40,7 @@ def read_blocks(source: Input, schema: pa.Schema, bad: BadRows, null_texts: Sequ
         stream = source.open()
         match source.format:
             case Format.CSV:
-                yield from read_csv(stream, schema, null_texts, bad)
+                yield from read_csv(stream, schema, csv, bad)
             case Format.JSONL:
                 yield from read_jsonl(stream, schema)
             case Format.PARQUET:
@@ -45,13 +49,13 @@ def read_blocks(source: Input, schema: pa.Schema, bad: BadRows, null_texts: Sequ
                 yield from read_typed(open_arrow(stream), schema)
 
 
-def infer_schema(source: Input, bad: BadRows, null_texts: Sequence[str] = ()) -> pa.Schema:
+def infer_schema(source: Input, bad: BadRows, csv: CsvOptions = _AS_USUAL) -> pa.Schema:
     """The schema of a file: what the file says, or what holds all of its rows.
 
     Args:
         source: The file; opened once, and read to its end when it is CSV or JSON lines.
         bad: Takes the rows that are not even rows of the file.
-        null_texts: As in `read_blocks`.
+        csv: As in `read_blocks`.
 
     Raises:
         BadFile: The file is damaged, not of its format, or has no columns.
@@ -60,7 +64,7 @@ def infer_schema(source: Input, bad: BadRows, null_texts: Sequence[str] = ()) ->
         stream = source.open()
         match source.format:
             case Format.CSV:
-                schema = infer_csv(stream, null_texts, bad)
+                schema = infer_csv(stream, csv, bad)
             case Format.JSONL:
                 schema = infer_jsonl(stream, bad)
             case Format.PARQUET:

@@ -10,8 +10,9 @@ import binascii
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
+
+from table_model import lazy_compute as pc
 
 
 def scalars_to_text(column: pa.Array) -> pa.StringArray:

@@ -6,11 +6,11 @@ Scalars read as in `scalar_text`; list, struct and map are JSON.
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from scankv.formats.json_text import from_json, to_json
 from scankv.formats.scalar_text import scalars_from_text, scalars_to_text
+from table_model import lazy_compute as pc
 
 
 def to_text(column: pa.Array) -> pa.StringArray:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
-import pyarrow.parquet
 
 from scankv.formats.csv_text import csv_header, csv_lines
 from scankv.formats.files import Format
@@ -58,7 +58,8 @@ def row_writer(format_: Format, stream: IO[bytes], schema: pa.Schema, *, seekabl
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes its name when the block ends without an error; a failure leaves what was there before.
 
-    What is no regular file (a pipe, a device) is written directly.
+    What is no regular file (a pipe, a device) is written directly. A file that is replaced keeps its permissions, and
+    nobody else may read the new one before it has them.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
@@ -66,9 +67,11 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         return
     part = _beside(path)
     try:
-        with part.open("wb") as stream:
+        opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if path.exists() else 0o666)
+        with os.fdopen(opened, "wb") as stream:
             yield stream
             _sync(stream)
+        _keep_permissions(path, part)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -78,13 +81,14 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 def whole_directory(path: Path) -> Iterator[Path]:
     """A directory that takes its name when the block ends without an error; a failure leaves what was there before.
 
-    What was there is removed at the end.
+    What was there is removed at the end. Permissions are kept as those of files are.
     """
     part, old = _beside(path), _beside(path).with_suffix(".old")
-    part.mkdir()
+    part.mkdir(mode=0o700 if path.exists() else 0o777)
     try:
         yield part
         if path.exists():
+            _keep_permissions(path, part)
             path.rename(old)
         part.rename(path)
     finally:
@@ -94,6 +98,12 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _keep_permissions(replaced: Path, by: Path) -> None:
+    """The new rows of a table are no less confidential than the old ones were."""
+    if replaced.exists():
+        by.chmod(stat.S_IMODE(replaced.stat().st_mode))
 
 
 def _sync(stream: IO[bytes]) -> None:
@@ -129,8 +139,10 @@ class _ParquetWriter:
     """Collects chunks into row groups of up to 131,072 rows or 64 MiB."""
 
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
+        from pyarrow import parquet  # takes 20 ms, which commands that write none do without
+
         try:
-            self._writer = pyarrow.parquet.ParquetWriter(stream, schema)
+            self._writer = parquet.ParquetWriter(stream, schema)
         except OSError as error:
             # Without a number it is not of the system: Parquet has no decimals with a negative scale.
             if error.errno is not None:

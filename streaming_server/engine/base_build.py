@@ -8,6 +8,7 @@ import logging
 import shutil
 import time
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from streaming_server.scan.base_cursor import BaseCursor
@@ -123,7 +124,7 @@ class BaseBuild:
             current = live.overlay
             assert current is not None
             since = current.view()
-            view = View({live.number: offset}, time.time_ns() // 1000, None)
+            view = View({live.number: offset}, table.clock.commit_micros(), None)
             source = KvSource(
                 codec.schema, codec.definition.schema.id, view, {live.number: cursor}, None, lambda _, error: error
             )
@@ -170,7 +171,10 @@ class BaseBuild:
         self, codec: RowCodec, source: KvSource, offset: int, is_wanted: Callable[[], bool], overlay: Overlay
     ) -> ColumnarBase:
         rests, live = self._rests, self._live
-        writer = await rests.run(BaseWriter, self._directory, codec.definition, live.number)
+        now_micros = self._table.clock.commit_micros()
+        writer = await rests.run(
+            partial(BaseWriter, self._directory, codec.definition, live.number, now_micros=now_micros)
+        )
         try:
             while (chunk := rests.here(source.next_chunk, _STEP_ROWS, _STEP_BYTES)) is not None:
                 await rests.run(_write, writer, chunk.batch, self._table)

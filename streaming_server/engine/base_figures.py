@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,8 +39,8 @@ class BaseFigures:
     record: BaseRecord
 
 
-def base_figures_of(live: LiveBucket) -> BaseFigures:
-    """The figures of now, from memory. Opens nothing and takes no mutex."""
+def base_figures_of(live: LiveBucket, now_micros: int) -> BaseFigures:
+    """The figures at some commit time, from memory. Opens nothing and takes no mutex."""
     # Read once: a write in a thread may change them meanwhile.
     base, overlay, state, record = live.base, live.overlay, live.state, live.base_record
     taken = live.overlay_bytes
@@ -55,7 +54,7 @@ def base_figures_of(live: LiveBucket) -> BaseFigures:
         changes_since=state.count - count_of(base.info.log_offset),
         overlay_rows=overlay.rows,
         overlay_bytes=taken,
-        # Clocks may be set back.
-        age_millis=max(0, time.time_ns() // 1_000_000 - base.info.cut_millis),
+        # Commit time, too, may be less than it was, where the file of the clock was lost.
+        age_millis=max(0, now_micros // 1000 - base.info.cut_millis),
         record=record,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.base_due import BaseLimits
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_bucket import LiveBucket
@@ -47,6 +47,7 @@ class BaseUpkeep:
         executor: Runs what blocks.
         limits: When, and what it may cost.
         seconds: How often each table is looked at.
+        clock: The server's.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class BaseUpkeep:
         limits: BaseLimits,
         *,
         seconds: float,
+        clock: ServerClock,
     ) -> None:
+        self._clock = clock
         self._tables = tables
         self._executor = executor
         self._limits = limits
@@ -84,7 +87,7 @@ class BaseUpkeep:
                 if table.definition.options.columnar_base == "off":
                     continue
                 for live in table.buckets:
-                    if self._not_before.get(live, 0.0) > time.monotonic():
+                    if self._not_before.get(live, 0.0) > self._clock.monotonic():
                         continue
                     try:
                         await self.look_after(table, live)
@@ -100,7 +103,7 @@ class BaseUpkeep:
 
     def _pause(self, live: LiveBucket, why: str, seconds: float = _PAUSE_SECONDS) -> None:
         live.base_record.waits = why
-        self._not_before[live] = time.monotonic() + seconds
+        self._not_before[live] = self._clock.monotonic() + seconds
 
     async def look_after(self, table: LiveTable, live: LiveBucket) -> None:
         """Does what is due for one bucket of a table, if it is open. Raises DataLoss; OSError when a disk is full."""
@@ -119,11 +122,11 @@ class BaseUpkeep:
         if live.base_record.waits:
             return
         live.base_record.waits, self._building = "it is being built", live
-        began = time.monotonic()
+        began = self._clock.monotonic()
         try:
             await BaseBuild(table, live, _directory(table, live), self._rests, self._limits).run()
         except BaseNotBuiltError as error:
-            self._pause(live, str(error), _PAUSES * (time.monotonic() - began))
+            self._pause(live, str(error), _PAUSES * (self._clock.monotonic() - began))
         finally:
             self._building = None
 
@@ -137,7 +140,7 @@ class BaseUpkeep:
             base_rows=base.info.rows if base is not None and has_base else None,
             changes=bucket.state.count - count_of(base.info.log_offset) if base is not None else 0,
             overlay_bytes=overlay.nbytes if overlay is not None else 0,
-            age_seconds=time.time() - live.base_record.cut_millis / 1000,
+            age_seconds=self._clock.commit_micros() / 1e6 - live.base_record.cut_millis / 1000,
         )
 
     async def _take_up(self, table: LiveTable, live: LiveBucket) -> None:

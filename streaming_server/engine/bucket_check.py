@@ -153,6 +153,9 @@ class BucketCheck:
 
     async def _read_rows(self) -> None:
         while (batch := self._row_cursor.next_batch(_STEP_ROWS, _STEP_BYTES)) is not None:
+            if not batch.num_rows:
+                await self._others_turn()
+                continue
             keys = self._checked_keys(batch)
             self.rows_scanned += batch.num_rows
             await self._others_turn()
@@ -179,7 +182,7 @@ class BucketCheck:
         return keys
 
     async def _read_entries(self) -> None:
-        while (read := self._entry_cursor.next_entries(_STEP_ROWS))[0]:
+        while (read := self._entry_cursor.next_entries(_STEP_ROWS)) is not None:
             self._add_entries(*read)
             await self._others_turn()
 

@@ -15,7 +15,7 @@ from table_model.errors import InvalidRequest, RequestTooLarge
 from table_model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.merging.engine import Engines
@@ -41,27 +41,49 @@ def apply_rows(
     engines: Engines,
     step: WriteStep | None = None,
     writer: str | None = None,
+    commit_micros: int | None = None,
 ) -> None:
     """Merges rows into their bucket, and notes them beside its columnar base, and with them which step that was.
 
-    The changelog says that `writer` has made the changes, if it is given.
+    The changelog says that `writer` has made the changes, if it is given; and when, see `Bucket.apply`.
 
     Runs with the bucket's mutex held, so `codec` knows every schema stored there, and `indexes` are all that there are;
     `engines` are of the codec's table.
     """
     rows = rows.for_codec(codec)
+    columns = None if rows.written is None else rows.written.columns
+    apply_change(
+        live,
+        bucket,
+        lambda: merged(bucket, rows, codec, indexes, engines),
+        codec,
+        step,
+        origin_of(writer, columns, codec),
+        commit_micros,
+    )
+
+
+def apply_change(
+    live: LiveBucket,
+    bucket: Bucket,
+    make: Callable[[], BucketChange],
+    codec: RowCodec,
+    step: WriteStep | None,
+    origin: Origin,
+    commit_micros: int | None,
+) -> None:
+    """Applies the change that `make` gives, otherwise as `apply_rows`."""
     try:
-        change = merged(bucket, rows, codec, indexes, engines)
-        origin = _origin(writer, rows, codec)
+        change = make()
         if change.changes is not None and origin is not NO_ORIGIN:
             change = replace(change, changes=replace(change.changes, origin=origin))
-        bucket.apply(change, step)
+        bucket.apply(change, step, commit_micros)
     except (RequestTooLarge, InvalidRequest):
         raise  # before anything was written
     except BaseException:
         live.forget_base("a write failed that it may lack")
         raise
-    live.base_record.changed_bytes += rows.keys.nbytes + (0 if rows.values is None else rows.values.nbytes)
+    live.base_record.changed_bytes += change.put_keys.nbytes + change.put_values.nbytes + change.delete_keys.nbytes
     # Read once: a damaged base may be forgotten at any time.
     overlay = live.overlay
     if overlay is None:
@@ -116,9 +138,8 @@ def merged(
         ) from error
 
 
-def _origin(writer: str | None, rows: PreparedRows, codec: RowCodec) -> Origin:
+def origin_of(writer: str | None, columns: Sequence[str] | None, codec: RowCodec) -> Origin:
     """What the changelog says of who writes rows: only an undo need know more than the columns of a partial write."""
-    columns = None if rows.written is None else rows.written.columns
     if writer is None and columns is None:
         return NO_ORIGIN
     return Origin.of(writer, [codec.definition.schema.column(name).id for name in columns or ()])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
     from table_model.schema import TableDefinition
 
@@ -44,7 +44,7 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ColumnLock:
-    """One lock: of a table's columns, until `expires` on the monotonic clock."""
+    """One lock: of a table's columns, until `expires` on the monotonic clock of the server."""
 
     lock_id: str
     table: str
@@ -52,11 +52,12 @@ class ColumnLock:
     owner: str
     ttl: float
     expires: float
+    clock: ServerClock
 
     @property
     def remaining(self) -> float:
         """Seconds that are left of it."""
-        return max(self.expires - time.monotonic(), 0.0)
+        return max(self.expires - self.clock.monotonic(), 0.0)
 
 
 class TableLocks:
@@ -66,9 +67,11 @@ class TableLocks:
         definition: The table, as of when it was made or loaded.
         path: Its directory.
         executor: Runs what blocks.
+        clock: The server's.
     """
 
-    def __init__(self, definition: TableDefinition, path: Path, executor: StorageExecutor) -> None:
+    def __init__(self, definition: TableDefinition, path: Path, executor: StorageExecutor, clock: ServerClock) -> None:
+        self._clock = clock
         self.table = definition.name
         self._file = LockFile(path)
         self._executor = executor
@@ -87,7 +90,8 @@ class TableLocks:
             columns=record.columns,
             owner=record.owner,
             ttl=record.ttl,
-            expires=time.monotonic() + record.ttl,
+            expires=self._clock.monotonic() + record.ttl,
+            clock=self._clock,
         )
 
     def live(self) -> list[ColumnLock]:
@@ -98,13 +102,20 @@ class TableLocks:
     def admitted(self, columns: Collection[str] | None, held: Collection[str]) -> Iterator[None]:
         """Lets a write go on: a lock that is taken meanwhile is given only behind it.
 
+        Rule: a write that names a lock is applied only while that lock lives. A holder that was paused, or whose lock a
+        restarted owner has taken over, believes to be alone and is not; so it is refused also when nobody has the
+        columns locked by then.
+
         Args:
             columns: The columns that it may change. None: all, as a delete of whole rows does.
             held: The ids of the locks that the writer has.
 
         Raises:
+            LockLost: A lock that the writer names has ended, or is not of this table.
             ColumnLocked: Somebody else has locked one of them.
         """
+        for lock_id in held:
+            self._found(lock_id)
         for lock in self.live():
             if lock.lock_id not in held and (columns is None or not set(columns).isdisjoint(lock.columns)):
                 raise _locked(lock, lock.columns if columns is None else columns)
@@ -117,7 +128,14 @@ class TableLocks:
             over.set_result(None)
 
     async def lock(
-        self, definition: TableDefinition, columns: Sequence[str], owner: str, lock_id: str, ttl: float | None
+        self,
+        definition: TableDefinition,
+        columns: Sequence[str],
+        owner: str,
+        lock_id: str,
+        ttl: float | None,
+        *,
+        take_over: bool = False,
     ) -> ColumnLock:
         """Locks columns for an owner, durably; writes of others that have begun are over when this returns.
 
@@ -127,6 +145,7 @@ class TableLocks:
             owner: What others are told.
             lock_id: Names the lock: one that is there already is renewed. Empty: the table's choice.
             ttl: Its time to live, in seconds. None: the default.
+            take_over: Whether other locks of the same owner on any of the columns end in its place, in the same step.
 
         Raises:
             InvalidRequest, SchemaMismatch: What is wrong with the columns, the owner, the id or the time to live.
@@ -139,24 +158,32 @@ class TableLocks:
             known = self._locks.get(lock_id)
             if known is not None and (set(known.columns), known.owner) != (set(columns), owner):
                 raise InvalidRequest(f"there is a column lock {lock_id} of other columns, or of another owner")
-            self._check_free(columns, lock_id)
+            ended = self._of_owner(owner, columns) if take_over else []
+            self._check_free(columns, {lock_id, *ended})
             record = LockRecord(lock_id=lock_id or uuid.uuid4().hex, columns=tuple(columns), owner=owner, ttl=seconds)
+            locks = self._locks
+            self._locks = {name: each for name, each in locks.items() if name not in ended}
             lock = self._locks[record.lock_id] = self._of(record)
             try:
                 await self._store()
             except BaseException:
-                del self._locks[record.lock_id]
-                if known is not None:
-                    self._locks[lock_id] = known
+                self._locks = locks
                 raise
+            if ended:
+                _log.info('"%s" has taken over %d column locks of %s', owner, len(ended), self.table)
         before = list(self._writes)
         if before:
             await asyncio.wait(before)
-        lock.expires = time.monotonic() + lock.ttl
+        lock.expires = self._clock.monotonic() + lock.ttl
         return lock
 
-    def _check_free(self, columns: Sequence[str], lock_id: str) -> None:
-        live = [lock for lock in self.live() if lock.lock_id != lock_id]
+    def _of_owner(self, owner: str, columns: Sequence[str]) -> list[str]:
+        """The ids of the locks that an owner has on any of the columns."""
+        mine = (lock for lock in self.live() if lock.owner == owner)
+        return [lock.lock_id for lock in mine if not set(columns).isdisjoint(lock.columns)]
+
+    def _check_free(self, columns: Sequence[str], but: Collection[str]) -> None:
+        live = [lock for lock in self.live() if lock.lock_id not in but]
         for lock in live:
             if not set(columns).isdisjoint(lock.columns):
                 raise _locked(lock, columns)
@@ -172,7 +199,7 @@ class TableLocks:
         async with self._changing:
             lock = self._found(lock_id)
             seconds = lock.ttl if ttl is None else ttl
-            changed, lock.ttl, lock.expires = seconds != lock.ttl, seconds, time.monotonic() + seconds
+            changed, lock.ttl, lock.expires = seconds != lock.ttl, seconds, self._clock.monotonic() + seconds
             if changed:
                 await self._store()
         return lock
@@ -237,16 +264,18 @@ class ColumnLocks:
 
     Args:
         executor: Runs what blocks.
+        clock: The server's.
     """
 
-    def __init__(self, executor: StorageExecutor) -> None:
+    def __init__(self, executor: StorageExecutor, clock: ServerClock) -> None:
         self._executor = executor
+        self._clock = clock
         self._tables: dict[str, TableLocks] = {}
-        self._reaper = Reaper(self._next_expiry, self._expire)
+        self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     def add(self, definition: TableDefinition, path: Path) -> None:
         """Takes notice of a table, and of the locks that its directory has: their time to live begins now."""
-        self._tables[definition.name] = TableLocks(definition, path, self._executor)
+        self._tables[definition.name] = TableLocks(definition, path, self._executor, self._clock)
 
     async def drop(self, table: str) -> None:
         """Forgets the locks of a table that is being dropped."""

@@ -18,6 +18,9 @@ _MOST: Final = 100_000
 class CommittedTransactions:
     """The commits of a server, as far as they are remembered. Pure.
 
+    Rule: they expire by service time and are ordered by their numbers. By a clock that can be set, a commit that is
+    repeated would be applied a second time, or the wrong one would be the last of its family.
+
     Those of the last days, 100,000 at most; and of each family the last one while a table of it is there.
 
     Args:
@@ -36,7 +39,7 @@ class CommittedTransactions:
     def __iter__(self) -> Iterator[Committed]:
         """All of them, the oldest first."""
         kept = {**{each.token: each for each in self._last.values()}, **self._by_token}
-        return iter(sorted(kept.values(), key=lambda each: each.micros))
+        return iter(sorted(kept.values(), key=lambda each: each.number))
 
     def add(self, committed: Committed) -> None:
         """Remembers one, the latest."""
@@ -56,10 +59,10 @@ class CommittedTransactions:
         return last if last is not None and last.id == id_ else self._by_id.get(id_)
 
     def forget(self, now_micros: int) -> None:
-        """Lets those go that need not be remembered any more."""
+        """Lets those go that need not be remembered any more, at some service time."""
         for committed in list(self._by_token.values()):
             seconds = self._seconds if committed.id else UNNAMED_SECONDS
-            young = committed.micros + seconds * 1_000_000 > now_micros
+            young = committed.served_micros + seconds * 1_000_000 > now_micros
             if young and len(self._by_token) <= _MOST:
                 continue
             del self._by_token[committed.token]

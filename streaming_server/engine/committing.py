@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.engine.gate import closed_gate
 from streaming_server.engine.open_transaction import touched_by
 from streaming_server.engine.roll_forward import RollForward
+from streaming_server.engine.staged_rows import repeated_keys
 from streaming_server.engine.verifying import Verification
 from streaming_server.storage.decisions import Decision
 from streaming_server.storage.staging import StagingDirectory
-from streaming_server.storage.writer_states import TRANSACTIONS, WriteIdentity
-from table_model.errors import TableNotFound, Unavailable
+from table_model.errors import DataLoss, DiskFull, ScanKvError, TableNotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
-    from streaming_server.engine.gate import Gate
+    from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.open_transaction import OpenTransaction
+    from streaming_server.engine.repeated_keys import RepeatedKeys
     from streaming_server.engine.table_uses import TableUses
     from streaming_server.storage.decisions import Committed, Decisions
     from streaming_server.storage.staging import StagedPart, Touched
+
+RETRY_SECONDS: Final = 5.0
+"""What is committed and could not be applied is tried again that often."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -59,9 +64,11 @@ class Committing:
         executor: Runs what blocks.
         table: Gives a table by its name; raises TableNotFound.
         uses: Keeps tables from being altered meanwhile.
+        clock: The server's.
 
     Attributes:
         figures: What there is to say of it.
+        stuck: By token, why a transaction is committed and could not be applied to all of its buckets.
     """
 
     def __init__(
@@ -71,14 +78,19 @@ class Committing:
         executor: StorageExecutor,
         table: Callable[[str], LiveTable],
         uses: TableUses,
+        clock: ServerClock,
     ) -> None:
+        self._clock = clock
         self.figures = CommitFigures()
         self._root = root
         self._decisions = decisions
         self._executor = executor
         self._table = table
         self._uses = uses
+        self.stuck: dict[str, ScanKvError] = {}
         self._log = asyncio.Lock()
+        # The decisions that are carried out, and whose rows are still staged.
+        self._finished: set[str] = set()
 
     async def commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> Committed:
         """Commits a transaction to which nothing is added any more: durable, and seen by all, when it returns.
@@ -93,18 +105,20 @@ class Committing:
             ColumnLocked: Somebody has locked columns that it writes.
             TransactionConflict, InvalidRequest, PositionExpired, PositionOutOfRange, RequestTooLarge, DataLoss: As
                 `Verification`; nothing was written.
-            Unavailable: It is committed, and cannot be applied before the server is started anew.
+            DiskFull: It cannot be written down that it is committed; nothing was written.
+            DataLoss, DiskFull, Unavailable: It is committed, and cannot be applied everywhere now: see `stuck`.
         """
         parts = transaction.counted(sizes)
         touched = touched_by(parts)
         async with self._uses.using(touched):
             tables = {name: self._same_table(name, touched[name].incarnation) for name in sorted(touched)}
             await self._executor.run(_sync, transaction.directory, parts)
+            repeated = await repeated_keys(_files(parts), tables, touched, self._executor)
             with ExitStack() as admitted:
                 for name, table in tables.items():
                     for columns, locks in touched[name].access:
                         admitted.enter_context(table.locks.admitted(columns or None, locks))
-                return await self._closed(transaction, parts, tables, touched)
+                return await self._closed(transaction, parts, tables, touched, repeated)
 
     async def _closed(
         self,
@@ -112,110 +126,204 @@ class Committing:
         parts: Sequence[StagedPart],
         tables: Mapping[str, LiveTable],
         touched: Mapping[str, Touched],
+        repeated: Mapping[LiveBucket, RepeatedKeys],
     ) -> Committed:
         buckets = [tables[name].buckets[number] for name in tables for number in sorted(touched[name].buckets)]
-        files = [(part.path, part.requests) for part in parts]
+        files = _files(parts)
         self.figures.closed_gates += 1
         try:
-            async with closed_gate(buckets) as gate:
-                started = time.monotonic()
+            async with closed_gate(buckets):
+                started = self._clock.monotonic()
                 checks = Verification(files=files, tables=tables, touched=touched, since=transaction.since)
-                await checks.run(self._executor)
+                net = await checks.run(self._executor)
                 decision = Decision(
                     number=self._decisions.next_number(),
                     token=transaction.token,
                     id=transaction.terms.id,
-                    micros=time.time_ns() // 1000,
+                    micros=self._commit_time(buckets),
+                    served_micros=self._clock.service_micros(),
                     rows=sum(part.rows for part in parts),
                     tables={name: touched[name].incarnation for name in tables},
                     files=tuple((part.number, part.requests) for part in parts),
+                    buckets={name: tuple(sorted(touched[name].buckets)) for name in tables},
                     writer=transaction.terms.writer,
                 )
-                offsets = await self._decided(decision, files, tables, gate)
+                await self._decide(decision, buckets)
+                rolling = self._rolling(decision, files, tables)
+                try:
+                    await rolling.run(touched, net, repeated)
+                except BaseException as error:
+                    self._block_all(decision, buckets, error)
+                    raise
+                committed = self._concluded(decision, rolling)
             self.figures.commits += 1
             self.figures.rows += decision.rows
-            micros = int((time.monotonic() - started) * 1_000_000)
+            micros = int((self._clock.monotonic() - started) * 1_000_000)
             self.figures.longest_micros = max(self.figures.longest_micros, micros)
         finally:
             self.figures.closed_gates -= 1
-        return decision.committed(offsets)
+        if committed is None:
+            raise copy(self.stuck[decision.token])
+        return committed
 
-    async def _decided(
-        self, decision: Decision, files: Sequence[tuple[Path, int]], tables: Mapping[str, LiveTable], gate: Gate
-    ) -> dict[str, dict[int, int]]:
-        """Decides, and applies. Where that fails half way, nobody passes the gate any more: it would show a half."""
+    def _commit_time(self, buckets: Sequence[LiveBucket]) -> int:
+        """The time of a transaction: one for all changes in all of its buckets, which are open with the gate closed.
+
+        Rule: in no bucket it is before an earlier commit, and no stream has said that it has read beyond it. So a start
+        or a stop at a time has all of a transaction behind it, or nothing.
+        """
+        opened = [live.open_bucket for live in buckets]
+        return max((each.commit_time() for each in opened if each is not None), default=self._clock.commit_micros())
+
+    async def _decide(self, decision: Decision, buckets: Sequence[LiveBucket]) -> None:
         try:
             async with self._log:
                 await self._executor.run(self._decisions.decide, decision)
-            return await self._rolling(decision, files, tables).run()
         except BaseException as error:
-            if not self.is_decided(decision.token):
-                raise
-            _log.exception("the transaction %s is decided, and could not be applied", decision.token)
-            unavailable = Unavailable(
-                "a transaction is committed, and could not be written to this table: restart the server once what "
-                "keeps it from writing is mended; its log has the cause"
-            )
-            gate.fail(unavailable)
-            raise unavailable from error
+            if self.is_decided(decision.token):
+                self._block_all(decision, buckets, error)
+            raise
+
+    def _block_all(self, decision: Decision, buckets: Sequence[LiveBucket], error: BaseException) -> None:
+        """Lets nobody see the buckets of a decision of which nobody knows whether it was made, or how far it is."""
+        _log.error("the transaction %s may be decided, and is not applied", decision.token, exc_info=error)
+        self.stuck[decision.token] = Unavailable(
+            "whether the transaction is committed cannot be told before the server is started again: see why in its log"
+        )
+        for live in buckets:
+            live.block(Unavailable(f"{live.place}: {self.stuck[decision.token].message}"))
 
     def is_decided(self, token: str) -> bool:
         """Whether a transaction is committed and not yet done, or that cannot be told before a restart."""
         return token in self._decisions.unfinished or self._decisions.is_uncertain
 
+    @property
+    def has_more_to_do(self) -> bool:
+        """Whether `retry` may have an effect."""
+        again = any(not isinstance(self.stuck.get(token), DataLoss) for token in self._decisions.unfinished)
+        return (again and bool(self.stuck)) or bool(self._finished)
+
     async def roll_forward(self, decision: Decision) -> Committed | None:
-        """Applies what a crash has left out of a decision, before anybody reads the tables.
+        """Applies what is missing of a decision, after a crash or a failure. None where it still cannot be done.
 
-        None where a bucket is damaged and lacks it: so it stays undone, for a bucket that is put in its place.
-
-        Raises:
-            DataLoss: What was staged is damaged.
-            ScanKvError: A bucket cannot be written.
+        The buckets that lack it then are blocked, see `LiveBucket.block`; all others can be used.
         """
-        tables = {}
+        tables, unreadable = {}, None
         for name, incarnation in sorted(decision.tables.items()):
-            # One that was dropped since was whole when it was.
-            with suppress(TableNotFound):
+            try:
                 tables[name] = self._same_table(name, incarnation)
+            except TableNotFound:
+                pass  # It was dropped since, and with it what it lacked.
+            except ScanKvError as error:
+                unreadable = error
         directory = StagingDirectory(self._root, decision.token)
         files = [(directory.part(number), requests) for number, requests in decision.files]
-        rolling = self._rolling(decision, files, tables, beside_damage=True)
-        offsets = await rolling.run()
-        return None if rolling.damaged else decision.committed(offsets)
+        rolling = self._rolling(decision, files, tables)
+        await rolling.run_again()
+        return self._concluded(decision, rolling, unreadable)
+
+    def _concluded(
+        self, decision: Decision, rolling: RollForward, unreadable: ScanKvError | None = None
+    ) -> Committed | None:
+        """Takes notice of how far a decision was carried out; `unreadable` says why a table of it cannot be used."""
+        if not rolling.failed and unreadable is None:
+            committed = decision.committed(rolling.offsets)
+            self._decisions.note_done(committed)
+            self.stuck.pop(decision.token, None)
+        else:
+            committed = None
+            decision = replace(decision, applied=rolling.offsets)
+            self._decisions.note_applied(decision)
+            self.stuck[decision.token] = unreadable or _why_stuck(rolling.failed)
+        for live, error in rolling.failed.items():
+            live.block(_why_blocked(live, error))
+        for live in rolling.buckets:
+            incarnation = decision.tables[live.table]
+            left = (each.is_left(live.table, incarnation, live.number) for each in self._decisions.unfinished.values())
+            if live.mutex.failure is not None and not any(left):
+                live.unblock()
+        return committed
 
     async def finish(self, committed: Committed) -> None:
-        """Notes that a decision is carried out, and removes what was staged. Raises OSError."""
+        """Makes durable that a decision is carried out, and removes what was staged.
+
+        Raises:
+            DiskFull, OSError, Unavailable: It is done with the next decision, or by `retry`.
+        """
+        self._finished.add(committed.token)
+        await self.tidy_up()
+
+    async def tidy_up(self) -> None:
+        """Does so for all decisions that are carried out. Raises as `finish`."""
         async with self._log:
-            await self._executor.run(self._decisions.finish, committed)
-        await self._executor.run(StagingDirectory(self._root, committed.token).remove)
+            await self._executor.run(self._decisions.write_owed)
+        while self._finished:
+            await self._executor.run(StagingDirectory(self._root, self._finished.pop()).remove)
+
+    async def retry(self, dropped: str | None = None) -> list[Committed]:
+        """Tries again to apply what could not be; the commits that are carried out now, and yet to be finished.
+
+        Args:
+            dropped: A table that was dropped, and lacks nothing any more. Without it, what is damaged stays so.
+        """
+        done = []
+        for token, error in list(self.stuck.items()):
+            decision = self._decisions.unfinished.get(token)
+            if decision is None or (isinstance(error, DataLoss) and dropped not in decision.tables):
+                continue
+            async with self._uses.using(decision.tables):
+                committed = await self.roll_forward(decision)
+            if committed is not None:
+                _log.info("the transaction %s is applied now", token)
+                done.append(committed)
+        return done
 
     async def rewrite_log(self, remembered: Iterable[Committed]) -> None:
-        """Has the log keep no more than it must. Raises OSError."""
+        """Has the log keep no more than it must. Raises DiskFull, OSError: it is as before."""
         async with self._log:
             await self._executor.run(self._decisions.rewrite, list(remembered))
 
     def _rolling(
-        self,
-        decision: Decision,
-        files: Sequence[tuple[Path, int]],
-        tables: Mapping[str, LiveTable],
-        *,
-        beside_damage: bool = False,
+        self, decision: Decision, files: Sequence[tuple[Path, int]], tables: Mapping[str, LiveTable]
     ) -> RollForward:
-        identity = WriteIdentity(
-            writer=TRANSACTIONS,
-            epoch=self._decisions.epoch,
-            sequence=decision.number,
-            settled_below=decision.number,
-        )
-        writer = decision.writer or None
-        return RollForward(identity, files, tables, self._executor, writer=writer, beside_damage=beside_damage)
+        return RollForward(decision, self._decisions, files, tables, self._executor)
 
     def _same_table(self, name: str, incarnation: str) -> LiveTable:
         table = self._table(name)
         if table.definition.incarnation != incarnation:
             raise TableNotFound(f"table {name} was dropped, and made anew, since it was written to", table=name)
         return table
+
+
+def _why_blocked(live: LiveBucket, error: Exception) -> ScanKvError:
+    what = f"{live.place} lacks what a committed transaction has written, and is not served"
+    if isinstance(error, DataLoss):
+        return DataLoss(
+            f"{what}: {error.message}; restore what is damaged from a copy, and start the server again, or drop the "
+            "table",
+            table=live.table,
+            bucket=live.number,
+        )
+    return _not_yet(what, error)
+
+
+def _why_stuck(failed: Mapping[LiveBucket, Exception]) -> ScanKvError:
+    places = ", ".join(sorted(live.place for live in failed))
+    what = f"the transaction is committed, and could not be written to {places}"
+    for error in failed.values():
+        if not isinstance(error, DataLoss):
+            return _not_yet(what, error)
+    return DataLoss(f"{what}, where stored data is damaged: what they answer says more")
+
+
+def _not_yet(what: str, error: Exception) -> ScanKvError:
+    cause = error.message if isinstance(error, ScanKvError) else "see the server's log"
+    kind = DiskFull if isinstance(error, DiskFull) else Unavailable
+    return kind(f"{what}: {cause}; it is tried again every {RETRY_SECONDS:g} s", retry_after=RETRY_SECONDS)
+
+
+def _files(parts: Sequence[StagedPart]) -> list[tuple[Path, int]]:
+    return [(part.path, part.requests) for part in parts]
 
 
 def _sync(directory: StagingDirectory, parts: Sequence[StagedPart]) -> None:

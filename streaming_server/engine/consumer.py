@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -102,8 +102,8 @@ def owner_of(consumer_id: str) -> str:
 
 def next_fence(consumer: Consumer) -> int:
     """The fence of the stream that takes it over next."""
-    # Of the clock: one that was deleted and made anew must not get those that it had.
-    return max(consumer.fence + 1, time.time_ns() // 1000)
+    # Rule: one that was deleted and made anew must not get a fence that it had, whatever a clock says.
+    return consumer.fence + 1 if consumer.fence else secrets.randbelow(2**62) + 1
 
 
 def fenced(group: Group, consumer_id: str, why: str) -> ConsumerFenced:

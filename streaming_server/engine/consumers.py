@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -30,6 +29,7 @@ from streaming_server.scan.log_token import LogPosition
 from streaming_server.storage.consumers import ConsumerRecord
 from streaming_server.storage.offsets import count_of
 from table_model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
+from table_model.log_offsets import check_incarnation
 from table_model.log_positions import PositionKind
 from table_model.names import check_consumer_id
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_table import LiveTable
@@ -50,24 +51,30 @@ _log: Final = logging.getLogger(__name__)
 class Consumers:
     """The consumers of all tables of a server. Bound to its event loop.
 
-    They are on disk, and outlive the server; each one's time to live begins anew with it. Time is measured by the
+    They are on disk, and outlive the server; each one's time to live begins anew with it. Rule: time is measured by the
     monotonic clock, so that setting the machine's clock ends none.
 
     Args:
         config: The time to live, and how many there may be.
         executor: Runs what blocks.
         live: Gives a table by its name, if it is in use.
+        clock: The server's.
     """
 
     def __init__(
-        self, config: ServerConfig, executor: StorageExecutor, live: Callable[[str], LiveTable | None]
+        self,
+        config: ServerConfig,
+        executor: StorageExecutor,
+        live: Callable[[str], LiveTable | None],
+        clock: ServerClock,
     ) -> None:
+        self._clock = clock
         self._ttl = config.consumer_ttl_seconds
         self._limit = config.max_consumers
         self._executor = executor
         self._live = live
         self._groups: dict[str, Group] = {}
-        self._reaper = Reaper(self._next_expiry, self._expire)
+        self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
     def add(self, definition: TableDefinition, path: Path) -> Group:
         """Begins to know a table, which is new."""
@@ -78,7 +85,7 @@ class Consumers:
         """Finds the consumers of a table that are on disk. Blocks."""
         group = self.add(definition, path)
         for consumer_id, record in group.directory.read():
-            consumer = Consumer(consumer_id=consumer_id, expires=time.monotonic() + self._ttl)
+            consumer = Consumer(consumer_id=consumer_id, expires=self._clock.monotonic() + self._ttl)
             group.consumers[consumer_id] = consumer
             try:
                 if isinstance(record, DataLoss):
@@ -177,7 +184,7 @@ class Consumers:
             committed = check_fence(group, consumer, fence)
             advanced = committed.advanced(Committed.read(token, group.digest))
             if advanced is not committed or not consumer.committed_micros:
-                await self._store(group, table, consumer, advanced, fence, time.time_ns() // 1000)
+                await self._store(group, table, consumer, advanced, fence, self._clock.commit_micros())
             self._heard_of(consumer)
             return dict(advanced.position.offsets), consumer.committed_micros
 
@@ -190,6 +197,7 @@ class Consumers:
         Raises:
             ConsumerNotFound: There is no such consumer.
             InvalidRequest, PositionExpired, PositionOutOfRange: There is no such place.
+            TableRecreated: The place is of another table of the same name.
             DataLoss: A bucket is damaged, or the consumer is.
         """
         group = self._group(table)
@@ -197,9 +205,10 @@ class Consumers:
             check_sound(consumer)
             assert consumer.committed is not None
             before = consumer.committed.position.offsets
+            check_incarnation(start.table_incarnation, table.definition.name, table.definition.incarnation)
             async with held([table.buckets[number] for number in sorted(before)]) as opened:
                 buckets = {live.number: (live, bucket) for live, bucket in opened}
-                offsets = await LogStarts(table.definition, buckets).of(start, clamp=clamp)
+                offsets = await LogStarts(table.definition, buckets, self._clock).of(start, clamp=clamp)
                 states = {number: bucket.state for number, (_, bucket) in buckets.items()}
                 # Nothing is trimmed while the mutexes are held, nor, from here on, what either position needs.
                 earlier = {n: min(offset, before[n], key=count_of) for n, offset in offsets.items()}
@@ -221,7 +230,7 @@ class Consumers:
         """The consumers of a table by their ids, ascending. Opens the buckets in which they have positions."""
         numbers = {number for one in self._known(table) if one.committed for number in one.committed.position.offsets}
         ends = await _ends(table, numbers)
-        known, now = sorted(self._known(table), key=lambda one: one.consumer_id), time.monotonic()
+        known, now = sorted(self._known(table), key=lambda one: one.consumer_id), self._clock.monotonic()
         return [info_of(consumer, ends, now) for consumer in known]
 
     async def drop(self, table: str) -> None:
@@ -311,11 +320,8 @@ class Consumers:
         table = self._live(group.table)
         if table is None or consumer.committed is None:
             return
-        for number in sorted(consumer.committed.position.offsets):
-            live = table.buckets[number]
-            # One that is just being opened gets the holds of before.
-            async with live.mutex:
-                live.release_log(owner_of(consumer.consumer_id))
+        for number in consumer.committed.position.offsets:
+            table.buckets[number].release_log(owner_of(consumer.consumer_id))
 
     def _end(self, group: Group, consumer: Consumer, why: str) -> None:
         session, consumer.session = consumer.session, None
@@ -324,7 +330,7 @@ class Consumers:
         self._idle_from_now(consumer)
 
     def _heard_of(self, consumer: Consumer) -> None:
-        consumer.expires = time.monotonic() + self._ttl
+        consumer.expires = self._clock.monotonic() + self._ttl
 
     def _idle_from_now(self, consumer: Consumer) -> None:
         self._heard_of(consumer)
@@ -343,13 +349,13 @@ class Consumers:
 
     async def _expire(self) -> None:
         for group, consumer in self._idle():
-            if consumer.expires <= time.monotonic():
+            if consumer.expires <= self._clock.monotonic():
                 await self._end_expired(group, consumer)
 
     async def _end_expired(self, group: Group, consumer: Consumer) -> None:
         try:
             async with consumer.lock:
-                if consumer.session is None and consumer.expires <= time.monotonic():
+                if consumer.session is None and consumer.expires <= self._clock.monotonic():
                     _log.info('the consumer "%s" of %s has expired', consumer.consumer_id, group.table)
                     await self._forget(group, consumer)
         except Exception:

@@ -18,7 +18,7 @@ from table_model.errors import RequestTooLarge
 if TYPE_CHECKING:
     from streaming_server.storage.index_codec import IndexCodec
 
-_NOTHING = pa.array([], pa.binary())
+_NOTHING = pa.nulls(0, pa.binary())
 
 
 def entries_of_upserts(

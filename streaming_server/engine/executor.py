@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
 T = TypeVar("T")
+
+_OPENINGS_AT_ONCE: Final = 16
+"""Buckets that are opened or closed at once: with 24 threads 64 of them took half of the time that they took with 4."""
 
 
 async def all_ended(awaitables: Iterable[Awaitable[T]]) -> list[T]:
@@ -39,6 +42,7 @@ class StorageExecutor:
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="storage")
+        self._opening = ThreadPoolExecutor(max_workers=_OPENINGS_AT_ONCE, thread_name_prefix="opening")
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs `function` in a thread and returns what it gives.
@@ -46,7 +50,14 @@ class StorageExecutor:
         A caller that is cancelled once the work has begun still waits for its end: what it holds meanwhile, a mutex
         above all, must not be let go while the thread works. Keep the work short.
         """
-        work = self._pool.submit(function, *args)
+        return await self._in(self._pool, function, *args)
+
+    async def run_opening(self, function: Callable[..., T], *args: object) -> T:
+        """The same for opening and closing files, which mostly waits for syncs that the disk can join."""
+        return await self._in(self._opening, function, *args)
+
+    async def _in(self, pool: ThreadPoolExecutor, function: Callable[..., T], *args: object) -> T:
+        work = pool.submit(function, *args)
         future = asyncio.wrap_future(work)
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
@@ -72,3 +83,4 @@ class StorageExecutor:
     def close(self) -> None:
         """Waits for running work and ends the threads."""
         self._pool.shutdown()
+        self._opening.shutdown()

@@ -35,9 +35,9 @@ class Gate:
             raise copy(self._failure)
 
     @property
-    def has_failed(self) -> bool:
-        """Whether nobody will pass it any more."""
-        return self._failure is not None
+    def failure(self) -> ScanKvError | None:
+        """Why nobody will pass it any more; None: it is not so."""
+        return self._failure
 
     def open(self) -> None:
         """Lets everybody go on."""
@@ -59,6 +59,11 @@ class GatedMutex(asyncio.Lock):
     def __init__(self) -> None:
         super().__init__()
         self.gate: Gate | None = None
+
+    @property
+    def failure(self) -> ScanKvError | None:
+        """Why nobody can acquire it; None: it is not so."""
+        return None if self.gate is None else self.gate.failure
 
     async def acquire(self) -> bool:  # type: ignore[override]  # typeshed has Literal[True]
         """Acquires the mutex once the gate is open. Raises what the gate failed with."""
@@ -106,7 +111,7 @@ async def all_mutexes(chosen: Sequence[LiveBucket]) -> AsyncIterator[None]:
 async def closed_gate(chosen: Sequence[LiveBucket]) -> AsyncIterator[Gate]:
     """A gate before some buckets, which are given in the order in which mutexes are taken; closed at one instant.
 
-    At the end of the block it is open again, for all of them at once, unless it has failed. Until then,
+    At the end of the block it is open again, for all of them at once but those that are blocked. Until then,
     `LiveBucket.before` of each is the bucket as of that instant.
 
     Raises:
@@ -120,9 +125,9 @@ async def closed_gate(chosen: Sequence[LiveBucket]) -> AsyncIterator[Gate]:
     try:
         yield gate
     finally:
-        if not gate.has_failed:
-            for live in chosen:
-                live.open_gate()
-            gate.open()
-            for live in chosen:
-                live.tell()
+        opening = [live for live in chosen if live.mutex.gate is gate]
+        for live in opening:
+            live.open_gate()
+        gate.open()
+        for live in opening:
+            live.tell()

@@ -21,6 +21,10 @@ class GroupCommit:
         sync: Makes everything below an offset, already written, durable; blocks.
         executor: Runs `sync`.
         durable: The offset up to which the bucket is durable at the start.
+
+    Attributes:
+        syncing: Held while a sync runs; whoever holds it keeps the next one from beginning.
+        syncs: How many there were.
     """
 
     def __init__(
@@ -30,9 +34,12 @@ class GroupCommit:
         self._sync = sync
         self._executor = executor
         self._durable = durable
+        self._paused = False
         self._running: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._listeners: set[Callable[[], None]] = set()
+        # Held while a sync runs.
+        self.syncing = asyncio.Lock()
         self.syncs = 0
 
     @property
@@ -50,13 +57,26 @@ class GroupCommit:
         for listener in list(self._listeners):
             listener()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody listens, no sync runs, and none has failed."""
+        return not self._listeners and self._running is None and self._failure is None
+
+    def pause(self) -> None:
+        """Takes notice that all that was written is durable, and that nothing is written until `resume`."""
+        self._durable, self._paused = self._written(), True
+
+    def resume(self, *, written: Callable[[], int], sync: Callable[[int], None], durable: int) -> None:
+        """Goes on with a bucket that was opened again; listeners stay."""
+        self._written, self._sync, self._durable, self._paused = written, sync, durable, False
+
     async def wait(self, offset: int) -> None:
         """Returns once everything below `offset`, which has been written, is durable.
 
         A waiter joins the sync that runs only when that began after its write; else it takes part in the next. After a
         sync has failed, every wait fails with its error until the server is started anew.
         """
-        while self._durable < offset:
+        while self._durable < offset and not self._paused:
             if self._failure is not None:
                 raise self._failure
             if self._running is None:
@@ -69,7 +89,7 @@ class GroupCommit:
         if self._running is not None:
             # It may have begun before the write.
             await asyncio.shield(self._running)
-        if self._failure is None:
+        if self._failure is None and not self._paused:
             self._running = self._running or asyncio.create_task(self._run())
             await asyncio.shield(self._running)
         if self._failure is not None:
@@ -77,8 +97,9 @@ class GroupCommit:
 
     async def _run(self) -> None:
         try:
-            target = self._written()
-            await self._executor.run(self._sync, target)
+            async with self.syncing:
+                target = self._written()
+                await self._executor.run(self._sync, target)
             self._durable = target
             self.syncs += 1
             self.tell()

@@ -156,18 +156,19 @@ def build_step(bucket: Bucket, context: IndexContext, index_id: int) -> None:
     rows = KeyRange() if build.key is None else KeyRange().behind(build.key)
     cursor = bucket.cursor(context.rows, context.rows.decoder(codec.covered), context.keys, rows)
     try:
-        batch = cursor.next_batch(STEP_ROWS, _STEP_BYTES)
+        batch, reached = cursor.next_batch(STEP_ROWS, _STEP_BYTES), cursor.last_key
     finally:
         cursor.close()
     if batch is None:
         bucket.finish_build(index_id)
         return
+    assert reached is not None
     try:
         keys = context.keys.encode([batch.column(name) for name in context.keys.names])
     except InvalidKey as error:
         raise DataLoss(f"{bucket.place} is damaged: a row has a key that cannot be stored") from error
     entries = codec.entries(batch, keys)
-    bucket.put_built(index_id, *entries, IndexBuild(keys[-1].as_py(), build.rows + batch.num_rows))
+    bucket.put_built(index_id, *entries, IndexBuild(reached, build.rows + batch.num_rows))
 
 
 def _why(error: ScanKvError) -> str:

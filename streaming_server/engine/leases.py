@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from table_model.errors import InvalidRequest, SnapshotLost
-from table_model.limits import MAX_LEASE_SECONDS, MAX_SPLITS, MIN_LEASE_SECONDS
+from table_model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,15 +20,17 @@ _LEASE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One holder's claim on a view: `ttl` seconds long, until `expires` on the monotonic clock."""
+    """A claim on a view: `ttl` seconds long, until `expires` on the monotonic clock.
+
+    A `shared` lease belongs to all callers that know its id: its id is never taken again.
+    """
 
     lease_id: str
     view: PinnedView
     ttl: float
     expires: float
+    shared: bool = False
     ended: bool = False
-    _parts: int = 0
-    _finished: set[int] = field(default_factory=set)
     _listeners: set[Callable[[], None]] = field(default_factory=set)
 
     def end(self) -> None:
@@ -38,15 +39,10 @@ class Lease:
         for listener in list(self._listeners):
             listener()
 
-    def finish(self, part: int, parts: int) -> bool:
-        """Notes that a part was read to its end; true with the last of them, from which on they are counted anew."""
-        if parts != self._parts:
-            self._parts, self._finished = parts, set()
-        self._finished.add(part)
-        if len(self._finished) < parts:
-            return False
-        self._finished.clear()
-        return True
+    @property
+    def renewed_at(self) -> float:
+        """When the lease was renewed last, on the monotonic clock."""
+        return self.expires - self.ttl
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Has a listener called when the lease ends, until the function returned is called."""
@@ -75,14 +71,18 @@ class SnapshotInfo:
     held_micros: int = 0
 
 
-def info_of(lease: Lease) -> SnapshotInfo:
-    """What there is to say of a lease now. Raises DataLoss when its view's manifest cannot be read."""
+def info_of(lease: Lease, now: float) -> SnapshotInfo:
+    """What there is to say of a lease at an instant of the monotonic clock.
+
+    Raises:
+        DataLoss: Its view's manifest cannot be read.
+    """
     return SnapshotInfo(
         snapshot_id=lease.lease_id,
         view_id=lease.view.view_id,
         manifest=lease.view.manifest,
         ttl=lease.ttl,
-        remaining=max(lease.expires - time.monotonic(), 0.0),
+        remaining=max(lease.expires - now, 0.0),
     )
 
 
@@ -108,14 +108,6 @@ def check_ttl(ttl: float) -> None:
     if not MIN_LEASE_SECONDS <= ttl <= MAX_LEASE_SECONDS:
         raise InvalidRequest(
             f"a snapshot's time to live is {ttl:g} s: it must be from {MIN_LEASE_SECONDS:g} to {MAX_LEASE_SECONDS:g}"
-        )
-
-
-def check_part(part: int, parts: int) -> None:
-    """Raises InvalidRequest unless a snapshot may be read in so many parts, of which this is one."""
-    if not 1 <= parts <= MAX_SPLITS or not 0 <= part < parts:
-        raise InvalidRequest(
-            f"part {part} of {parts}: a snapshot is read in 1 to {MAX_SPLITS} parts, which are counted from 0"
         )
 
 

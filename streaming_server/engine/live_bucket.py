@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -12,20 +13,22 @@ from weakref import WeakSet
 
 from streaming_server.engine.base_due import BaseRecord
 from streaming_server.engine.executor import all_ended
-from streaming_server.engine.gate import GatedMutex, all_mutexes
+from streaming_server.engine.gate import Gate, GatedMutex, all_mutexes
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.scan.base_view import BaseView
-from streaming_server.storage.bucket import Bucket
+from streaming_server.storage.bucket import Bucket, LogUse
+from streaming_server.storage.disk_space import has_space
+from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
-from table_model.errors import DataLoss, ScanKvError
+from table_model.errors import DataLoss, DiskFull, ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
-    from streaming_server.engine.gate import Gate
     from streaming_server.scan.overlay import Overlay, OverlayView
     from streaming_server.storage.bucket import BucketSnapshot, BucketState
     from streaming_server.storage.changelog import LogRecord
@@ -39,6 +42,9 @@ T = TypeVar("T")
 MAX_VIEWS_BYTES = 64 << 20
 """Memory for what was written since a base, in all the states of a bucket that scans began with and still read, but for
 the newest one. Each has its own sorted rows: where readers keep more, the next scans read RocksDB."""
+
+REPAIR_SECONDS = 5.0
+"""How often a bucket that takes no writes, because the disk was full, is opened again, at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +69,7 @@ class LiveBucket:
         base_looked_for: Whether it was looked for a base that an earlier server has left.
         overlay: What was written since the base, or since one that is being built. Changed with the mutex held.
         base_record: What keeping the base has cost, and why there is none.
+        used: When it was asked for last, by the monotonic clock.
         damage: The first damage found, or None. A bucket that could not be opened stays so; of one that is open, what
             is not damaged can still be read.
 
@@ -73,6 +80,8 @@ class LiveBucket:
         compression: That of its table.
         resources: Shared by all buckets of the process.
         executor: Runs what blocks.
+        clock: The server's.
+        mark_seconds: How precisely the ages of its changes are known.
         indexes: Gives the ids of the table's indexes as of now.
         on_unbuilt: Is told when the bucket was opened and an index of it is not ready.
         log_holds: Gives from where on the changelog is kept, and for whom, when the bucket is opened.
@@ -88,6 +97,8 @@ class LiveBucket:
         compression: str,
         resources: RocksResources,
         executor: StorageExecutor,
+        clock: ServerClock,
+        mark_seconds: float,
         indexes: Callable[[], Collection[int]],
         on_unbuilt: Callable[[LiveBucket], None],
         log_holds: Callable[[], Mapping[str, int]] = dict,
@@ -110,14 +121,21 @@ class LiveBucket:
         self._compression = compression
         self._resources = resources
         self._executor = executor
+        self._clock = clock
+        self._mark_seconds = mark_seconds
         self._indexes = indexes
         self._on_unbuilt = on_unbuilt
         self._log_holds = log_holds
         self._writer_limits = writer_limits
         self._bucket: Bucket | None = None
         self._looked_at = False
+        self._repair_at = 0.0
+        self._held_at_opening: frozenset[str] = frozenset()
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
+        self._at_rest: BucketState | None = None
+        self._use_at_rest = FamilyBytes(0, 0, 0), LogUse()
+        self.used = 0.0
 
     @property
     def place(self) -> str:
@@ -175,12 +193,14 @@ class LiveBucket:
 
     @property
     def state(self) -> BucketState | None:
-        """The state as of now, durable or not, without the mutex; None unless the bucket is open.
+        """The state as of now, durable or not, without the mutex; None where the bucket was not opened yet.
 
         A write has replaced it by the time that it is acknowledged. While the gate is closed, it is that of before.
         """
-        if self._bucket is None or self._closed is not None:
+        if self._closed is not None or self.mutex.failure is not None:
             return None
+        if self._bucket is None:
+            return self._at_rest
         return self._bucket.state if self.before is None else self.before.state
 
     def close_gate(self, gate: Gate, bucket: Bucket) -> None:
@@ -195,6 +215,20 @@ class LiveBucket:
         # A transaction may leave no change behind, of which nobody need know.
         self.commits += self._bucket.state.log_offset != self.before.state.log_offset
         self.mutex.gate = self.before = None
+
+    def block(self, error: ScanKvError) -> None:
+        """Has everybody who wants to read or write the bucket get an error, until `unblock`.
+
+        Rule: what cannot be done to one bucket keeps no other one from being served.
+        """
+        gate = Gate()
+        gate.fail(error)
+        self.mutex.gate = gate
+
+    def unblock(self) -> None:
+        """Lets everybody read and write again."""
+        self.mutex.gate = self.before = None
+        self.tell()
 
     def tell(self) -> None:
         """Calls those who listen to what becomes durable: more of it may be seen."""
@@ -215,43 +249,159 @@ class LiveBucket:
         """
         if self._closed is not None:
             raise copy(self._closed)
+        self.used = time.monotonic()
         if self._bucket is None:
             if self.damage is not None:
                 raise DataLoss(self.damage, table=self.table, bucket=self.number)
-            await self.run(self._open)
+            await self._run_opening(self._open)
             assert self._bucket is not None
+        if self._bucket.is_full and time.monotonic() >= self._repair_at:
+            await self._repair()
         if not self._looked_at:
             # Not with the opening: who asked for that may have given up meanwhile.
             self._looked_at = True
+            self._renew_holds(self._bucket)
             if self._bucket.builds:
                 self._on_unbuilt(self)
         return self._bucket
 
-    def _open(self) -> None:
-        # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
+    def _made(self, *, read_only: bool = False, after: BucketState | None = None) -> Bucket:
         bucket = Bucket(
             self._path,
             self._place,
             compression=self._compression,
             resources=self._resources,
+            clock=self._clock,
             writer_limits=self._writer_limits,
+            read_only=read_only,
+            after=after,
+            mark_seconds=self._mark_seconds,
         )
         try:
             bucket.settle_indexes(self._indexes())
         except BaseException:
             bucket.close()
             raise
-        for owner, offset in self._log_holds().items():
+        return bucket
+
+    async def _repair(self) -> None:
+        """Opens a bucket again that takes no writes, because the disk was full, once there is space. Hold the mutex.
+
+        Until then it is read as it is; and while a scan reads it, since its lock is given back only behind that.
+        """
+        self._repair_at = time.monotonic() + REPAIR_SECONDS
+        assert self._bucket is not None
+        assert self._commit is not None
+        in_use = self.before is not None or (self._bucket.readers and not self._bucket.is_read_only)
+        if self.upkeep.locked() or in_use or not has_space(self._path):
+            return
+        async with self.upkeep, self._commit.syncing:
+            try:
+                await self.run(self._reopen)
+            except DiskFull as error:
+                _log.warning("%s can still not be written: %s", self._place, error.message)
+
+    def _reopen(self) -> None:
+        before = self._bucket
+        assert before is not None
+        if before.is_read_only:
+            bucket = self._made(after=before.state)
+            before.replaced_by(bucket)
+        else:
+            # RocksDB's lock is needed again.
+            self._bucket = None
+            before.let_go()
+            try:
+                bucket = self._made(after=before.state)
+            except DiskFull:
+                bucket = self._made(read_only=True, after=before.state)
+            before.replaced_by(bucket)
+        self._bucket = bucket
+        if not bucket.is_read_only:
+            _log.info("%s can be written again", self._place)
+
+    def _open(self) -> None:
+        # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
+        try:
+            bucket = self._made()
+        except DiskFull as error:
+            if not self._path.exists():
+                raise
+            _log.warning("%s can only be read: %s", self._place, error.message)
+            bucket = self._made(read_only=True)
+            self._repair_at = time.monotonic() + REPAIR_SECONDS
+        self._held_at_opening = self._take_holds(bucket)
+        offset = bucket.state.log_offset
+        if self._commit is None:
+            self._commit = GroupCommit(written=self._written, sync=self._sync, executor=self._executor, durable=offset)
+        else:
+            self._commit.resume(written=self._written, sync=self._sync, durable=offset)
+        self._bucket, self._at_rest = bucket, None
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether nobody needs the files: no reader, stream, waiting call, build or transaction, and nothing is wrong.
+
+        A hold of the changelog that its owner would have to give again keeps a bucket open; the others are given anew
+        with the opening. Whoever uses an open bucket without its mutex must be found here, or hold `upkeep`.
+        """
+        bucket, commit = self._bucket, self._commit
+        if bucket is None or commit is None or (self._closed or self.damage or self.mutex.failure) is not None:
+            return False
+        is_quiet = commit.is_idle and self.before is None and not self.upkeep.locked() and not bucket.is_full
+        return (
+            is_quiet and bucket.readers == 0 and not bucket.builds and bucket.log.holds.owners <= {*self._log_holds()}
+        )
+
+    async def rest(self) -> bool:
+        """Closes the files until somebody asks for the bucket; whether they were closed. Hold the mutex.
+
+        All that was written is durable before. A bucket whose sync has failed takes no more writes before a restart, so
+        it stays open.
+        """
+        if not self.may_rest:
+            return False
+        assert self._bucket is not None
+        assert self._commit is not None
+        async with self.upkeep:
+            if not self._bucket.state.clean:
+                await self.wait_written()
+            if not self._commit.is_idle:
+                return False
+            use = self._bucket.family_bytes(), await self.run(self._bucket.log_use)
+            bucket, self._bucket = self._bucket, None
+            self._looked_at = False
+            self._commit.pause()
+            try:
+                await self._run_opening(bucket.close)
+                self._at_rest, self._use_at_rest = bucket.state, use
+            except ScanKvError as error:
+                _log.error("closing %s, which was idle: %s [%s]", self._place, error.message, error.__cause__)
+        return True
+
+    def _written(self) -> int:
+        assert self._bucket is not None
+        return self._bucket.state.log_offset
+
+    def _sync(self, offset: int) -> None:
+        assert self._bucket is not None
+        self._bucket.sync(offset)
+
+    def _take_holds(self, bucket: Bucket) -> frozenset[str]:
+        holds = self._log_holds()
+        for owner, offset in holds.items():
             # Of one that lost its hold nothing is kept, and its owner will be told.
             if count_of(offset) >= bucket.state.log_first:
                 bucket.log.hold(owner, offset)
-        self._commit = GroupCommit(
-            written=lambda: bucket.state.log_offset,
-            sync=bucket.sync,
-            executor=self._executor,
-            durable=bucket.state.log_offset,
-        )
-        self._bucket = bucket
+        return frozenset(holds)
+
+    def _renew_holds(self, bucket: Bucket) -> None:
+        """Takes over what has changed of the holds while a thread was opening the bucket: such calls found none open.
+
+        Rule: a hold that has ended keeps nothing, and one that was taken keeps what it says.
+        """
+        for owner in self._held_at_opening - self._take_holds(bucket):
+            bucket.log.release(owner)
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Runs a blocking step on the bucket in the executor. Hold the mutex, and do not let it go before this ends.
@@ -260,6 +410,13 @@ class LiveBucket:
         """
         try:
             return await self._executor.run(function, *args)
+        except ScanKvError as error:
+            raise self.noted(error) from error.__cause__
+
+    async def _run_opening(self, function: Callable[[], T]) -> T:
+        """The same for opening and closing the files."""
+        try:
+            return await self._executor.run_opening(function)
         except ScanKvError as error:
             raise self.noted(error) from error.__cause__
 
@@ -353,9 +510,29 @@ class LiveBucket:
         self.before = None
         if bucket is not None:
             try:
-                await self.run(bucket.close)
+                await self._run_opening(bucket.close)
             except ScanKvError as error:
                 _log.error("closing %s: %s [%s]", self._place, error.message, error.__cause__)
+
+    @property
+    def family_bytes(self) -> FamilyBytes | None:
+        """Bytes of its table files, by what they hold; None where it was not opened yet."""
+        if self._bucket is not None:
+            return self._bucket.family_bytes()
+        return self._use_at_rest[0] if self._at_rest is not None else None
+
+    async def figures(self) -> BucketFigures:
+        """What is known of the bucket now; opens it unless it was open before."""
+        async with self.mutex.beside_gate():
+            if self._bucket is None and self._at_rest is not None and self._closed is None:
+                return BucketFigures(live=self, state=self._at_rest, log_use=self._use_at_rest[1])
+            try:
+                bucket = await self.opened()
+            except DataLoss:
+                return BucketFigures(live=self)
+            built = {index: build.rows for index, build in bucket.builds.items()}
+            log_use = await self.run(bucket.log_use)
+            return BucketFigures(live=self, state=self.state, log_use=log_use, built_rows=built)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,25 +542,14 @@ class BucketFigures:
     Attributes:
         live: The bucket.
         state: Its state; None when it is damaged.
-        disk_bytes: Bytes of its table files.
+        log_use: What there is of its changelog.
         built_rows: For each index that is not ready, how many rows its building has passed.
     """
 
     live: LiveBucket
     state: BucketState | None = None
-    disk_bytes: int = 0
+    log_use: LogUse = field(default_factory=LogUse)
     built_rows: Mapping[int, int] = field(default_factory=dict)
-
-
-async def figures_of(live: LiveBucket) -> BucketFigures:
-    """What is known of a bucket now; opens it."""
-    async with live.mutex.beside_gate():
-        try:
-            bucket = await live.opened()
-        except DataLoss:
-            return BucketFigures(live=live)
-        built = {index: build.rows for index, build in bucket.builds.items()}
-        return BucketFigures(live=live, state=live.state, disk_bytes=bucket.disk_bytes(), built_rows=built)
 
 
 @asynccontextmanager

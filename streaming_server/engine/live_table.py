@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ from streaming_server.engine.bucket_check import BucketCheck
 from streaming_server.engine.catching_up import DEFAULT_CATCH_UP, CatchingUp
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.index_builds import IndexBuilds, IndexContext
-from streaming_server.engine.live_bucket import LiveBucket, durable, figures_of, held
+from streaming_server.engine.live_bucket import LiveBucket, durable, held
 from streaming_server.engine.log_opening import LogOpening
 from streaming_server.engine.lookups import looked_up
 from streaming_server.engine.merging.engine import Engines
@@ -40,16 +39,19 @@ from streaming_server.scan.explaining import explain
 from streaming_server.scan.held_view import HeldView, whole_indexes
 from streaming_server.scan.index_lookup import chosen_index, read_through_index
 from streaming_server.scan.opening import open_scan
+from streaming_server.storage.disk_use import DiskUse, table_files
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import InvalidRequest, RequestTooLarge, WriteConflict
+from table_model.errors import InvalidRequest, RequestTooLarge
 from table_model.limits import MAX_LOOKUP_KEYS
+from table_model.log_offsets import check_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from protos.scankv.v1.scan_pb2 import ExplainScanResponse
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.catching_up import CatchUpLimits
     from streaming_server.engine.column_locks import TableLocks
     from streaming_server.engine.executor import StorageExecutor
@@ -64,9 +66,11 @@ if TYPE_CHECKING:
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.scan.registry import Abortable
     from streaming_server.storage.bucket import Bucket, BucketState
+    from streaming_server.storage.disk_use import BucketFiles
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.writer_states import WriterLimits
     from table_model.errors import ScanKvError
+    from table_model.log_offsets import LogOffsets
     from table_model.schema import TableDefinition
 
 
@@ -84,6 +88,7 @@ class LiveTable:
         path: Its directory.
         pinning: Takes the views that pinned snapshots keep.
         locks: The locks on its columns.
+        clock: The server's.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class LiveTable:
         log_holds: Callable[[int], Mapping[str, int]] = lambda _: {},
         catch_up: CatchUpLimits = DEFAULT_CATCH_UP,
         *,
+        clock: ServerClock,
         locks: TableLocks,
         writer_limits: WriterLimits,
         installed: Installed = MappingProxyType({}),
@@ -108,11 +114,13 @@ class LiveTable:
             executor: Runs what blocks.
             log_holds: Gives from where on a bucket's changelog is kept, and for whom.
             catch_up: When and how streams of changes catch up.
+            clock: The server's.
             locks: The locks on its columns.
             writer_limits: What bounds the writers of each bucket.
             installed: The aggregate functions that the server has from other packages.
         """
         self._installed = installed
+        self.clock = clock
         self._engines: Engines | None = None
         self.locks = locks
         self._catch_up = catch_up
@@ -135,6 +143,8 @@ class LiveTable:
                 compression=definition.options.compression,
                 resources=resources,
                 executor=executor,
+                clock=clock,
+                mark_seconds=definition.options.log_retention_seconds / 100,
                 indexes=lambda: list(self.index_codecs),
                 on_unbuilt=self._builds.wake,
                 log_holds=partial(log_holds, number),
@@ -142,7 +152,7 @@ class LiveTable:
             )
             for number in range(definition.buckets)
         ]
-        self.pinning = Pinning(self.buckets, executor)
+        self.pinning = Pinning(self.buckets, executor, clock)
 
     def altered(self, definition: TableDefinition) -> None:
         """Goes on with a newer definition; scans that run keep theirs.
@@ -236,6 +246,22 @@ class LiveTable:
 
         return check
 
+    def request_keys(self, data: bytes, schema_id: int, *, upsert: bool) -> list[tuple[int, pa.Array]]:
+        """The encoded keys of an upsert of whole rows, or of a delete, that was checked: by bucket, each once. Blocks.
+
+        Raises:
+            InvalidRequest: As when it was checked.
+        """
+        if upsert:
+            asked = request_schema(self.codec.definition, schema_id, MERGE)
+            batch = read_request(data, asked, CHANGE_TYPE_FIELD)
+            # Without change types every row counts, and need not be encoded to tell.
+            if batch.num_columns == len(asked):
+                encoded, buckets = self._keys.encode(self._keys.canonical(batch))
+                return [(number, encoded.take(pa.array(rows)).unique()) for number, rows in rows_by_bucket(buckets)]
+        check = self.upsert_check(data, schema_id, MERGE) if upsert else self.delete_check(data, MERGE)
+        return [(part.bucket, part.keys) for part in check()[1]]
+
     @property
     def engines(self) -> Engines:
         """What merges rows of the current definition. Raises InvalidRequest where the server lacks a function of it."""
@@ -247,12 +273,9 @@ class LiveTable:
         self, rows: int, parts: list[PreparedRows], terms: WriteTerms, columns: Collection[str] | None = None
     ) -> tuple[int, dict[int, int]]:
         """Writes what was checked; `columns` are those that it may change, None all."""
-        if terms.unchanged_incarnation not in ("", self.definition.incarnation):
-            raise WriteConflict(
-                f"table {self.definition.name} was dropped, and made anew, since it was read; nothing was written: "
-                "read it again",
-                table=self.definition.name,
-            )
+        if terms.unchanged_since is not None:
+            of_offsets = terms.unchanged_since.table_incarnation
+            check_incarnation(of_offsets, self.definition.name, self.definition.incarnation)
         scope = WriteScope(
             buckets=self.buckets,
             current=lambda: (self.codec, list(self.index_codecs.values()), self.engines),
@@ -280,9 +303,11 @@ class LiveTable:
         await all_ended(live.wait_written() for live in self.buckets)
         return epoch, sequence
 
-    async def undo(self, writer: str, offsets: Mapping[int, int]) -> tuple[Undone, dict[int, int]]:
+    async def undo(
+        self, writer: str, offsets: LogOffsets, column_locks: frozenset[str] = frozenset()
+    ) -> tuple[Undone, dict[int, int]]:
         """Takes back what a writer that was opened has done behind some offsets: see `Undoing`, and its errors."""
-        undoing = Undoing(self, writer, self._executor)
+        undoing = Undoing(self, writer, column_locks, self._executor)
         log_offsets = await undoing.run(offsets)
         return undoing.undone, log_offsets
 
@@ -344,7 +369,7 @@ class LiveTable:
             if state is None:
                 return None
             states[live.number] = state
-        return _view_of(states)
+        return self._view_of(states)
 
     async def view_now(self, numbers: Sequence[int] | None) -> View:
         """The same, but opens buckets that are not open.
@@ -357,7 +382,7 @@ class LiveTable:
         if view is not None:
             return view
         async with held(self._chosen(numbers)) as opened:
-            return _view_of({live.number: bucket.state for live, bucket in opened})
+            return self._view_of({live.number: bucket.state for live, bucket in opened})
 
     async def open_view(self, plan: ReadPlan) -> OpenedScan:
         """A view of the buckets that a plan names, at one instant, durable.
@@ -369,14 +394,15 @@ class LiveTable:
             DataLoss: A bucket is damaged.
         """
         chosen = self._chosen(plan.buckets)
-        codec, reader = self.codec, plan.reader(self.codec, self._keys.codec)
+        codec = self.codec
+        reader = await plan.reader_in(self._executor.run, codec, self._keys.codec)
         async with held(chosen) as opened:
             if codec is not self.codec:
                 codec, reader = self.codec, plan.reader(self.codec, self._keys.codec)
             # From here to the end of the block every mutex is held, so that nothing is written: this is the instant.
             buckets = {live.number: bucket for live, bucket in opened}
             states = {number: bucket.state for number, bucket in buckets.items()}
-            view = _view_of(states)
+            view = self._view_of(states)
             if plan.limit != 0:
                 reader = await read_through_index(reader, self._held_view(opened))
             bases = bases_of(plan, reader, opened)
@@ -424,6 +450,7 @@ class LiveTable:
                 lambda: self.definition,
                 committed,
                 catching_up=catching_up,
+                clock=self.clock,
             )
             log = await opening.open()
             states = {number: bucket.state for number, (_, bucket) in buckets.items()}
@@ -477,11 +504,18 @@ class LiveTable:
         return HeldView(
             codec=self.codec,
             keys=self._keys.codec,
-            view=_view_of({live.number: bucket.state for live, bucket in opened}),
+            view=self._view_of({live.number: bucket.state for live, bucket in opened}),
             buckets=filled,
             indexes=whole_indexes(self.index_codecs.values(), ready),
             on_error=self._noted,
             check=check,
+        )
+
+    def _view_of(self, states: Mapping[int, BucketState]) -> View:
+        return View(
+            {number: state.log_offset for number, state in states.items()},
+            self.clock.commit_micros(),
+            total_rows(state.rows for state in states.values()),
         )
 
     def _noted(self, number: int, error: ScanKvError) -> ScanKvError:
@@ -498,8 +532,15 @@ class LiveTable:
 
     async def statistics(self) -> tuple[list[BucketFigures], list[IndexStatus]]:
         """What is known of each bucket, one after another, and how far each index is built."""
-        figures = [await figures_of(live) for live in self.buckets]
+        figures = [await live.figures() for live in self.buckets]
         return figures, [self._builds.status(index, figures) for index in self.definition.indexes]
+
+    async def disk_use(self) -> tuple[DiskUse, dict[int, BucketFiles]]:
+        """What the table takes on disk, and each of its buckets. Opens nothing; reads directories in a thread."""
+        files = await self._executor.run(table_files, self.path)
+        known = {live.number: live.family_bytes for live in self.buckets}
+        use = DiskUse.of_table(files, {number: each for number, each in known.items() if each is not None})
+        return use, dict(files.buckets)
 
     async def open_check(self, number: int) -> BucketCheck:
         """A check of one bucket as of now; the caller runs it. Raises DataLoss when the bucket cannot be opened."""
@@ -524,8 +565,8 @@ class LiveTable:
             # Views are opened with the mutexes held, so there are no others than these.
             for source in list(self._sources):
                 source.abort(reason)
-            for bucket in self.buckets:
-                await bucket.close()
+            # Closing syncs, and lets others have the interpreter lock: several at once take a fraction of the time.
+            await all_ended(bucket.close() for bucket in self.buckets)
 
     def _chosen(self, numbers: Sequence[int] | None) -> list[LiveBucket]:
         if numbers is None:
@@ -543,11 +584,3 @@ class LiveTable:
 
 def _index_codecs(definition: TableDefinition) -> dict[int, IndexCodec]:
     return {index.id: IndexCodec(definition, index) for index in definition.indexes}
-
-
-def _view_of(states: Mapping[int, BucketState]) -> View:
-    return View(
-        {number: state.log_offset for number, state in states.items()},
-        time.time_ns() // 1000,
-        total_rows(state.rows for state in states.values()),
-    )

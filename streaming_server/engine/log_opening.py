@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from table_model.log_positions import PositionKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.catching_up import CatchingUp
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.prepare import KeyEncoder
@@ -50,6 +50,7 @@ class LogOpening:
         latest: The table's definition, at any later time.
         committed: Where the consumer stands that the stream is of. None: it is of none, or of one that begins.
         catching_up: Makes net changes, where they are asked for.
+        clock: The server's.
 
     Attributes:
         bases: The columnar bases that rows of the table are read from.
@@ -66,6 +67,7 @@ class LogOpening:
         committed: LogPosition | None = None,
         *,
         catching_up: CatchingUp,
+        clock: ServerClock,
     ) -> None:
         self._plan = plan
         self._codec = codec
@@ -76,8 +78,9 @@ class LogOpening:
         self._latest = latest
         self._committed = committed
         self._catching_up = catching_up
+        self._clock = clock
         self.bases: Mapping[int, BaseView] = NO_BASES
-        self._starts = LogStarts(codec.definition, buckets)
+        self._starts = LogStarts(codec.definition, buckets, clock)
 
     async def open(self) -> OpenedLog:
         """The stream.
@@ -85,6 +88,7 @@ class LogOpening:
         Raises:
             PositionExpired, PositionOutOfRange: The changes that it starts with are not there.
             InvalidResumeToken, InvalidRequest, SchemaMismatch: The plan does not fit the table.
+            TableRecreated: Its offsets are of another table of the same name.
             DataLoss: A bucket is damaged.
         """
         plan = self._plan
@@ -126,7 +130,7 @@ class LogOpening:
         if committed.scanning:
             return self._went_on(committed, clamp=plan.clamp)
         known = {number: bucket for number, bucket in self._buckets.items() if number in committed.offsets}
-        starts = LogStarts(self._definition, known)
+        starts = LogStarts(self._definition, known, self._clock)
         offsets = starts.checked({number: committed.offsets[number] for number in known}, clamp=plan.clamp)
         others = {number: bucket for number, bucket in self._buckets.items() if number not in known}
         if others:
@@ -136,7 +140,7 @@ class LogOpening:
                     "another consumer, or delete this one; else start from something else than FULL"
                 )
             start = replace(plan.start, by_bucket=tuple(pair for pair in plan.start.by_bucket if pair[0] in others))
-            offsets |= await LogStarts(self._definition, others).of(start, clamp=plan.clamp)
+            offsets |= await LogStarts(self._definition, others, self._clock).of(start, clamp=plan.clamp)
         net = {bucket: net for bucket, net in committed.net.items() if bucket in known}
         return LogPosition(dict(sorted(offsets.items())), views=views_of(committed, offsets), net=net)
 
@@ -145,18 +149,23 @@ class LogOpening:
         if position.scanning and position.scanned is not None:
             position = replace(position, views=(*position.views, LaterView(position.scanned, ends)))
         stops = Stops(
-            self._plan.stop, await self._stops(ends), {n: live for n, (live, _) in self._buckets.items()}, self._latest
+            self._plan.stop,
+            await self._stops(ends),
+            {n: live for n, (live, _) in self._buckets.items()},
+            self._latest,
+            self._clock,
         )
         log = LogSource(
             self._owner,
             rows,
             {number: live for number, (live, _) in self._buckets.items()},
-            View(dict(position.offsets), time.time_ns() // 1000, 0),
+            View(dict(position.offsets), self._clock.commit_micros(), 0),
             stops,
             self._latest,
             SeenBefore(position.views, self._keys.encoded) if position.views else None,
             self._catching_up if self._plan.net_changes or position.net else None,
             position.net,
+            now_micros=self._clock.commit_micros,
         )
         if not position.scanning:
             return log
@@ -181,14 +190,18 @@ class LogOpening:
                 cursor.close()
             raise
         rows = total_rows(bucket.state.rows for _, bucket in self._buckets.values())
-        view = View(dict(ends), time.time_ns() // 1000, rows)
+        view = View(dict(ends), self._clock.commit_micros(), rows)
         on_error = noting_errors({number: live for number, (live, _) in self._buckets.items()}, self.bases)
         return KvSource(reader.decoder.schema, self._definition.schema.id, view, cursors, scanned, on_error)
 
     async def _stops(self, ends: Mapping[int, int]) -> dict[int, int] | None:
         stop = self._plan.stop
-        if stop is None or (stop.kind is PositionKind.TIMESTAMP and stop.micros > time.time_ns() // 1000):
+        if stop is None:
             return None
+        if stop.kind is PositionKind.TIMESTAMP:
+            self._clock.check_time(stop.micros, "the stop")
+            if stop.micros > self._clock.commit_micros():
+                return None
         if stop.kind is PositionKind.LATEST:
             return dict(ends)
         if stop.kind is PositionKind.TIMESTAMP:
@@ -206,6 +219,7 @@ class Stops:
         offsets: Where it ends, as far as that is known.
         buckets: The buckets that are read.
         latest: The table's definition of now.
+        clock: The server's.
     """
 
     def __init__(
@@ -214,7 +228,9 @@ class Stops:
         offsets: Mapping[int, int] | None,
         buckets: Mapping[int, LiveBucket],
         latest: Callable[[], TableDefinition],
+        clock: ServerClock,
     ) -> None:
+        self._clock = clock
         self.offsets = offsets
         self._micros = stop.micros if stop is not None and stop.kind is PositionKind.TIMESTAMP else None
         self._buckets = buckets
@@ -224,7 +240,7 @@ class Stops:
         """After how long `settle` will know. None: it knows, or will never."""
         if self._micros is None or self.offsets is not None:
             return None
-        return max(0.0, self._micros / 1e6 - time.time())
+        return max(0.0, (self._micros - self._clock.commit_micros()) / 1e6)
 
     async def settle(self) -> None:
         """Finds the offsets out when the time is over: commits after it are of later times."""

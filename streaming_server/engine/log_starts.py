@@ -13,6 +13,7 @@ from table_model.log_positions import PositionKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.storage.bucket import Bucket
     from table_model.log_positions import StartFrom
@@ -27,9 +28,13 @@ class LogStarts:
     Args:
         definition: The table as of now.
         buckets: The buckets that are read, open, by number.
+        clock: The server's.
     """
 
-    def __init__(self, definition: TableDefinition, buckets: Mapping[int, tuple[LiveBucket, Bucket]]) -> None:
+    def __init__(
+        self, definition: TableDefinition, buckets: Mapping[int, tuple[LiveBucket, Bucket]], clock: ServerClock
+    ) -> None:
+        self._clock = clock
         self._definition = definition
         self._buckets = buckets
 
@@ -42,7 +47,7 @@ class LogStarts:
         """The offsets that a start stands for; of one from the whole table, where its rows end.
 
         Raises:
-            InvalidRequest: It names other buckets.
+            InvalidRequest: It names other buckets; or a time at which the server's clock was wrong.
             PositionExpired, PositionOutOfRange: The changes are not there, and `clamp` is not set.
             DataLoss: A bucket is damaged.
         """
@@ -53,6 +58,7 @@ class LogStarts:
             case PositionKind.OFFSETS:
                 return self.checked(dict(start.by_bucket), clamp=clamp)
             case PositionKind.TIMESTAMP:
+                self._clock.check_time(start.micros, "the start")
                 return await self.at(start.micros)
             case PositionKind.LAST:
                 return await self._last(start.count)

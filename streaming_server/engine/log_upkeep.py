@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.storage.changelog import MAX_CHANGES_PER_RECORD
@@ -14,10 +13,14 @@ from table_model.errors import ScanKvError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.live_table import LiveTable
-    from streaming_server.storage.bucket import Bucket
+    from streaming_server.storage.bucket import Bucket, BucketState
     from table_model.schema import TableDefinition
+
+_MANY_FLUSHES: Final = 8
+"""Flushes on demand, each of which leaves a small file of each kind behind, before these are made one."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -31,10 +34,19 @@ class LogUpkeep:
         tables: The tables in use, at any time.
         seconds: How often each is looked at.
         max_held_bytes: How much of one bucket's changelog may be kept beyond its retention for those who hold it.
+        clock: The server's.
     """
 
-    def __init__(self, tables: Callable[[], Iterable[LiveTable]], *, seconds: float, max_held_bytes: int) -> None:
+    def __init__(
+        self,
+        tables: Callable[[], Iterable[LiveTable]],
+        *,
+        seconds: float,
+        max_held_bytes: int,
+        clock: ServerClock,
+    ) -> None:
         self._tables = tables
+        self._clock = clock
         self._seconds = seconds
         self._max_held_bytes = max_held_bytes
         self._task: asyncio.Task[None] | None = None
@@ -63,13 +75,19 @@ class LogUpkeep:
                         _log.exception("changelog of bucket %s of %s", live.number, live.table)
 
     async def look_after(self, table: LiveTable, live: LiveBucket) -> None:
-        """Does what is due for one bucket of a table, if it is open. Raises DataLoss."""
+        """Does what is due for one bucket of a table, if it was opened since the start. Raises DataLoss.
+
+        One that is at rest is opened for it only when all of its changelog is beyond the retention.
+        """
         while await self._rewrite(table, live):
             pass
+        await _compact(live)
         async with live.mutex:
             bucket = live.open_bucket
+            if bucket is None and _is_expired(live.state, table.definition, self._clock.service_micros()):
+                bucket = await live.opened()
             if bucket is not None:
-                await live.run(_trim, bucket, table.definition, self._max_held_bytes)
+                await live.run(_trim, bucket, table.definition, self._max_held_bytes, self._clock.service_micros())
                 if bucket.writers.is_sweep_due():
                     await live.run(bucket.writers.sweep)
 
@@ -90,13 +108,27 @@ class LogUpkeep:
         return True
 
 
-def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int) -> None:
-    """Removes what is beyond the retention; who holds too much of it loses its hold."""
+async def _compact(live: LiveBucket) -> None:
+    """Makes the small files one that flushes have left, once there are some."""
+    async with live.upkeep:
+        bucket = live.open_bucket
+        if bucket is not None and bucket.flushes >= _MANY_FLUSHES:
+            bucket.flushes = 0
+            await live.run(bucket.compact_small_files)
+
+
+def _is_expired(state: BucketState | None, definition: TableDefinition, now: int) -> bool:
+    """Whether there are changes, and all of them are older than the retention, as of a service time."""
+    if state is None or state.log_first == state.count:
+        return False
+    return state.log_micros <= now - definition.options.log_retention_seconds * 1_000_000
+
+
+def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now: int) -> None:
+    """Removes what is beyond the retention as of a service time; who holds too much of it loses its hold."""
     options, log, state = definition.options, bucket.log, bucket.state
-    target, oldest = state.log_first, time.time_ns() // 1000 - options.log_retention_seconds * 1_000_000
-    # Finding a time takes some twenty seeks, and most of the time there is nothing to be found.
-    if log.is_older(oldest):
-        target = count_of(log.offset_at(oldest, definition))
+    oldest = now - options.log_retention_seconds * 1_000_000
+    target = state.count if state.log_micros <= oldest else count_of(log.offset_of_age(oldest, now))
     if options.log_retention_bytes and state.log_bytes > options.log_retention_bytes:
         target = max(target, count_of(log.offset_of_bytes(state.log_bytes - options.log_retention_bytes)))
     if target <= state.log_first:

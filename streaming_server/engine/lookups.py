@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.engine.bucket_steps import get_within, total_bytes
@@ -52,6 +53,8 @@ async def _apart(wanted: Sequence[tuple[LiveBucket, list[bytes]]]) -> tuple[list
     room = MAX_REQUEST_BYTES
     for live, keys in wanted:
         async with live.mutex.beside_gate():
+            if live.mutex.failure is not None:
+                raise copy(live.mutex.failure)
             bucket: Bucket | BucketSnapshot = await live.opened()
             bucket = live.before or bucket
             found = await live.run(get_within, bucket, keys, room)

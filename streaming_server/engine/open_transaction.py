@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ from table_model.names import check_writer_id
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from streaming_server.clock import ServerClock
     from streaming_server.storage.decisions import Committed
     from streaming_server.storage.staging import StagingDirectory
 
@@ -69,6 +69,7 @@ class OpenTransaction:
         token: Names it.
         terms: How it was begun.
         directory: Where it is staged.
+        clock: The server's.
         begun: When it was begun, or the server was started, on the monotonic clock.
         expires: When it is aborted if nothing is heard of it, on the same clock.
         since: By table and bucket, the offsets behind which a change of a key that it writes is a conflict.
@@ -81,7 +82,8 @@ class OpenTransaction:
     token: str
     terms: BeginTerms
     directory: StagingDirectory
-    begun: float = field(default_factory=time.monotonic)
+    clock: ServerClock
+    begun: float = field(init=False)
     expires: float = 0.0
     since: dict[str, dict[int, int]] = field(default_factory=dict)
     parts: dict[str, StagedPart] = field(default_factory=dict)
@@ -91,11 +93,12 @@ class OpenTransaction:
 
     def __post_init__(self) -> None:
         """Begins its time to live."""
+        self.begun = self.clock.monotonic()
         self.renew()
 
     def renew(self) -> None:
         """Begins its time to live anew."""
-        self.expires = time.monotonic() + self.terms.ttl
+        self.expires = self.clock.monotonic() + self.terms.ttl
 
     @property
     def size(self) -> int:
@@ -171,7 +174,7 @@ class OpenTransaction:
         }
 
     @classmethod
-    def load(cls, directory: StagingDirectory) -> OpenTransaction | None:
+    def load(cls, directory: StagingDirectory, clock: ServerClock) -> OpenTransaction | None:
         """The transaction in a directory, its time to live begun anew; None where nothing is left of one. Blocks.
 
         Raises:
@@ -185,6 +188,7 @@ class OpenTransaction:
             token=directory.path.name,
             terms=BeginTerms(**content),
             directory=directory,
+            clock=clock,
             since={name: {int(bucket): at for bucket, at in offsets.items()} for name, offsets in since.items()},
             parts={part.part: part for part in directory.parts()},
         )

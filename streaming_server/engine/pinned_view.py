@@ -16,26 +16,28 @@ from streaming_server.scan.held_view import HeldView, whole_indexes
 from streaming_server.scan.index_lookup import chosen_index, read_through_index
 from streaming_server.scan.opening import open_scan
 from streaming_server.scan.overlay import NetRows, OverlayView
-from streaming_server.scan.row_reader import RowReader
 from streaming_server.storage.checkpoint import Checkpoint
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.pinned_base import open_pinned
 from streaming_server.storage.row_codec import RowCodec
 from table_model.errors import DataLoss, InvalidRequest, ScanKvError
 from table_model.key_codec import KeyCodec
-from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from protos.scankv.v1.scan_pb2 import ExplainScanResponse
     from streaming_server.engine.executor import StorageExecutor
-    from streaming_server.scan.base_cursor import BaseCursor
     from streaming_server.scan.opening import OpenedScan, ReadPlan
+    from streaming_server.scan.row_reader import RowReader
     from streaming_server.storage.cursor import BucketCursor
+    from streaming_server.storage.key_probe import KeyProbe
+    from streaming_server.storage.ranges_cursor import RangesCursor
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.row_codec import Decoder
     from streaming_server.storage.snapshots import ViewDirectory, ViewManifest
+    from table_model.key_range import KeyRange
+    from table_model.key_ranges import KeyRanges
     from table_model.schema import TableDefinition
 
 _WHY_NONE: Final = (
@@ -70,6 +72,7 @@ class PinnedView:
         lease_files: Held for every change of the files of its leases.
         splitting: Held while its keys are sampled, which happens once.
         removal: Deletes it, once that has begun.
+        executor: As above.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class PinnedView:
         self.removal: asyncio.Task[None] | None = None
         self._manifest = manifest
         self._resources = resources
-        self._executor = executor
+        self.executor = executor
         self._opening = asyncio.Lock()
         self._open: dict[int, Checkpoint] = {}
         self._bases: dict[int, BaseView] = {}
@@ -156,7 +159,7 @@ class PinnedView:
             )
 
         try:
-            await self._executor.run(work)
+            await self.executor.run(work)
         except ScanKvError as error:
             raise self.noted(number, error) from error.__cause__
 
@@ -169,7 +172,7 @@ class PinnedView:
             for number in numbers:
                 self.check()
                 if self.has_base(number) and number not in self._bases:
-                    await self._executor.run(self._open_base, number)
+                    await self.executor.run(self._open_base, number)
             return dict(self._bases)
 
     def _open_base(self, number: int) -> None:
@@ -254,7 +257,7 @@ class PinnedView:
         # Who reads one keeps it mapped.
         self._bases.clear()
         if checkpoints:
-            await self._executor.run(_close_all, checkpoints)
+            await self.executor.run(_close_all, checkpoints)
 
 
 class SnapshotReader:
@@ -284,12 +287,13 @@ class SnapshotReader:
         """A cursor over a key range of a bucket; opens nothing. Raises DataLoss, or why the view has ended."""
         return self._view.checkpoint(bucket).cursor(self.codec, decoder, self.keys, key_range, reverse=reverse)
 
-    async def keys_cursor(self, bucket: int) -> BucketCursor | BaseCursor:
-        """A cursor over all keys of a bucket, to be skimmed. Raises DataLoss, or why the view has ended."""
-        base = (await self._view.opened_bases([bucket])).get(bucket)
-        if base is None:
-            return self.cursor(bucket, self.codec.decoder(()), KeyRange())
-        return base.cursor(RowReader.of(self.codec, self.keys, (), None, KeyRange()), KeyRange(), reverse=False)
+    def ranges_cursor(self, bucket: int, ranges: KeyRanges) -> RangesCursor:
+        """A cursor over some keys of a bucket; opens nothing. Raises DataLoss, or why the view has ended."""
+        return self._view.checkpoint(bucket).ranges_cursor(self.codec.decoder(()), ranges)
+
+    def probe(self, bucket: int) -> KeyProbe:
+        """Looks at keys of a bucket here and there; opens nothing. Raises DataLoss, or why the view has ended."""
+        return self._view.checkpoint(bucket).probe()
 
     async def open_scan(self, plan: ReadPlan) -> OpenedScan:
         """A scan of these buckets, which ends when the view does; the caller closes its source.
@@ -299,7 +303,7 @@ class SnapshotReader:
             InvalidResumeToken: The token does not fit.
             DataLoss: A bucket is damaged.
         """
-        reader = plan.reader(self.codec, self.keys)
+        reader = await plan.reader_in(self._view.executor.run, self.codec, self.keys)
         if plan.limit != 0:
             reader = await read_through_index(reader, self.held_view())
         bases = await self._bases_for(plan, reader)

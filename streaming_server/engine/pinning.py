@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.scan.base_view import BaseView
@@ -61,9 +61,11 @@ class Pinning:
     Args:
         buckets: All buckets of the table.
         executor: Runs what blocks.
+        clock: The server's.
     """
 
-    def __init__(self, buckets: Sequence[LiveBucket], executor: StorageExecutor) -> None:
+    def __init__(self, buckets: Sequence[LiveBucket], executor: StorageExecutor, clock: ServerClock) -> None:
+        self._clock = clock
         self._buckets = buckets
         self._executor = executor
         self._lock = asyncio.Lock()
@@ -89,6 +91,7 @@ class Pinning:
         definition: Callable[[], TableDefinition],
         *,
         base_paths: Sequence[Path] | None = None,
+        log_owner: str = "",
         max_hold_seconds: float,
     ) -> Cut:
         """Makes checkpoints of all buckets as of one instant; durable when it returns. Call it in `alone`.
@@ -100,6 +103,8 @@ class Pinning:
             paths: Where each bucket's checkpoint goes; these directories do not exist, their parents do.
             definition: Gives the table's definition as of now.
             base_paths: Where the files of each bucket's columnar base go; as `paths`. None: nowhere.
+            log_owner: Who holds the changes from the instant on. Empty: nobody. It is the caller's to release, also
+                when this fails.
             max_hold_seconds: For how long writers may be held.
 
         Raises:
@@ -107,7 +112,7 @@ class Pinning:
             DataLoss: A bucket is damaged.
         """
         await self._flush()
-        cut = await self._checkpoints(paths, base_paths or (), definition, max_hold_seconds)
+        cut = await self._checkpoints(paths, base_paths or (), definition, log_owner, max_hold_seconds)
         await durable(self._buckets, cut.states)
         return cut
 
@@ -126,6 +131,7 @@ class Pinning:
         paths: Sequence[Path],
         base_paths: Sequence[Path],
         definition: Callable[[], TableDefinition],
+        log_owner: str,
         max_hold_seconds: float,
     ) -> Cut:
         clock = asyncio.get_running_loop().time
@@ -141,7 +147,11 @@ class Pinning:
                         await mutexes.enter_async_context(live.mutex)
                     opened = [await live.opened() for live in self._buckets]
                     states = {live.number: bucket.state for live, bucket in zip(self._buckets, opened, strict=True)}
-                    instant, now = definition(), time.time_ns() // 1000
+                    if log_owner:
+                        # Before a mutex is let go: nothing may be trimmed between the view and its hold.
+                        for live in self._buckets:
+                            live.hold_log(log_owner, states[live.number].log_offset)
+                    instant, now = definition(), self._clock.commit_micros()
                     bases = self._bases() if base_paths else {}
                     await self._made(opened, paths)
                     # Also while writers are held: a base is not removed before another one has taken its place.
@@ -214,8 +224,10 @@ def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
 
 async def _flush_one(live: LiveBucket, bucket: Bucket, places: asyncio.Semaphore) -> None:
     async with places:
-        # Without the mutex: writers go on meanwhile, and the bucket is not closed before the pin has ended.
-        await live.run(bucket.flush)
+        # Without the mutex: writers go on meanwhile.
+        async with live.upkeep:
+            if live.open_bucket is bucket:
+                await live.run(bucket.flush)
 
 
 async def _ended(making: asyncio.Task[None]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from streaming_server.clock import ServerClock
 
 _PAUSE_SECONDS: Final = 1.0
 """After a failure: what has expired is still there, so the next look would be at once."""
@@ -23,9 +24,16 @@ class Reaper:
     Args:
         next_expiry: When the first one expires, on the monotonic clock; None while none does.
         end_expired: Ends those that have. What it raises is logged, and it is called again a second later.
+        clock: The server's.
     """
 
-    def __init__(self, next_expiry: Callable[[], float | None], end_expired: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        next_expiry: Callable[[], float | None],
+        end_expired: Callable[[], Awaitable[None]],
+        clock: ServerClock,
+    ) -> None:
+        self._clock = clock
         self._next_expiry = next_expiry
         self._end_expired = end_expired
         self._sooner = asyncio.Event()
@@ -62,6 +70,6 @@ class Reaper:
         expiry = self._next_expiry()
         self._awaited = float("inf") if expiry is None else expiry
         with suppress(TimeoutError):
-            async with asyncio.timeout(None if expiry is None else max(expiry - time.monotonic(), 0.0)):
+            async with asyncio.timeout(None if expiry is None else max(expiry - self._clock.monotonic(), 0.0)):
                 return await self._sooner.wait()
         return False

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import logging
+import shutil
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from streaming_server.clock import ClockLimits, ServerClock
 from streaming_server.engine.base_due import BaseLimits
 from streaming_server.engine.base_upkeep import BaseUpkeep
 from streaming_server.engine.catching_up import CatchUpLimits
+from streaming_server.engine.clock_keeper import ClockKeeper
 from streaming_server.engine.column_locks import ColumnLocks
 from streaming_server.engine.consumers import Consumers
 from streaming_server.engine.executor import StorageExecutor
 from streaming_server.engine.functions.installed import load_installed
+from streaming_server.engine.idle_buckets import IdleBuckets
 from streaming_server.engine.live_table import LiveTable
 from streaming_server.engine.log_upkeep import LogUpkeep
 from streaming_server.engine.merging.engine import Engines
@@ -22,7 +26,10 @@ from streaming_server.engine.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots import Snapshots
 from streaming_server.engine.transactions import TransactionLimits, Transactions
 from streaming_server.storage.catalog import Catalog
+from streaming_server.storage.clock_file import ClockFile
 from streaming_server.storage.data_directory import DataDirectory
+from streaming_server.storage.disk_use import DiskUse, directory_bytes, table_files
+from streaming_server.storage.file_limit import file_limit
 from streaming_server.storage.rocks import RocksResources
 from streaming_server.storage.writer_states import WriterLimits
 from table_model.errors import InvalidRequest, ServerDraining, TableNotFound
@@ -34,11 +41,18 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
     from table_model.merge_functions import ColumnAggregate
     from table_model.merge_spec import MergeSpec
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_FILES_OF_OPEN_BUCKET: Final = 40
+"""Descriptors of one bucket that is open, with a few table files."""
+_LEAST_FILES: Final = 20
+_MOST_FILES: Final = 256
 
 
 class Tables:
@@ -50,16 +64,30 @@ class Tables:
     Args:
         config: The server's settings.
         max_hold_seconds: For how long taking a snapshot may hold a table's writers.
+        clocks: The machine's. None: the real ones.
 
     Attributes:
+        clock: What all of them go by.
         snapshots: The pinned snapshots of these tables; `start` makes them expire.
         consumers: The consumers of their changes; the same.
         locks: The locks on their columns; the same.
         transactions: The transactions that write to them; the same. `recover` comes first.
     """
 
-    def __init__(self, config: ServerConfig, *, max_hold_seconds: float = MAX_HOLD_SECONDS) -> None:
-        """Opens the directory. Raises DirectoryLocked, UsageError or DataLoss, naming the directory or file."""
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        max_hold_seconds: float = MAX_HOLD_SECONDS,
+        clocks: MachineClocks | None = None,
+    ) -> None:
+        """Opens the directory.
+
+        Raises:
+            DirectoryLocked: Another server uses it.
+            UsageError, ForeignDirectory, DiskFull: It cannot be used.
+            DataLoss: What its format is cannot be read.
+        """
         self._installed = load_installed(config.aggregate_functions)
         self._directory = DataDirectory(config.data)
         try:
@@ -67,17 +95,34 @@ class Tables:
         except BaseException:
             self._directory.close()
             raise
+        most_open = min(config.max_open_buckets, max(1, file_limit() // _FILES_OF_OPEN_BUCKET))
         self._resources = RocksResources.of_sizes(
-            block_cache_bytes=config.block_cache_bytes, write_buffer_bytes=config.write_buffer_bytes
+            block_cache_bytes=config.block_cache_bytes,
+            write_buffer_bytes=config.write_buffer_bytes,
+            files_per_store=_files_per_bucket(most_open),
         )
         self._executor = StorageExecutor(config.storage_threads)
+        clock_file = ClockFile(config.data)
+        self.clock = ServerClock(
+            clocks,
+            clock_file.read(is_new=not len(self._catalog)),
+            ClockLimits(
+                max_step_seconds=config.max_clock_step_seconds,
+                trust_seconds=config.clock_trust_seconds,
+            ),
+        )
+        self._clock_keeper = ClockKeeper(self.clock, clock_file, self._executor)
         self._ddl = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._live: dict[str, LiveTable] = {}
         self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
         self._upkeep = LogUpkeep(
-            self.live_tables, seconds=config.log_upkeep_seconds, max_held_bytes=config.log_hold_max_bytes
+            self.live_tables,
+            seconds=config.log_upkeep_seconds,
+            max_held_bytes=config.log_hold_max_bytes,
+            clock=self.clock,
         )
+        self._idle = IdleBuckets(self.live_tables, most=most_open, idle_seconds=config.bucket_idle_seconds)
         self._bases = BaseUpkeep(
             self.live_tables,
             self._executor,
@@ -91,20 +136,25 @@ class Tables:
                 cpu_share=config.base_cpu_share,
             ),
             seconds=config.base_upkeep_seconds,
+            clock=self.clock,
         )
         self.snapshots = Snapshots(
-            config, self._directory.trash, self._resources, self._executor, max_hold_seconds=max_hold_seconds
+            config,
+            self._directory.trash,
+            self._resources,
+            self._executor,
+            self._live.get,
+            clock=self.clock,
+            max_hold_seconds=max_hold_seconds,
         )
-        self.consumers = Consumers(config, self._executor, self._live.get)
-        self.locks = ColumnLocks(self._executor)
+        self.consumers = Consumers(config, self._executor, self._live.get, self.clock)
+        self.locks = ColumnLocks(self._executor, self.clock)
         self._writer_limits = WriterLimits(
             ttl_seconds=config.writer_ttl_seconds, max_writers=config.max_writers_per_bucket
         )
         try:
             for definition in self.definitions():
-                self.snapshots.load(definition, self._catalog.path(definition.name))
-                self.consumers.load(definition, self._catalog.path(definition.name))
-                self.locks.add(definition, self._catalog.path(definition.name))
+                self._load(definition)
             self.transactions = Transactions(
                 self._directory.transactions,
                 self._executor,
@@ -115,28 +165,40 @@ class Tables:
                     ttl_seconds=config.transaction_ttl_seconds,
                     remembered_seconds=config.committed_transaction_seconds,
                 ),
+                self.clock,
             )
         except BaseException:
             self._directory.close()
             raise
 
+    def _load(self, definition: TableDefinition) -> None:
+        """Finds what belongs to a table. If that fails as nobody expects, the table cannot be used, and others can."""
+        name, path = definition.name, self._catalog.path(definition.name)
+        try:
+            self.snapshots.load(definition, path)
+            self.consumers.load(definition, path)
+            self.locks.add(definition, path)
+        except Exception as error:
+            _log.exception("what belongs to the table %s cannot be loaded", name)
+            self._catalog.take_out(name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})")
+
     async def recover(self) -> None:
         """Applies the transactions that were committed before the last stop, as far as they are not; before `start`.
 
-        Raises:
-            DataLoss: What they have staged is damaged.
-            ScanKvError: A table cannot be written.
+        What cannot be applied is not served, and all else is: see `Transactions.recover`.
         """
         await self.transactions.recover()
 
     def start(self) -> None:
         """Starts what runs in the background, until `close`."""
+        self._clock_keeper.start()
         self.snapshots.start()
         self.consumers.start()
         self.locks.start()
         self.transactions.start()
         self._upkeep.start()
         self._bases.start()
+        self._idle.start()
 
     def __len__(self) -> int:
         return len(self._catalog)
@@ -161,6 +223,7 @@ class Tables:
                 self._executor,
                 partial(self._log_holds, name),
                 self._catch_up,
+                clock=self.clock,
                 locks=self.locks.of(name),
                 writer_limits=self._writer_limits,
                 installed=self._installed,
@@ -169,7 +232,8 @@ class Tables:
         return live
 
     def _log_holds(self, table: str, bucket: int) -> dict[str, int]:
-        return self.consumers.log_holds(table, bucket) | self.transactions.log_holds(table, bucket)
+        holders = self.snapshots, self.consumers, self.transactions
+        return {owner: offset for each in holders for owner, offset in each.log_holds(table, bucket).items()}
 
     async def create(
         self,
@@ -191,7 +255,7 @@ class Tables:
             bucket_key=bucket_key,
             options=options,
             incarnation=uuid.uuid4().hex,
-            created_millis=time.time_ns() // 1_000_000,
+            created_millis=self.clock.commit_micros() // 1000,
             buckets=DEFAULT_BUCKETS if buckets is None else buckets,
             indexes=indexes,
             merging=merging,
@@ -252,20 +316,39 @@ class Tables:
     async def drop(self, name: str) -> None:
         """Drops a table: its scans end with TableNotFound. Raises TableNotFound."""
         await self._to_its_end(self._drop(name))
+        await self.transactions.retry(name)
 
     async def _drop(self, name: str) -> None:
         async with self._ddl, self.transactions.uses.altering(name):
-            live = self.table(name)
+            # Of one that cannot be used there is nothing to close.
+            live = self.table(name) if self._catalog.is_usable(name) else None
             try:
                 reason = TableNotFound(f'table "{name}" was dropped', table=name)
-                await live.close(reason)
+                if live is not None:
+                    await live.close(reason)
                 await self.snapshots.drop(name, reason)
                 await self.consumers.drop(name)
                 await self.locks.drop(name)
                 dropped = await self._executor.run(self._catalog.drop, name)
             finally:
-                del self._live[name]
+                self._live.pop(name, None)
             await self._executor.run(self._catalog.discard, dropped)
+
+    async def disk_use(self) -> tuple[DiskUse, int]:
+        """What the data directory takes on disk, and what is free there. Opens nothing; reads directories in a thread.
+
+        Buckets that are open, or were, tell what their table files hold.
+        """
+        use = DiskUse()
+        for name in self._catalog.names():
+            live = self._live.get(name)
+            if live is None:
+                files = await self._executor.run(table_files, self._catalog.path(name))
+                use += DiskUse.of_table(files, {})
+            else:
+                use += (await live.disk_use())[0]
+        staging, others, free = await self._executor.run(_other_bytes, self._directory)
+        return use + DiskUse(staging=staging, other=others), free
 
     async def _to_its_end(self, change: Coroutine[None, None, T]) -> T:
         # Half of a change would leave the catalog and what runs of the table at odds.
@@ -278,6 +361,7 @@ class Tables:
         """Ends what runs, closes every bucket in order and gives the directory back."""
         await self._upkeep.close()
         await self._bases.close()
+        await self._idle.close()
         while self._changes:
             await asyncio.wait(list(self._changes))
         await self.transactions.close()
@@ -286,5 +370,22 @@ class Tables:
         await self.snapshots.close()
         await self.consumers.close()
         await self.locks.close()
+        # Last: what was noted before has no later service time.
+        await self._clock_keeper.close()
         self._executor.close()
         self._directory.close()
+
+
+def _files_per_bucket(buckets: int) -> int:
+    """How many table files each of some open buckets may keep open: together half of what the process may have."""
+    return max(_LEAST_FILES, min(_MOST_FILES, file_limit() // 2 // buckets))
+
+
+def _other_bytes(directory: DataDirectory) -> tuple[int, int, int]:
+    """Bytes of what is staged, of what is neither that nor a table's, and what is free on the disk."""
+    others = sum(
+        directory_bytes(path)
+        for path in directory.path.iterdir()
+        if path not in (directory.tables, directory.transactions)
+    )
+    return directory_bytes(directory.transactions), others, shutil.disk_usage(directory.path).free

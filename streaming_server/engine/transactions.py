@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from contextlib import suppress
 from copy import copy
@@ -13,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from streaming_server.engine.committed_transactions import CommittedTransactions
-from streaming_server.engine.committing import Committing
+from streaming_server.engine.committing import RETRY_SECONDS, Committing
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction, lost, touched_by
 from streaming_server.engine.reaper import Reaper
 from streaming_server.engine.staged_lookup import with_staged
@@ -21,6 +20,7 @@ from streaming_server.engine.staged_rows import check_of
 from streaming_server.engine.table_uses import TableUses
 from streaming_server.storage.decisions import Decisions
 from streaming_server.storage.staging import READ, StagedRequest, StagingDirectory, tokens_in
+from streaming_server.storage.transaction_log import UnreadableLog
 from table_model.errors import (
     DataLoss,
     InvalidRequest,
@@ -32,17 +32,19 @@ from table_model.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
     import pyarrow as pa
 
+    from streaming_server.clock import ServerClock
     from streaming_server.engine.committing import CommitFigures
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.storage.decisions import Committed
+    from streaming_server.storage.staging import Touched
 
 T = TypeVar("T")
 
@@ -87,30 +89,43 @@ class Transactions:
         executor: Runs what blocks.
         table: Gives a table by its name; raises TableNotFound.
         limits: What bounds them.
+        clock: The server's.
 
     Attributes:
         uses: Keeps the tables of commits from being altered.
 
-    Raises:
-        DataLoss: Which transactions were committed cannot be read.
+    When it cannot be read which transactions were committed, every method raises that, and the tables are served.
     """
 
     def __init__(
-        self, root: Path, executor: StorageExecutor, table: Callable[[str], LiveTable], limits: TransactionLimits
+        self,
+        root: Path,
+        executor: StorageExecutor,
+        table: Callable[[str], LiveTable],
+        limits: TransactionLimits,
+        clock: ServerClock,
     ) -> None:
+        self._clock = clock
         self.uses = TableUses()
         self._root = root
         self._executor = executor
         self._table = table
         self._limits = limits
-        self._decisions = Decisions(root)
-        self._committing = Committing(root, self._decisions, executor, table, self.uses)
+        self._damage: ScanKvError | None = None
+        try:
+            self._decisions = Decisions(root, clock)
+        except ScanKvError as error:
+            _log.error("%s: transactions cannot be used: %s", error.reason, error.message)
+            self._damage = error
+            self._decisions = Decisions(root, clock, UnreadableLog(error))
+        self._committing = Committing(root, self._decisions, executor, table, self.uses, clock)
         self._committed = CommittedTransactions(limits.remembered_seconds, self._is_there)
         for committed in self._decisions.take_done():
             self._committed.add(committed)
         self._open: dict[str, OpenTransaction] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._reaper = Reaper(self._next_expiry, self._expire)
+        self._reaper = Reaper(self._next_expiry, self._expire, clock)
+        self._retrying: asyncio.Task[None] | None = None
 
     @property
     def open(self) -> list[OpenTransaction]:
@@ -130,29 +145,59 @@ class Transactions:
     async def recover(self) -> None:
         """Carries out what was decided before a crash, and loads what was staged. Nobody reads or writes meanwhile.
 
-        Raises:
-            DataLoss: What was staged for a decision is damaged.
-            ScanKvError: A bucket cannot be written.
+        Rule: no transaction keeps other tables from being served. Buckets to which a committed one cannot be applied
+        are blocked, see `LiveBucket.block`; if the log cannot be read, all to which one may have been committed.
         """
         # First, since they hold changes of the buckets that are opened then.
         for token in await self._executor.run(tokens_in, self._root):
-            directory = StagingDirectory(self._root, token)
-            if self._committed.find(token, "") is not None:
-                await self._executor.run(directory.remove)
-            elif token not in self._decisions.unfinished:
-                await self._executor.run(self._load, directory)
+            try:
+                await self._recover_staged(StagingDirectory(self._root, token))
+            except Exception:
+                _log.exception("what the transaction %s has staged is left as it is", token)
         for decision in list(self._decisions.unfinished.values()):
             _log.info("applying the transaction %s, which was committed before the last stop", decision.token)
             committed = await self._committing.roll_forward(decision)
             if committed is not None:
-                self._committed.add(committed)
-                await self._committing.finish(committed)
-        self._committed.forget(time.time_ns() // 1000)
-        await self._committing.rewrite_log(self._committed)
+                await self._conclude(committed)
+        self._committed.forget(self._clock.service_micros())
+        await self._shorten_log()
+
+    async def _recover_staged(self, directory: StagingDirectory) -> None:
+        token = directory.path.name
+        if self._damage is not None:
+            parts = await self._executor.run(directory.parts)
+            self._block(touched_by(parts), self._damage)
+        elif self._committed.find(token, "") is not None:
+            await self._executor.run(directory.remove)
+        elif token not in self._decisions.unfinished:
+            await self._executor.run(self._load, directory)
+
+    def _block(self, tables: Mapping[str, Touched], damage: ScanKvError) -> None:
+        """Blocks the buckets for which a transaction has staged rows, because nobody knows if they are to be there."""
+        for name, touched in tables.items():
+            if self._is_there(name, touched.incarnation):
+                for number in touched.buckets:
+                    live = self._table(name).buckets[number]
+                    live.block(
+                        type(damage)(
+                            f"{live.place} may lack what a committed transaction has written, and is not served: "
+                            f"{damage.message}",
+                            table=name,
+                            bucket=number,
+                        )
+                    )
+
+    async def _shorten_log(self) -> None:
+        if self._damage is None:
+            try:
+                await self._committing.rewrite_log(self._committed)
+            except (ScanKvError, OSError) as error:
+                # It stays as long as it is, until the next time.
+                _log.warning("the transaction log cannot be made shorter: %s", error)
 
     def _load(self, directory: StagingDirectory) -> None:
         try:
-            transaction = OpenTransaction.load(directory)
+            transaction = OpenTransaction.load(directory, self._clock)
         except (DataLoss, TypeError, ValueError, LookupError) as error:
             _log.error("DATA_LOSS: the transaction staged in %s is given up: %s", directory.path, error)
             transaction = None
@@ -162,12 +207,16 @@ class Transactions:
             self._open[transaction.token] = transaction
 
     def start(self) -> None:
-        """Starts letting transactions expire, until `close`."""
+        """Starts letting transactions expire, and applying what could not be applied, until `close`."""
         self._reaper.start()
+        self._retrying = asyncio.create_task(self._retry())
 
     async def close(self) -> None:
         """Stops that, once commits that have begun are at their end. What is staged stays."""
         await self._reaper.close()
+        if self._retrying is not None:
+            self._retrying.cancel()
+            await asyncio.wait([self._retrying])
         while self._tasks:
             await asyncio.wait(list(self._tasks))
         self._decisions.close()
@@ -180,6 +229,7 @@ class Transactions:
             TooManyTransactions: There are as many as there may be.
         """
         terms.check()
+        self._check_log()
         if terms.id:
             while (before := self._open_of(terms.id)) is not None:
                 if before.terms.attempt == terms.attempt:
@@ -189,6 +239,7 @@ class Transactions:
             committed = self._committed.find("", terms.id)
             if committed is not None:
                 return committed
+            self._check_not_stuck("", terms.id)
         if len(self._open) >= self._limits.open:
             raise TooManyTransactions(
                 f"there are {len(self._open)} open transactions, which is the limit: commit or abort some, or raise "
@@ -197,7 +248,9 @@ class Transactions:
             )
         token = uuid.uuid4().hex
         directory = StagingDirectory(self._root, token)
-        transaction = self._open[token] = OpenTransaction(token=token, terms=terms, directory=directory)
+        transaction = self._open[token] = OpenTransaction(
+            token=token, terms=terms, directory=directory, clock=self._clock
+        )
         try:
             # Others who begin it meanwhile have its token, and wait here with what they stage.
             async with transaction.lock:
@@ -354,6 +407,7 @@ class Transactions:
 
     def _staging(self, token: str) -> OpenTransaction:
         """An open transaction, from which was heard now."""
+        self._check_log()
         transaction = self._open.get(token)
         if transaction is None:
             if self._committed.find(token, "") is not None:
@@ -375,9 +429,11 @@ class Transactions:
             TransactionLost: There is none.
             ScanKvError: As `Committing.commit`.
         """
+        self._check_log()
         committed = self._committed.find(token, id_)
         if committed is not None:
             return committed
+        self._check_not_stuck(token, id_)
         transaction = self._open.get(token)
         if transaction is None:
             raise lost(token)
@@ -402,18 +458,61 @@ class Transactions:
             raise
         self._committed.add(committed)
         self._forget(transaction)
-        self._to_its_end(self._finish(committed))
+        self._to_its_end(self._conclude(committed))
         return committed
 
-    async def _finish(self, committed: Committed) -> None:
+    async def _conclude(self, committed: Committed) -> None:
+        """Has a commit remembered, and nothing of it staged any more."""
+        self._committed.add(committed)
         try:
             await self._committing.finish(committed)
-            if self._decisions.is_long:
-                self._committed.forget(time.time_ns() // 1000)
-                await self._committing.rewrite_log(self._committed)
-        except OSError:
-            # The next start finds it applied already.
-            _log.exception("noting that the transaction %s is done", committed.token)
+        except (ScanKvError, OSError) as error:
+            # The next decision, or the next start, finds it applied already.
+            _log.error("that the transaction %s is done cannot be noted: %s", committed.token, error)
+            return
+        if self._decisions.is_long:
+            self._committed.forget(self._clock.service_micros())
+            await self._shorten_log()
+
+    async def _retry(self) -> None:
+        """Tries again what could not be done: to apply a transaction, or to note that it is applied."""
+        while True:
+            await asyncio.sleep(RETRY_SECONDS)
+            try:
+                await asyncio.shield(self._to_its_end(self.retry()))
+            except (ScanKvError, OSError) as error:
+                _log.warning("noting that transactions are done: %s", error)
+            except Exception:
+                _log.exception("applying transactions that are committed")
+
+    async def retry(self, dropped: str | None = None) -> None:
+        """Applies what was committed and could not be applied, as far as that can be done now.
+
+        Args:
+            dropped: A table that was dropped, if that is why it is tried.
+        """
+        if dropped is None and not self._committing.has_more_to_do:
+            return
+        done = await self._committing.retry(dropped)
+        if not done:
+            await self._committing.tidy_up()
+        for committed in done:
+            transaction = self._open.get(committed.token)
+            if transaction is not None:
+                self._forget(transaction)
+            await self._conclude(committed)
+
+    def _check_log(self) -> None:
+        """Raises why no transaction can be used, if it is so."""
+        if self._damage is not None:
+            raise copy(self._damage)
+
+    def _check_not_stuck(self, token: str, id_: str) -> None:
+        """Raises why a transaction is committed, but not yet there for everybody, if it is so."""
+        for decision in self._decisions.unfinished.values():
+            stuck = self._committing.stuck.get(decision.token)
+            if stuck is not None and (decision.token == token or (id_ and decision.id == id_)):
+                raise copy(stuck)
 
     async def abort(self, token: str) -> None:
         """Ends a transaction, if it is there, and removes what it has staged.
@@ -421,6 +520,7 @@ class Transactions:
         Raises:
             TransactionCommitted: It is committed, or being committed.
         """
+        self._check_log()
         transaction = self._open.get(token)
         if self._committed.find(token, "") is not None or (transaction is not None and transaction.commit is not None):
             raise TransactionCommitted("the transaction is committed, or is being committed: it cannot be aborted")
@@ -469,7 +569,7 @@ class Transactions:
         return min((each.expires for each in self._open.values() if each.commit is None), default=None)
 
     async def _expire(self) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for transaction in [each for each in self._open.values() if each.commit is None and each.expires <= now]:
             _log.info("the transaction %s has expired", transaction.token)
             await self._end(transaction)

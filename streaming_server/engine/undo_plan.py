@@ -152,6 +152,46 @@ class UndoChanges:
         return rows, np.concatenate([noted.kinds for noted, _ in own]), np.concatenate([at for _, at in own])
 
 
+class ColumnsOfWriter:
+    """Which columns a writer has written, by the changes that are added."""
+
+    def __init__(self, writer: str) -> None:
+        self._own = Origin.of(writer, ()).writer
+        self._columns: set[int] = set()
+        self._all = False
+
+    def add(self, record: LogRecord) -> None:
+        """Adds the next changes."""
+        origin = record.changes.origin
+        if origin.writer == self._own:
+            self._columns.update(origin.columns)
+            self._all |= not origin.columns
+
+    def has(self, column: int) -> bool:
+        """Whether it has written the column with this id."""
+        return self._all or column in self._columns
+
+
+class UndoneChanges:
+    """What the undo of a writer has done, by the changes that are added.
+
+    Attributes:
+        deleted: Rows that are gone.
+        updated: Rows that stay, with other values.
+    """
+
+    def __init__(self, writer: str) -> None:
+        self._undo = Origin.of(undo_id(writer), ()).writer
+        self.deleted = 0
+        self.updated = 0
+
+    def add(self, record: LogRecord) -> None:
+        """Adds the next changes."""
+        if record.changes.origin.writer == self._undo:
+            self.deleted += int((record.changes.kinds == RowKind.DELETE).sum())
+            self.updated += int((record.changes.kinds == RowKind.UPDATE_AFTER).sum())
+
+
 @dataclass(frozen=True, slots=True)
 class _Noted:
     """Changes of one record: whose, in which columns, their keys and kinds; of the writer's the rows."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from streaming_server.engine.changed_keys import changed_keys
-from streaming_server.engine.rehearsal import Rehearsal
+from streaming_server.engine.net_rows import NetRows
 from streaming_server.engine.staged_rows import staged_rows
 from streaming_server.storage.staging import READ
 from table_model.errors import InvalidRequest, TransactionConflict
@@ -42,8 +42,8 @@ class Verification:
     touched: Mapping[str, Touched]
     since: Mapping[str, Mapping[int, int]]
 
-    async def run(self, executor: StorageExecutor) -> None:
-        """Returns when it can be committed.
+    async def run(self, executor: StorageExecutor) -> dict[LiveBucket, NetRows]:
+        """Returns when it can be committed, with what it makes of the tables whose rows are merged.
 
         Memory: the keys that are looked for among changes, and the rows that merging would make.
 
@@ -57,9 +57,9 @@ class Verification:
         stale = {name: self._is_stale(name) for name in self.tables}
         reads = {name for name, touched in self.touched.items() if touched.read_from}
         if not (reads or any(moved.values()) or any(stale.values())):
-            return
+            return {}
         keys: dict[tuple[LiveBucket, int], list[pa.Array]] = {}
-        rehearsals: dict[LiveBucket, Rehearsal] = {}
+        net: dict[LiveBucket, NetRows] = {}
 
         def wanted(request: StagedRequest) -> bool:
             if request.action == READ:
@@ -70,10 +70,11 @@ class Verification:
             async for rows in requests:
                 self._note_keys(rows, keys)
                 if rows.request.action != READ and self.touched[rows.request.table].merges:
-                    await _rehearse(rows, rehearsals)
+                    await _merge(rows, net)
         for (live, offset), parts in keys.items():
             table = self.tables[live.table]
             await _check_unchanged(live, offset, pa.concat_arrays(parts), table)
+        return net
 
     def _moved(self, name: str) -> set[int]:
         """The buckets of a table that have changes in which there may be a conflict."""
@@ -96,15 +97,17 @@ class Verification:
                 keys.setdefault((live, since[part.bucket]), []).append(part.keys)
 
 
-async def _rehearse(rows: StagedRows, rehearsals: dict[LiveBucket, Rehearsal]) -> None:
+async def _merge(rows: StagedRows, net: dict[LiveBucket, NetRows]) -> None:
     table = rows.table
     indexes = list(table.index_codecs.values())
     for part in rows.parts:
         live = table.buckets[part.bucket]
         async with live.mutex.beside_gate():
-            rehearsal = rehearsals.setdefault(live, Rehearsal(await live.opened()))
+            bucket = await live.opened()
+            merged = net.setdefault(live, NetRows(bucket))
+            merged.note(part)
             try:
-                await live.run(rehearsal.merge, part, table.codec, indexes, table.engines)
+                await live.run(merged.merge, part, table.codec, indexes, table.engines)
             except InvalidRequest as error:
                 reason = error.message.partition(";")[0]
                 refused = type(error)(f"{reason}; nothing of the transaction was written")

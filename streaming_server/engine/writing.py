@@ -14,7 +14,7 @@ from streaming_server.storage.writer_states import WriteStep
 from table_model.errors import InvalidRequest, WriteConflict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from streaming_server.engine.live_bucket import LiveBucket
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
     from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity
+    from table_model.log_offsets import LogOffsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +33,13 @@ class WriteTerms:
 
     Attributes:
         identity: Which request of which writer it is. None: repeating it applies it again.
-        unchanged_since: Nothing is written if one of its keys has changed since these offsets, by bucket. None: always.
-        unchanged_incarnation: Of which table these offsets are. Empty: that is not known.
+        unchanged_since: Nothing is written if one of its keys has changed since these offsets. None: always.
         column_locks: The ids of the column locks that its writer has.
         undo_as: Who the changelog says has made the changes of an undo. None: the writer, if it was opened.
     """
 
     identity: WriteIdentity | None = None
-    unchanged_since: Mapping[int, int] | None = None
-    unchanged_incarnation: str = ""
+    unchanged_since: LogOffsets | None = None
     column_locks: frozenset[str] = frozenset()
     undo_as: str | None = None
 

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.scan.base_cursor import BaseCursor
+from streaming_server.scan.cursor_chain import CursorChain
 from table_model.errors import InvalidRequest
-from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from streaming_server.scan.chunk_source import Cursor
-    from streaming_server.scan.keys_to_read import Keys
     from streaming_server.scan.opening import ReadPlan
     from streaming_server.scan.overlay import OverlayView
     from streaming_server.scan.row_reader import Readable, RowReader
     from streaming_server.storage.columnar_base import ColumnarBase
+    from table_model.key_range import KeyRange
+    from table_model.key_ranges import KeyRanges
 
 BASE_CHUNK_ROWS: Final = 32_768
 """Rows of a chunk out of a base when the scan does not say: those of one batch of it, which then go out as they lie."""
 BASE_CHUNK_BYTES: Final = 2 << 20
 """The same in bytes."""
 _FEW_ROWS: Final = 1000
+_FEW_RANGES: Final = 16
+"""To begin a range in a base takes as long as to read some hundred rows; of as many, some milliseconds."""
 
 
 class Via(enum.Enum):
@@ -157,14 +161,17 @@ def cursor_of(
     reader: RowReader,
     number: int,
     bucket: Readable,
-    keys: Keys,
+    keys: KeyRanges,
     bases: Mapping[int, BaseView],
     *,
     reverse: bool = False,
 ) -> Cursor:
     """A cursor over some keys of a bucket, which reads its base where that is among `bases`. Raises DataLoss."""
-    if number in bases and isinstance(keys, KeyRange):
-        return bases[number].cursor(reader, keys, reverse=reverse)
+    if number in bases:
+        base = bases[number]
+        ordered = reversed(list(keys)) if reverse else keys
+        cursors: list[Callable[[], Cursor]] = [partial(base.cursor, reader, one, reverse=reverse) for one in ordered]
+        return cursors[0]() if len(cursors) == 1 else CursorChain(cursors)
     return reader.cursor(bucket, keys, reverse=reverse)
 
 
@@ -181,6 +188,8 @@ async def sort_overlays(
 
 
 def _obstacle(reader: RowReader) -> str:
-    if reader.points is not None or reader.indexed is not None:
+    if reader.ranges.are_keys or reader.indexed is not None:
         return "single keys are looked up"
+    if len(reader.ranges) > _FEW_RANGES:
+        return f"over {_FEW_RANGES} ranges of keys are looked up one after another"
     return ""

@@ -98,8 +98,9 @@ class Position:
 class Cursor(Protocol):
     """Reads one bucket for a source. The rows are of the moment when it was made."""
 
-    rows_scanned: int
-    """Rows read so far."""
+    @property
+    def rows_scanned(self) -> int:
+        """Rows read so far."""
 
     @property
     def message(self) -> BatchMessage | None:
@@ -114,7 +115,10 @@ class Cursor(Protocol):
         """The encoded key up to which it has read, None before the first. Raises DataLoss for a damaged row."""
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """The next rows that are asked for, perhaps none of those it read; None at the end, which is proven."""
+        """The next rows that are asked for, perhaps none; None at the end, which is proven.
+
+        Takes a few milliseconds at most: where many rows were deleted, `last_key` moves without any row.
+        """
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | pa.StructArray | None:
         """The next rows, perhaps none; None at the end, which is proven.
@@ -152,8 +156,8 @@ class ChunkSource(Protocol):
         everything raises DataLoss.
         """
 
-    def position(self) -> Position:
-        """How far the chunks given so far reach; there has been one."""
+    def position(self) -> Position | None:
+        """How far the chunks given so far reach; None where that is not known, and there were no rows yet."""
 
     def abort(self, error: ScanKvError) -> None:
         """Frees what the source holds now; whoever asks for the next chunk gets the error."""

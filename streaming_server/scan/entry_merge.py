@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from math import sqrt
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 
 from streaming_server.scan.held_view import MAX_STEP_ENTRIES
 from streaming_server.scan.sort_codes import sort_codes
+from streaming_server.storage.range_reader import STEP_SECONDS
 from table_model.errors import DataLoss, InvalidKey, ScanKvError
 from table_model.expressions import evaluate
 from table_model.key_range import KeyRange
@@ -92,7 +94,8 @@ class EntryMerge:
             DataLoss: The entries are damaged.
         """
         found, last, runs = await self._first(self.everywhere(columns), n, "value", ascending=ascending)
-        cut = [run for run in runs if last is not None and not run.ended and run.reached("value").equals(last)]
+        read = [run for run in runs if not run.ended and run.last is not None]
+        cut = [run for run in read if last is not None and run.reached("value").equals(last)]
         if cut:
             again = pa.array([run.number for run in cut], pa.int32())
             is_again = pc.and_(pc.equal(found["value"], last), pc.is_in(found["bucket"], value_set=again))
@@ -138,11 +141,16 @@ class EntryMerge:
     def _next(self, runs: Sequence[_Run], step: int) -> pa.RecordBatch:
         """Reads so many entries of some buckets; those of them that are kept. Decodes all of them at once."""
         parts: list[tuple[_Run, list[bytes]]] = []
+        began = time.thread_time()
         for run in runs:
             try:
                 parts.append((run, run.next_values(step)))
             except ScanKvError as error:
                 raise self._held.on_error(run.number, error) from error.__cause__
+            if time.thread_time() - began > STEP_SECONDS:
+                # Deleted entries were passed over: the others come next time.
+                self._since_turn = MAX_STEP_ENTRIES
+                break
         numbers = [run.number for run, values in parts for _ in values]
         entries, kept = self._told_where([value for _, values in parts for value in values], numbers, parts)
         place = 0
@@ -203,28 +211,27 @@ class _Run:
     Attributes:
         number: The bucket.
         ended: Whether it is proven that there are no more entries.
-        last: The last one that was read, kept or not, as a batch of one; set once there is one.
+        last: The last one that was read, kept or not, as a batch of one; None before the first.
     """
 
     def __init__(self, number: int, cursor: EntryCursor) -> None:
         self.number = number
         self.ended = False
-        self.last: pa.RecordBatch
+        self.last: pa.RecordBatch | None = None
         self._cursor = cursor
         self._last_key = b""
 
     def next_values(self, entries: int) -> list[bytes]:
         """Reads the next entries. Raises DataLoss."""
-        keys, values = self._cursor.next_entries(entries)
+        keys, values = self._cursor.next_entries(entries) or ([], [])
+        self.ended = self._cursor.ended
         if keys:
             self._last_key = keys[-1]
-        if len(keys) < entries:
-            self._cursor.next_entries(1)  # proves that there are no more
-            self.ended = True
         return values
 
     def reached(self, column: str) -> pa.Scalar:
-        """The last value or key that was read, kept or not."""
+        """The last value or key that was read, kept or not; there is one."""
+        assert self.last is not None
         return self.last[column][0]
 
     def same_value(self) -> KeyRange:
@@ -244,7 +251,7 @@ def _nth(kept: Sequence[pa.RecordBatch], column: str, n: int, *, in_order: bool,
 
 def _is_before(run: _Run, column: str, last: pa.Scalar | None, *, ascending: bool) -> bool:
     """Whether more entries of a bucket can be before the n-th."""
-    if last is None:
+    if last is None or run.last is None:
         return True
     before: bool = (pc.less if ascending else pc.greater)(run.reached(column), last).as_py()
     return before

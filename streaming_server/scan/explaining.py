@@ -9,7 +9,7 @@ from streaming_server.scan.base_view import Via
 from streaming_server.scan.keys_to_read import keys_to_read
 from table_model.expressions import MAX_POINTS
 from table_model.key_parts import point_text, range_text
-from table_model.key_range import KeyRange
+from table_model.key_ranges import ALL_KEY_RANGES, KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from table_model.schema import TableDefinition
 
 _POINTS_SHOWN: Final = 10
+_RANGES_SHOWN: Final = 10
 _LONGEST_TEXT: Final = 10_000
 
 
@@ -43,9 +44,12 @@ def explain(
     """
     asked = () if plan.limit == 0 else buckets
     left = keys_to_read(reader, definition, asked, None, reverse=plan.reverse, ordered=plan.ordered)
-    points = sorted(key for keys in left.values() if not isinstance(keys, KeyRange) for key in keys)
-    # All buckets are read in the same range.
-    ranges = {keys for keys in left.values() if isinstance(keys, KeyRange)}
+    pieces = sorted(
+        {pair for keys in left.values() for pair in zip(keys.starts, keys.ends, strict=True)}, key=_start_of
+    )
+    read = KeyRanges(tuple([start for start, _ in pieces]), tuple([end for _, end in pieces]))
+    points = read.keys
+    ranges = [one for one in read if not KeyRanges.of(one).are_keys]
     residual = reader.residual if choice is None else choice.plan.residual
     returned = definition.schema.names if plan.columns is None else plan.columns
     looked_at = set(returned if residual is None else residual.columns)
@@ -53,7 +57,9 @@ def explain(
         looked_at |= set(definition.primary_key)
     return scan_pb2.ExplainScanResponse(
         buckets=left,
-        ranges=[range_text(keys, reader.keys) for keys in ranges],
+        ranges=[range_text(one, reader.keys) for one in ranges[:_RANGES_SHOWN]],
+        range_count=len(ranges),
+        all_keys=read == ALL_KEY_RANGES,
         points=len(points),
         first_points=[point_text(key, reader.keys) for key in points[:_POINTS_SHOWN]],
         residual="" if residual is None else _shortened(repr(residual.predicate)),
@@ -68,6 +74,10 @@ def explain(
         via=scan_pb2.VIA_BASE if via[0] is Via.BASE else scan_pb2.VIA_ITERATOR,
         via_reason=via[1],
     )
+
+
+def _start_of(piece: tuple[bytes, bytes | None]) -> bytes:
+    return piece[0]
 
 
 def _shortened(text: str) -> str:

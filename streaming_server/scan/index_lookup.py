@@ -11,7 +11,6 @@ from streaming_server.scan.held_view import MAX_STEP_ENTRIES
 from streaming_server.scan.row_reader import IndexedKeys
 from table_model.errors import DataLoss, ScanKvError
 from table_model.expressions import MAX_POINTS, plan_index
-from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 MAX_ENTRY_BYTES: Final = 16 * 1024 * 1024
 """Of the entries, keys and values, that one scan keeps."""
-
-_ALL_KEYS: Final = KeyRange()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ def chosen_index(reader: RowReader, indexes: Iterable[IndexCodec]) -> IndexChoic
         reader: How the rows would be read without one.
         indexes: Those that can be used.
     """
-    if reader.residual is None or reader.points is not None or reader.key_range != _ALL_KEYS:
+    if reader.residual is None or reader.ranges.is_bounded:
         return None
     choices = [
         IndexChoice(codec, plan)
@@ -109,7 +106,7 @@ class _Entries:
         for key_range in self._ranges:
             cursor = self._held.buckets[number].entry_cursor(key_range)
             try:
-                while values := self._step(number, cursor):
+                while (values := self._step(number, cursor)) is not None:
                     found += values
                     if self._room < 0 or self._room_bytes < 0:
                         return None
@@ -120,13 +117,17 @@ class _Entries:
                 cursor.close()
         return found
 
-    def _step(self, number: int, cursor: EntryCursor) -> list[bytes]:
+    def _step(self, number: int, cursor: EntryCursor) -> list[bytes] | None:
+        """The values of the next entries, perhaps none; None at the end."""
         try:
-            keys, values = cursor.next_entries(min(self._room + 1, MAX_STEP_ENTRIES))
+            read = cursor.next_entries(min(self._room + 1, MAX_STEP_ENTRIES))
         except ScanKvError as error:
             raise self._held.on_error(number, error) from error.__cause__
+        if read is None:
+            return None
+        keys, values = read
         self._room -= len(keys)
         self._room_bytes -= sum(map(len, keys)) + sum(map(len, values))
-        # A seek takes as long as reading some entries.
-        self._since_turn += len(keys) + 16
+        # A seek takes as long as reading some entries; a step that gives nothing has passed over deleted ones.
+        self._since_turn += len(keys) + 16 if keys else MAX_STEP_ENTRIES
         return values

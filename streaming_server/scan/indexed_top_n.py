@@ -17,10 +17,9 @@ import pyarrow.compute as pc
 
 from streaming_server.scan.entry_merge import EntryMerge, GaveUp
 from streaming_server.scan.top_n import MAX_KEPT_BYTES, too_large, too_many_ties
-from streaming_server.storage.points_cursor import rows_missing
+from streaming_server.storage.ranges_cursor import rows_missing
 from table_model.errors import ScanKvError
 from table_model.expressions import bind, plan_keys, plan_order
-from table_model.key_range import KeyRange
 from table_model.limits import MAX_TOP_N
 
 if TYPE_CHECKING:
@@ -73,8 +72,7 @@ def chosen_order(
     bound, bounded = None, False
     if where is not None:
         bound = bind(where, codec.schema)
-        by_key = plan_keys(bound, keys)
-        bounded = by_key.points is not None or by_key.key_range != KeyRange()
+        bounded = plan_keys(bound, keys).ranges.is_bounded
     choices = []
     for index in indexes:
         plan = plan_order(bound, spec.by, index.columns)

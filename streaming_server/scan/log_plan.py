@@ -10,6 +10,7 @@ from streaming_server.scan.resume_token import Fingerprint
 from table_model.errors import InvalidRequest
 from table_model.expressions.binding import columns_of
 from table_model.key_range import KeyRange
+from table_model.log_offsets import check_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,8 +64,16 @@ class LogPlan:
     unmatched_delete: bool = False
 
     def check(self, definition: TableDefinition) -> None:
-        """Raises InvalidRequest for what the table's changelog cannot tell."""
+        """Refuses what the table's changelog cannot tell.
+
+        Raises:
+            InvalidRequest: It cannot tell that.
+            TableRecreated: The offsets of the start or the stop are of another table of the same name.
+        """
         options, table = definition.options, definition.name
+        for position in (self.start, self.stop):
+            if position is not None:
+                check_incarnation(position.table_incarnation, table, definition.incarnation)
         if options.changelog == "none":
             raise InvalidRequest(
                 f'table {table} was created with changelog="none", so its changes cannot be followed: for that, create '

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Protocol
@@ -98,6 +97,7 @@ class LogSource:
         seen: Tells the changes that were sent as rows already. None: none were.
         net: Makes the net changes of buckets that are far behind. None: every change is read.
         begun: The stretches of net changes that were begun before, with their `net`.
+        now_micros: The commit time of now: all that is committed later has no earlier time.
     """
 
     def __init__(
@@ -111,7 +111,10 @@ class LogSource:
         seen: SeenBefore | None = None,
         net: NetReader | None = None,
         begun: Mapping[int, NetPosition] | None = None,
+        *,
+        now_micros: Callable[[], int],
     ) -> None:
+        self._now_micros = now_micros
         self._seen = seen
         self.view = view
         self.rows_scanned = 0
@@ -228,7 +231,8 @@ class LogSource:
 
     def watermark(self) -> int | None:
         """Before which time, in microseconds since 1970, all that was committed was read; None where changes wait."""
-        now = time.time_ns() // 1000
+        # First, so that what is committed afterwards is not before it.
+        now = self._now_micros()
         return now if all(self._tails[b].is_quiet_at(offset) for b, offset in self._offsets.items()) else None
 
     def give_back(self, bucket: int, last: int | None) -> None:

@@ -16,7 +16,7 @@ from table_model.expressions import nanoseconds_a_row
 from table_model.limits import MAX_CHUNK_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from streaming_server.scan.base_view import BaseView
     from streaming_server.scan.chunk_source import ChunkSource, Cursor, Position, View
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from table_model.expressions import BoundPredicate, Predicate
     from table_model.key_codec import KeyCodec
     from table_model.key_range import KeyRange
+    from table_model.key_ranges import KeyRanges
     from table_model.schema import TableDefinition
 
+_SHORT_NODES, _SHORT_LISTS = 32, 256
 _ASKING_NANOSECONDS: Final = 8_000_000
 """For so long at once a predicate may be asked of rows: as long as several chunks without one take."""
 
@@ -66,6 +68,13 @@ class ReadPlan:
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
         """How this is read of a table with such rows and keys. Raises SchemaMismatch."""
         return RowReader.of(codec, keys, self.columns, self.where, self.key_range, stored_rows=self.stored_rows)
+
+    async def reader_in(self, run: Callable[..., Awaitable[RowReader]], codec: RowCodec, keys: KeyCodec) -> RowReader:
+        """The same, with `run` in a thread where it takes some milliseconds, as for hundreds of comparisons."""
+        where = self.where
+        if where is None or (where.nodes <= _SHORT_NODES and where.list_values <= _SHORT_LISTS):
+            return self.reader(codec, keys)
+        return await run(self.reader, codec, keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +148,9 @@ def open_scan(
         for cursor in cursors.values():
             cursor.close()
         raise
-    source = _source(plan, definition, reader, view, cursors, position, on_error, of_bases=bool(bases))
+    source = _source(
+        plan, definition, reader, view, cursors, position, on_error, ranges=left.values(), of_bases=bool(bases)
+    )
     return OpenedScan(
         source=source,
         tokens=TokenWriter(fingerprint, view),
@@ -184,6 +195,7 @@ def _source(
     position: Position | None,
     on_error: Callable[[int, ScanKvError], ScanKvError],
     *,
+    ranges: Iterable[KeyRanges],
     of_bases: bool,
 ) -> ChunkSource:
     schema = reader.decoder.schema
@@ -199,5 +211,5 @@ def _source(
         on_error,
         reverse=plan.reverse,
         # Row by row, many keys without rows would be looked up at once; bases are read in batches anyway.
-        singly=reader.points is None and not of_bases,
+        singly=not of_bases and all(keys.is_one_range for keys in ranges),
     )

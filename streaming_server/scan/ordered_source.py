@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from copy import copy
 from heapq import merge
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from streaming_server.scan.chunk_source import Chunk, Position
 from streaming_server.scan.sorted_merge import stable_order
+from streaming_server.storage.range_reader import STEP_SECONDS
 from table_model.errors import DataLoss, ScanKvError
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.ordered_forms import OrderedForm
 
 _SINGLE_ROWS: Final = 128
-_NO_KEYS: Final = pa.array([], pa.binary())
+_NO_KEYS: Final = pa.nulls(0, pa.binary())
 
 T = TypeVar("T")
 Parts: TypeAlias = "Sequence[tuple[int, pa.Array]]"
@@ -89,12 +91,12 @@ class OrderedSource:
         if merged is None:
             return None
         self._single_rows -= len(merged.rows)
-        self._position = Position(0, merged.last_key)
+        if merged.last_key is not None:
+            self._position = Position(0, merged.last_key)
         return Chunk(0, self._told_where(self._form.decode, merged.rows, merged.parts))
 
-    def position(self) -> Position:
+    def position(self) -> Position | None:
         """How far the chunks given so far reach, in all buckets."""
-        assert self._position is not None
         return self._position
 
     def abort(self, error: ScanKvError) -> None:
@@ -109,23 +111,48 @@ class OrderedSource:
 
     def _merge_singly(self, max_rows: int, max_bytes: int) -> _Merged | None:
         """The next rows, with no bucket read further than one row."""
-        parts = []
+        began = time.thread_time()
+        for run in self._runs:
+            while run.last_key is None and not run.ended:
+                run.add_single()
+                if time.thread_time() - began > STEP_SECONDS:
+                    return _Merged(self._form.nothing, None, [])
+        parts: list[tuple[int, pa.Array]] = []
         last_key = b""
         # It asks a run for its next row only when the one before was taken and another one is wanted.
-        for key, run in merge(*(run.singly() for run in self._runs), key=itemgetter(0), reverse=self._reverse):
-            last_key = key
+        for (last_key, _), run in merge(*map(self._singly, self._runs), key=itemgetter(0), reverse=self._reverse):
+            if not len(run.keys):
+                # Of this bucket it is only known that there are no rows up to here.
+                return _Merged(pa.concat_arrays([self._form.nothing, *(rows for _, rows in parts)]), last_key, parts)
             parts.append((run.bucket, run.take(1)))
             max_bytes -= parts[-1][1].nbytes
-            if len(parts) == max_rows or max_bytes <= 0:
+            if len(parts) == max_rows or max_bytes <= 0 or time.thread_time() - began > 5 * STEP_SECONDS:
                 break
         return _Merged(pa.concat_arrays([rows for _, rows in parts]), last_key, parts) if parts else None
+
+    def _singly(self, run: _Run) -> Iterator[tuple[tuple[bytes, bool], _Run]]:
+        """The first key of a run, each time anew: whoever gets it takes its row before asking again.
+
+        Where it gives no row, the key is how far the bucket was read, behind the rows of others with the same key.
+        """
+        while len(run.keys) or not run.ended:
+            if len(run.keys):
+                yield (run.keys[0].as_py(), self._reverse), run
+            else:
+                run.add_single()
+                if not len(run.keys) and not run.ended:
+                    assert run.last_key is not None
+                    yield (run.last_key, not self._reverse), run
 
     def _merge(self, max_rows: int, max_bytes: int) -> _Merged | None:
         """The next rows: those that are not behind the last row read of a bucket that may have more."""
         reading = [run for run in self._runs if not run.ended]
         if reading:
             self._read_ahead(reading, max(1, max_rows // len(reading)), max(1, max_bytes // len(reading)))
-        ends = [run.last_key for run in self._runs if not run.ended]
+        reached = [run.last_key for run in self._runs if not run.ended]
+        ends = [key for key in reached if key is not None]
+        if len(ends) < len(reached):
+            return _Merged(self._form.nothing, None, [])
         cutoff = (max if self._reverse else min)(ends, default=None)
         ready = [(run, run.count_to(cutoff)) for run in self._runs]
         keys = pa.concat_arrays([run.keys[:count] for run, count in ready])
@@ -140,7 +167,14 @@ class OrderedSource:
 
     def _read_ahead(self, runs: Sequence[_Run], rows: int, size: int) -> None:
         """Reads at most so many rows, and bytes, of each bucket of which no more than half of either is there."""
-        read = [(run, run.next_rows(rows, size)) for run in runs if run.has_at_most(rows // 2, size // 2)]
+        read: list[tuple[_Run, pa.Array]] = []
+        began = time.thread_time()
+        for run in runs:
+            # Where many rows were deleted, a bucket takes as long as a chunk: then the others come next time.
+            if time.thread_time() - began > 2 * STEP_SECONDS:
+                break
+            if run.has_at_most(rows // 2, size // 2):
+                read.append((run, run.next_rows(rows, size)))
         parts = [(run.bucket, new) for run, new in read]
         # For all of them at once: a step of one bucket may be small.
         keys = self._told_where(self._form.keys_of, pa.concat_arrays([new for _, new in read]), parts) if read else ()
@@ -163,10 +197,10 @@ class OrderedSource:
 
 
 class _Merged(NamedTuple):
-    """Rows in their order, the key up to which that is all, and the same rows by bucket."""
+    """Rows in their order, the key up to which that is all, and the same rows by bucket; None: not known yet."""
 
     rows: pa.Array
-    last_key: bytes
+    last_key: bytes | None
     parts: Parts
 
 
@@ -177,7 +211,7 @@ class _Run:
         bucket: Its number.
         keys: The encoded keys, in the order of the scan.
         rows: The rows.
-        last_key: The key up to which the bucket was read; not meaningful before that, and once it has ended.
+        last_key: The key up to which the bucket was read; None before that, not meaningful once it has ended.
         ended: Whether there are no more rows than these.
     """
 
@@ -191,7 +225,7 @@ class _Run:
     ) -> None:
         self.bucket = bucket
         self.keys, self.rows = _NO_KEYS, form.nothing
-        self.last_key = b""
+        self.last_key: bytes | None = None
         self.ended = False
         self._cursor = cursor
         self._form = form
@@ -203,14 +237,11 @@ class _Run:
         """Rows read from storage so far."""
         return self._cursor.rows_scanned
 
-    def singly(self) -> Iterator[tuple[bytes, _Run]]:
-        """The first key, each time anew: whoever gets it takes its row before asking again. Reads one row at a time."""
-        while len(self.keys) or not self.ended:
-            if len(self.keys):
-                yield self.keys[0].as_py(), self
-            elif len(row := self.next_rows(1, 1)):
-                # Of a single row the cursor tells the key in a fraction of the time.
-                self.add(pa.array([self.last_key], pa.binary()), row)
+    def add_single(self) -> None:
+        """Reads the next row, if it is found in one step."""
+        if len(row := self.next_rows(1, 1)):
+            # Of a single row the cursor tells the key in a fraction of the time.
+            self.add(pa.array([self.last_key], pa.binary()), row)
 
     def has_at_most(self, rows: int, size: int) -> bool:
         """Whether there are no more rows and bytes than these."""

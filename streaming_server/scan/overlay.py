@@ -58,7 +58,7 @@ class NetRows:
         return int(pc.search_sorted(self.keys, pa.scalar(key, pa.binary())).as_py())
 
 
-NO_ROWS: Final = NetRows(pa.array([], pa.binary()), pa.array([], pa.binary()))
+NO_ROWS: Final = NetRows(pa.nulls(0, pa.binary()), pa.nulls(0, pa.binary()))
 """Nothing changed."""
 
 

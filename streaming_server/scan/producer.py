@@ -90,12 +90,13 @@ def stream_messages(
             batch, message = batch.slice(0, remaining), None
         count = batch.num_rows
         scan.rows_scanned = source.rows_scanned
-        if not count and time.monotonic() - spoken < heartbeat_seconds:
+        position = source.position()
+        if position is None or (not count and time.monotonic() - spoken < heartbeat_seconds):
             yield None
             continue
         rows += count
         remaining = None if remaining is None else remaining - count
-        token = opened.tokens.token(source.position(), remaining)
+        token = opened.tokens.token(position, remaining)
         if count:
             message = message or BatchMessage.of(batch)
             data, checksum = message.data, chunk_crc32c(checksum, message.crc32c)

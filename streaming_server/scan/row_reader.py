@@ -9,18 +9,19 @@ import pyarrow as pa
 
 from streaming_server.scan.known_rows import KnownRows
 from table_model.expressions import bind, evaluate, plan_keys
-from table_model.key_range import NO_KEYS, KeyRange
+from table_model.key_parts import keys_within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from streaming_server.scan.chunk_source import Cursor
-    from streaming_server.scan.keys_to_read import Keys
     from streaming_server.storage.entry_cursor import EntryCursor
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from table_model.expressions import BoundPredicate, Predicate
     from table_model.key_codec import KeyCodec
+    from table_model.key_range import KeyRange
+    from table_model.key_ranges import KeyRanges
 
 
 class Readable(Protocol):
@@ -31,10 +32,10 @@ class Readable(Protocol):
     ) -> Cursor:
         """A cursor over the rows of a key range."""
 
-    def points_cursor(
-        self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False, strict: bool = False
+    def ranges_cursor(
+        self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
     ) -> Cursor:
-        """A cursor over the rows with some keys, which ascend; with `strict`, a key without a row is DataLoss."""
+        """A cursor over the rows of key ranges; with `strict`, a single key without a row is DataLoss."""
 
     def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
         """A cursor over the index entries in a range."""
@@ -72,21 +73,19 @@ class RowReader:
         codec: Knows the rows of the table.
         keys: Encodes their keys.
         decoder: Makes the batches to return.
-        key_range: The keys that can hold such rows.
+        ranges: The keys that can hold such rows.
         columns: What is returned, None for all columns.
         stored_rows: Whether the rows as they are stored are one more column.
-        points: These keys alone, ascending, all of them in the range. None: every key of the range.
         residual: What is asked of the rows with these keys; the others are left out by `decoder`. None: nothing.
-        indexed: The keys that an index told: these alone. None: none was asked.
+        indexed: The keys that an index told: of the ranges, these alone. None: none was asked.
     """
 
     codec: RowCodec
     keys: KeyCodec
     decoder: Decoder
-    key_range: KeyRange
+    ranges: KeyRanges
     columns: tuple[str, ...] | None = None
     stored_rows: bool = False
-    points: tuple[bytes, ...] | None = None
     residual: BoundPredicate | None = None
     indexed: IndexedKeys | None = None
 
@@ -95,16 +94,14 @@ class RowReader:
         """Whether `decoder` leaves rows out."""
         return self.residual is not None
 
-    def cursor(self, bucket: Readable, keys: Keys, *, reverse: bool) -> Cursor:
+    def cursor(self, bucket: Readable, ranges: KeyRanges, *, reverse: bool) -> Cursor:
         """A cursor over some keys of a bucket, as of now. Raises DataLoss."""
-        if isinstance(keys, KeyRange):
-            return bucket.cursor(self.codec, self.decoder, self.keys, keys, reverse=reverse)
-        if self.indexed is None:
-            return bucket.points_cursor(self.decoder, keys, reverse=reverse)
+        if self.indexed is None and ranges.is_one_range:
+            return bucket.cursor(self.codec, self.decoder, self.keys, ranges.span, reverse=reverse)
+        if self.indexed is None or self.indexed.rows is None:
+            return bucket.ranges_cursor(self.decoder, ranges, reverse=reverse, strict=self.indexed is not None)
         rows = self.indexed.rows
-        if rows is None:
-            return bucket.points_cursor(self.decoder, keys, reverse=reverse, strict=True)
-        ordered = keys[::-1] if reverse else keys
+        ordered = ranges.starts[::-1] if reverse else ranges.starts
         return KnownRows(self.decoder, ordered, [rows[key] for key in ordered])
 
     def is_covered_by(self, index: IndexCodec) -> bool:
@@ -148,17 +145,12 @@ class RowReader:
         names = None if columns is None else tuple(columns)
         if where is None:
             decoder = _decoder(codec, names, None, stored_rows=stored_rows)
-            return cls(codec, keys, decoder, key_range, names, stored_rows)
+            return cls(codec, keys, decoder, keys_within(key_range, keys), names, stored_rows)
         bound = bind(where, codec.schema)
         plan = plan_keys(bound, keys)
-        points = plan.points
-        if points is None:
-            key_range &= plan.key_range
-        else:
-            points = tuple(key for key in points if key in key_range)
-            key_range = KeyRange(points[0], points[-1] + b"\0") if points else NO_KEYS
+        ranges = plan.ranges & keys_within(key_range, keys)
         decoder = _decoder(codec, names, plan.residual, stored_rows=stored_rows)
-        return cls(codec, keys, decoder, key_range, names, stored_rows, points, plan.residual)
+        return cls(codec, keys, decoder, ranges, names, stored_rows, plan.residual)
 
 
 def _decoder(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,9 @@ from protos.scankv.v1 import admin_pb2, admin_pb2_grpc
 from streaming_server.scan.registry import LiveScan
 from streaming_server.services.bases import table_bases
 from streaming_server.services.errors import mapped_errors
+from streaming_server.services.table import disk_use_to_proto
 from streaming_server.storage.cursor import BucketCursor
+from streaming_server.storage.file_limit import file_limit, open_files
 from table_model.errors import DataLoss
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with mapped_errors(request, context):
             tables = sorted(self._tables.live_tables(), key=lambda table: table.definition.name)
             buckets = [bucket for table in tables for bucket in table.buckets]
-            memory, commits = _memory(), self._tables.transactions.figures
+            disk, free_disk_bytes = await self._tables.disk_use()
+            memory, commits, clock = _memory(), self._tables.transactions.figures, self._tables.clock.status()
             return admin_pb2.StatsResponse(
                 version=self._version,
                 incarnation=self._incarnation,
@@ -72,7 +74,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 waiting_scans=self._registry.waiting,
                 unread_endings=self._registry.unread_endings,
                 open_cursors=BucketCursor.open_cursors,
-                open_files=_open_files(),
+                open_files=open_files(),
+                file_limit=file_limit(),
+                disk=disk_use_to_proto(disk),
+                free_disk_bytes=free_disk_bytes,
                 tasks=len(asyncio.all_tasks()),
                 snapshot_views=self._tables.snapshots.views,
                 snapshot_leases=self._tables.snapshots.leases,
@@ -93,6 +98,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 longest_commit_micros=commits.longest_micros,
                 rows_written=self._writes.rows_written + commits.rows,
                 log_syncs=sum(bucket.syncs for bucket in buckets),
+                clock_offset_millis=clock.offset_millis,
+                clock_jumps=clock.jumps,
                 resident_bytes=memory.get("VmRSS", 0),
                 peak_resident_bytes=memory.get("VmHWM", 0),
                 bases=[table_bases(table) for table in tables if table.definition.options.columnar_base != "off"],
@@ -181,14 +188,6 @@ def _live_scan(scan: LiveScan, now: float) -> admin_pb2.LiveScan:
         rows_scanned=scan.rows_scanned,
         bytes_returned=scan.bytes_returned,
     )
-
-
-def _open_files() -> int:
-    """File descriptors of this process; 0 where the system does not say."""
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return 0
 
 
 def _memory() -> dict[str, int]:

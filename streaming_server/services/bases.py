@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from streaming_server.engine.live_table import LiveTable
 
 
-def base_statistics(live: LiveBucket) -> table_pb2.BaseStatistics:
-    """Those of one bucket."""
-    found = base_figures_of(live)
+def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatistics:
+    """Those of one bucket, at some commit time."""
+    found = base_figures_of(live, now_micros)
     return table_pb2.BaseStatistics(
         why_none=found.why_none,
         log_offset=found.log_offset,
@@ -34,7 +34,8 @@ def base_statistics(live: LiveBucket) -> table_pb2.BaseStatistics:
 
 def table_bases(table: LiveTable) -> admin_pb2.TableBases:
     """Those of one table. Opens nothing."""
-    found = [base_figures_of(live) for live in table.buckets]
+    now_micros = table.clock.commit_micros()
+    found = [base_figures_of(live, now_micros) for live in table.buckets]
     return admin_pb2.TableBases(
         table=table.definition.name,
         buckets=len(found),

@@ -31,8 +31,10 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
     ) -> consumer_pb2.ListConsumersResponse:
         """Lists the consumers of a table."""
         async with mapped_errors(request, context):
-            infos = await self._consumers.listed(self._tables.table(request.table))
-        return consumer_pb2.ListConsumersResponse(consumers=map(_consumer, infos))
+            table = self._tables.table(request.table)
+            infos = await self._consumers.listed(table)
+        incarnation = table.definition.incarnation
+        return consumer_pb2.ListConsumersResponse(consumers=(_consumer(info, incarnation) for info in infos))
 
     async def CommitPosition(
         self,
@@ -43,10 +45,13 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         async with mapped_errors(request, context):
             if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
                 raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
+            table = self._tables.table(request.table)
             offsets, micros = await self._consumers.commit(
-                self._tables.table(request.table), request.consumer_id, request.fence, request.resume_token
+                table, request.consumer_id, request.fence, request.resume_token
             )
-        return consumer_pb2.CommitPositionResponse(log_offsets=offsets, committed_micros=micros)
+        return consumer_pb2.CommitPositionResponse(
+            log_offsets=offsets, committed_micros=micros, table_incarnation=table.definition.incarnation
+        )
 
     async def ResetConsumer(
         self,
@@ -60,10 +65,9 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
                 raise InvalidRequest("start is missing: say where the consumer is to go on")
             if start.WhichOneof("stop") or start.consumer_id or start.consumer_fence:
                 raise InvalidRequest("of start, only its start and clamp are for moving a consumer")
-            offsets = await self._consumers.reset(
-                self._tables.table(request.table), request.consumer_id, log_start(start), clamp=start.clamp
-            )
-        return consumer_pb2.ResetConsumerResponse(log_offsets=offsets)
+            table = self._tables.table(request.table)
+            offsets = await self._consumers.reset(table, request.consumer_id, log_start(start), clamp=start.clamp)
+        return consumer_pb2.ResetConsumerResponse(log_offsets=offsets, table_incarnation=table.definition.incarnation)
 
     async def DeleteConsumer(
         self,
@@ -76,7 +80,7 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         return consumer_pb2.DeleteConsumerResponse()
 
 
-def _consumer(info: ConsumerInfo) -> consumer_pb2.Consumer:
+def _consumer(info: ConsumerInfo, incarnation: str) -> consumer_pb2.Consumer:
     return consumer_pb2.Consumer(
         consumer_id=info.consumer_id,
         log_offsets=info.offsets,
@@ -86,4 +90,5 @@ def _consumer(info: ConsumerInfo) -> consumer_pb2.Consumer:
         full=info.full,
         remaining_millis=round(info.remaining * 1000),
         damage=info.damage,
+        table_incarnation=incarnation,
     )

@@ -29,7 +29,12 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         async with mapped_errors(request, context):
             table = self._tables.table(request.table)
             lock = await table.locks.lock(
-                table.definition, request.columns, request.owner, request.lock_id, _seconds(request.ttl_millis)
+                table.definition,
+                request.columns,
+                request.owner,
+                request.lock_id,
+                _seconds(request.ttl_millis),
+                take_over=request.take_over,
             )
             self._tables.locks.tell(lock)
         return lock_pb2.LockColumnsResponse(lock=_message(lock))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from streaming_server.scan.log_plan import LogPlan
+from streaming_server.services.log_offsets import log_offsets
 from streaming_server.services.scan_request import bucket_numbers, column_names
 from table_model.errors import InvalidRequest, InvalidResumeToken
 from table_model.expressions.wire import from_proto
-from table_model.limits import MAX_BUCKETS, MAX_LAST_CHANGES, MAX_NET_BEHIND, MAX_RESUME_TOKEN_BYTES
+from table_model.limits import MAX_LAST_CHANGES, MAX_NET_BEHIND, MAX_RESUME_TOKEN_BYTES
 from table_model.log_positions import PositionKind, StartFrom, StopAt
 from table_model.names import check_consumer_id
 
 if TYPE_CHECKING:
     from protos.scankv.v1 import scan_pb2
+
+_Position = TypeVar("_Position", StartFrom, StopAt)
 
 
 def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
@@ -83,7 +86,7 @@ def log_start(log: scan_pb2.Changelog) -> StartFrom:
         case "timestamp_micros":
             return StartFrom(PositionKind.TIMESTAMP, micros=log.timestamp_micros)
         case "offsets":
-            return StartFrom(PositionKind.OFFSETS, by_bucket=_by_bucket(log.offsets))
+            return _at(StartFrom, log.offsets)
         case "last":
             if not 1 <= log.last <= MAX_LAST_CHANGES:
                 raise InvalidRequest(f"log.last is {log.last}: it must be from 1 to {MAX_LAST_CHANGES}")
@@ -94,7 +97,7 @@ def log_start(log: scan_pb2.Changelog) -> StartFrom:
 def _stop(log: scan_pb2.Changelog) -> StopAt | None:
     match log.WhichOneof("stop"):
         case "stop_offsets":
-            return StopAt(PositionKind.OFFSETS, by_bucket=_by_bucket(log.stop_offsets))
+            return _at(StopAt, log.stop_offsets)
         case "stop_timestamp_micros":
             return StopAt(PositionKind.TIMESTAMP, micros=log.stop_timestamp_micros)
         case "stop_latest":
@@ -102,7 +105,8 @@ def _stop(log: scan_pb2.Changelog) -> StopAt | None:
     return None
 
 
-def _by_bucket(offsets: scan_pb2.LogOffsets) -> tuple[tuple[int, int], ...]:
-    if len(offsets.by_bucket) > MAX_BUCKETS or any(offset < 0 for offset in offsets.by_bucket.values()):
-        raise InvalidRequest("log offsets are those of a table's buckets, and not negative")
-    return tuple(sorted(offsets.by_bucket.items()))
+def _at(position: type[_Position], message: scan_pb2.LogOffsets) -> _Position:
+    offsets = log_offsets(message)
+    # Not by `position.offsets`: whether there are none, or too few, is found when the table is known.
+    by_bucket = tuple(offsets.items())
+    return position(PositionKind.OFFSETS, by_bucket=by_bucket, table_incarnation=offsets.table_incarnation)

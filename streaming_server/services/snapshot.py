@@ -8,6 +8,7 @@ from protos.scankv.v1 import scan_pb2, snapshot_pb2, snapshot_pb2_grpc
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.scan_request import bucket_numbers, key_range
+from table_model.expressions.wire import from_proto
 
 if TYPE_CHECKING:
     import grpc
@@ -35,6 +36,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
                 lease_id=request.lease_id,
                 ttl=_ttl(request.ttl_millis),
                 same_view_as=request.same_view_as,
+                shared=request.shared,
             )
         return snapshot_pb2.PinSnapshotResponse(snapshot=_snapshot(info), held_micros=info.held_micros)
 
@@ -47,18 +49,6 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         async with mapped_errors(request, context):
             info = await self._snapshots.renew(request.snapshot_id, _ttl(request.ttl_millis))
         return snapshot_pb2.RenewSnapshotResponse(snapshot=_snapshot(info))
-
-    async def FinishPart(
-        self,
-        request: snapshot_pb2.FinishPartRequest,
-        context: grpc.aio.ServicerContext[snapshot_pb2.FinishPartRequest, snapshot_pb2.FinishPartResponse],
-    ) -> snapshot_pb2.FinishPartResponse:
-        """Notes that a part of a snapshot was read."""
-        async with mapped_errors(request, context):
-            info = await self._snapshots.finish_part(
-                request.snapshot_id, request.part, request.parts, request.ttl_millis / 1000
-            )
-        return snapshot_pb2.FinishPartResponse(snapshot=_snapshot(info))
 
     async def ReleaseSnapshot(
         self,
@@ -89,7 +79,12 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         """Cuts a snapshot into key ranges."""
         async with mapped_errors(request, context):
             ranges = await self._snapshots.split(
-                request.snapshot_id, request.splits, key_range(request.key_range), bucket_numbers(request.buckets)
+                request.snapshot_id,
+                request.splits,
+                key_range(request.key_range),
+                bucket_numbers(request.buckets),
+                where=from_proto(request.where) if request.HasField("where") else None,
+                rows_per_split=request.rows_per_split or None,
             )
         return snapshot_pb2.SplitSnapshotResponse(
             ranges=(scan_pb2.KeyRange(start=each.start, end=each.end) for each in ranges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.index_builds import IndexStatus
     from streaming_server.engine.live_bucket import BucketFigures
     from streaming_server.engine.tables import Tables
+    from streaming_server.storage.disk_use import BucketFiles, DiskUse
     from table_model.schema import TableDefinition
 
 
@@ -82,11 +84,16 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         """Describes a table."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.name)
-            buckets, indexes = await table.statistics() if request.statistics else ([], [])
+            if not request.statistics:
+                return table_pb2.GetTableResponse(table=_table(table.definition))
+            buckets, indexes = await table.statistics()
+            disk, files = await table.disk_use()
+        now = table.clock.commit_micros()
         return table_pb2.GetTableResponse(
             table=_table(table.definition),
-            buckets=[_statistics(figures, table.definition) for figures in buckets],
+            buckets=[_statistics(each, files.get(each.live.number), table.definition, now) for each in buckets],
             indexes=[_status(status) for status in indexes],
+            disk=disk_use_to_proto(disk),
         )
 
     async def ListTables(
@@ -114,17 +121,27 @@ def _indexes(messages: Iterable[table_pb2.IndexColumns]) -> list[tuple[str, ...]
     return [tuple(message.columns) for message in messages]
 
 
-def _statistics(figures: BucketFigures, definition: TableDefinition) -> table_pb2.BucketStatistics:
-    state = figures.state
+def disk_use_to_proto(use: DiskUse) -> table_pb2.DiskUse:
+    """The message of what something takes on disk."""
+    return table_pb2.DiskUse(**asdict(use), total=use.total)
+
+
+def _statistics(
+    figures: BucketFigures, files: BucketFiles | None, definition: TableDefinition, now_micros: int
+) -> table_pb2.BucketStatistics:
+    state, log = figures.state, figures.log_use
     has_base = definition.options.columnar_base != "off"
     return table_pb2.BucketStatistics(
         bucket=figures.live.number,
         rows=state.rows if state else 0,
         log_offset=state.log_offset if state else 0,
         epoch=state.epoch if state else 0,
-        disk_bytes=figures.disk_bytes,
+        disk_bytes=files.total if files else 0,
+        log_bytes=log.bytes,
+        log_holder=log.holder,
+        held_log_bytes=log.held_bytes,
         damage=figures.live.damage or "",
-        base=base_statistics(figures.live) if has_base else None,
+        base=base_statistics(figures.live, now_micros) if has_base else None,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from protos.scankv.v1 import transaction_pb2, transaction_pb2_grpc
@@ -121,14 +120,14 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
 
 def _committed(committed: Committed) -> transaction_pb2.CommitTransactionResponse:
     tables = [
-        transaction_pb2.CommittedTable(table=name, log_offsets=offsets)
+        transaction_pb2.CommittedTable(table=name, log_offsets=offsets, table_incarnation=committed.tables[name])
         for name, offsets in sorted(committed.log_offsets.items())
     ]
     return transaction_pb2.CommitTransactionResponse(tables=tables, rows=committed.rows)
 
 
 def _open(transaction: OpenTransaction) -> transaction_pb2.OpenTransaction:
-    terms, now = transaction.terms, time.monotonic()
+    terms, now = transaction.terms, transaction.clock.monotonic()
     names = {name for part in transaction.parts.values() for name in part.tables}
     return transaction_pb2.OpenTransaction(
         token=transaction.token,

@@ -9,6 +9,7 @@ from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.engine.writing import WriteTerms
 from streaming_server.services.errors import mapped_errors
+from streaming_server.services.log_offsets import log_offsets
 from streaming_server.storage.staging import DELETE, UPSERT
 from streaming_server.storage.writer_states import MAX_SEQUENCE, WriteIdentity
 from table_model.errors import InvalidRequest
@@ -72,7 +73,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         schema_id: int = 0,
     ) -> write_pb2.WriteResponse:
         """Stages a write as a part of its transaction."""
-        if request.HasField("writer") or request.unchanged_since or request.unchanged_incarnation:
+        if request.HasField("writer") or request.HasField("unchanged_since"):
             raise InvalidRequest(
                 "a write of a transaction has neither writer nor unchanged_since: use GetForUpdate, or its "
                 "conflict mode"
@@ -97,9 +98,20 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         """Takes back what a writer has done."""
         async with mapped_errors(request, context):
             check_writer_id(request.writer)
-            undone, offsets = await self._tables.table(request.table).undo(request.writer, dict(request.log_offsets))
+            to = log_offsets(request.log_offsets)
+            if not to.table_incarnation and not request.any_incarnation:
+                raise InvalidRequest(
+                    "log_offsets do not say of which table they are: send the table_incarnation of the answer that "
+                    "gave them, or any_incarnation"
+                )
+            table = self._tables.table(request.table)
+            undone, offsets = await table.undo(request.writer, to, frozenset(request.column_locks))
         return write_pb2.UndoResponse(
-            restored=undone.restored, deleted=undone.deleted, skipped=undone.skipped, log_offsets=offsets
+            restored=undone.restored,
+            deleted=undone.deleted,
+            skipped=undone.skipped,
+            log_offsets=offsets,
+            table_incarnation=table.definition.incarnation,
         )
 
     async def OpenWriter(
@@ -130,8 +142,7 @@ def terms_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> Writ
     """On what terms a request writes. Raises InvalidRequest."""
     return WriteTerms(
         identity=_identity_of(request.writer) if request.HasField("writer") else None,
-        unchanged_since=dict(request.unchanged_since) or None,
-        unchanged_incarnation=request.unchanged_incarnation,
+        unchanged_since=log_offsets(request.unchanged_since) if request.HasField("unchanged_since") else None,
         column_locks=frozenset(request.column_locks),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,6 +55,7 @@ class BaseWriter:
         directory: That of the bucket's bases; made when there is none. One writer at a time.
         definition: The table; the rows have its current schema.
         bucket: The bucket.
+        now_micros: The commit time of now.
         zone_columns: The columns beside the key whose zones are kept. None: all that can have them, which are those of
             integers, floats, decimals, booleans, dates, times, text and binary.
 
@@ -69,6 +69,7 @@ class BaseWriter:
         definition: TableDefinition,
         bucket: int,
         *,
+        now_micros: int,
         zone_columns: Sequence[str] | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -76,8 +77,8 @@ class BaseWriter:
         self._definition = definition
         self._bucket = bucket
         self._schema = definition.schema.arrow
-        self._cut_millis = time.time_ns() // 1_000_000
-        self._name = _next_name(directory)
+        self._cut_millis = now_micros // 1000
+        self._name = _next_name(directory, now_micros)
         self._path = directory / (self._name + UNFINISHED)
         self._pending: list[tuple[pa.RecordBatch, pa.BinaryArray]] = []
         self._pending_rows = self._pending_bytes = self._held_bytes = 0
@@ -209,10 +210,10 @@ class BaseWriter:
         )
 
 
-def _next_name(directory: Path) -> str:
+def _next_name(directory: Path, now_micros: int) -> str:
     newest = max((int(name[:16], 16) for name in names_in(directory)), default=0)
     # Of the time, so that the name of one that was removed, which a reader may still know, is not used again.
-    return f"{max(newest + 1, time.time_ns()):016x}"
+    return f"{max(newest + 1, now_micros * 1000):016x}"
 
 
 def _that_fit(rows: pa.RecordBatch, room: int) -> tuple[int, int]:

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import json
-import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streaming_server.storage.bucket_log import MARK_BYTES, BucketLog, LogSpan, put_mark
+from streaming_server.storage.bucket_log import MARK_BYTES, BucketLog, LogMark, LogSpan, put_mark
 from streaming_server.storage.changelog import LogRecord, decode_record
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.entry_cursor import EntryCursor
 from streaming_server.storage.index_build import IndexBuild, build_key, entry_range, stored_build
 from streaming_server.storage.offsets import count_of, make_offset
-from streaming_server.storage.points_cursor import PointsCursor
+from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksResources, RocksStore
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
-from table_model.errors import DataLoss
+from table_model.errors import DataLoss, ScanKvError
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
 
+    from streaming_server.clock import ServerClock
     from streaming_server.storage.bucket_log import Segment
     from streaming_server.storage.changelog import Changes
+    from streaming_server.storage.disk_use import FamilyBytes
     from streaming_server.storage.rocks import RowsSnapshot, StoreBatch
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity, WriterLimits, WriteStep
     from table_model.key_codec import KeyCodec
+    from table_model.key_ranges import KeyRanges
     from table_model.schema import TableDefinition
 
 _STATE_KEY = b"state"
@@ -50,13 +53,15 @@ class BucketState:
         count: How many changes the bucket has had, over all epochs.
         epoch_starts: The count at which each epoch began, from epoch 0 on.
         rows: Live rows, exact. None: not known, because rows were written without reading those that were there.
-        longest_row: Bytes of the longest row there ever was.
-        commit_micros: Time of the last commit; the next one is never before it.
+        longest_row: Bytes of the longest row there ever was, or of the longest key that was deleted.
+        commit_micros: Commit time of the last commit; the next one is never before it.
         clean: False from the first write after a start until an orderly close.
         log_first: The count of changes before the oldest one that the changelog has.
         log_rewritten: The count of changes before the first one that has yet to be made part of a segment.
         log_bytes: Bytes of all changelog records ever, as they were written.
         log_marked: The same when the last mark was made, see `BucketLog`.
+        log_micros: The service time of the last of them, in microseconds.
+        log_marked_micros: The service time of the last mark.
         indexes: The ids of the indexes that may have entries here, ascending.
         ready_indexes: The ids of those that have the entries of all rows, ascending. No other one may be read.
     """
@@ -74,6 +79,8 @@ class BucketState:
     log_rewritten: int = 0
     log_bytes: int = 0
     log_marked: int = 0
+    log_micros: int = 0
+    log_marked_micros: int = 0
 
     @property
     def log_offset(self) -> int:
@@ -136,7 +143,22 @@ class BucketChange:
     @property
     def longest_row(self) -> int:
         """Bytes of the longest row put."""
-        return int(np.diff(np.frombuffer(self.put_values.buffers()[1], np.int32)).max()) if len(self.put_values) else 0
+        return longest_of(self.put_values)
+
+
+@dataclass(frozen=True, slots=True)
+class LogUse:
+    """What there is of a changelog.
+
+    Attributes:
+        bytes: Bytes of its changes, as they were written.
+        holder: Who holds the oldest ones that are held. Empty: nobody holds any.
+        held_bytes: Bytes of the changes from there on.
+    """
+
+    bytes: int = 0
+    holder: str = ""
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +184,11 @@ class Bucket:
     """One bucket of a table, open.
 
     Not thread-safe: hold the bucket's mutex for everything but `sync`, which may run beside all else, one at a time,
-    and `flush` and `checkpoint`, which may run beside all but `close`.
+    and `flush`, `compact_small_files` and `checkpoint`, which may run beside all but `close`.
+
+    Attributes:
+        place: What errors call it.
+        flushes: How often it was flushed on demand since small files were made one.
     """
 
     def __init__(
@@ -172,7 +198,11 @@ class Bucket:
         *,
         compression: str,
         resources: RocksResources,
+        clock: ServerClock,
         writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
+        read_only: bool = False,
+        after: BucketState | None = None,
+        mark_seconds: float = 60.0,
     ) -> None:
         """Opens the bucket in directory `path`, making it when it is not there.
 
@@ -181,23 +211,42 @@ class Bucket:
             place: What errors call the bucket, as `bucket 3 of game.scores`.
             compression: `none`, `lz4` or `zstd`, for blocks written from now on.
             resources: Shared by all buckets of the process.
+            clock: The server's.
             writer_limits: What bounds its writers.
+            read_only: Whether it is only to be read, for which it needs no space.
+            after: Its state when this process has closed it, because a write found no space. None: it was not open.
+            mark_seconds: How precisely the ages of changes are known.
 
         Raises:
             DataLoss: The bucket is damaged: RocksDB cannot open it, or acknowledged changes are missing.
+            DiskFull: There is no space to open it for writing.
         """
         self.place = place
-        self._store = RocksStore(path, place, compression=compression, resources=resources)
+        self._after = after
+        self.flushes = 0
+        self._marked: int | None = None
+        self._store = RocksStore(path, place, compression=compression, resources=resources, read_only=read_only)
         self.log = BucketLog(self._store, lambda: self._state.log_span)
-        self.writers = WriterStates(self._store, writer_limits)
-        self._mark = DurableMark(path.with_suffix(".durable"))
+        self.writers = WriterStates(self._store, writer_limits, clock)
+        self._clock = clock
+        self._mark_micros = int(mark_seconds * 1_000_000)
         self._builds: dict[int, IndexBuild] = {}
         try:
-            self._state = self._recover()
+            self._mark = self._durable_mark(path)
+            try:
+                self._state = self._recover()
+            except BaseException:
+                self._mark.close()
+                raise
         except BaseException:
-            self._mark.close()
             self._store.close()
             raise
+
+    def _durable_mark(self, path: Path) -> DurableMark:
+        try:
+            return DurableMark(path.with_suffix(".durable"))
+        except DataLoss as error:
+            raise DataLoss(f"{self.place} is damaged: its durable mark cannot be read") from error
 
     def _recover(self) -> BucketState:
         state = stored_state(self._store)
@@ -208,12 +257,23 @@ class Bucket:
             raise DataLoss(
                 f"{self.place} has lost acknowledged changes: {count_of(durable)} were durable, {state.count} are there"
             )
-        return state if state.clean else state.after_unclean_stop()
+        # What this process has written before, it knows; otherwise a crash may have undone what others have read.
+        return state if state.clean or state == self._after else state.after_unclean_stop()
 
     @property
     def state(self) -> BucketState:
         """The state as of the last change applied, durable or not."""
         return self._state
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it can only be read."""
+        return self._store.is_read_only
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no writes, because there was no space for one, until it is opened again."""
+        return self._store.is_read_only or self._store.is_full
 
     @property
     def longest_row(self) -> int:
@@ -224,8 +284,14 @@ class Bucket:
         """The stored rows of some encoded keys, None where there is none."""
         return self._store.get_rows(keys)
 
-    def apply(self, change: BucketChange, step: WriteStep | None = None) -> None:
+    def commit_time(self) -> int:
+        """The time, in microseconds since 1970, of a commit that is made now: never before that of the last one."""
+        return max(self._state.commit_micros, self._clock.commit_micros())
+
+    def apply(self, change: BucketChange, step: WriteStep | None = None, commit_micros: int | None = None) -> None:
         """Applies a change atomically: rows, changelog, entries and state. One without changes takes no offset.
+
+        It is committed at `commit_micros`, which `commit_time` of each bucket of a transaction gave before; None: now.
 
         It is visible to reads at once and durable after the next `sync`. With `step`, which `answer_of` has not
         refused, it is noted as a part of that request: also a change that changes nothing. Rows put without being
@@ -236,12 +302,13 @@ class Bucket:
                 self._write_state(self._store.batch(), self._state, step)
             return
         rows, added = self._state.rows, change.rows_added
+        micros = self.commit_time() if commit_micros is None else max(self._state.commit_micros, commit_micros)
         state = replace(
             self._state,
             count=self._state.count + change.count,
             rows=None if rows is None or added is None else rows + added,
-            longest_row=max(self._state.longest_row, change.longest_row),
-            commit_micros=max(self._state.commit_micros, time.time_ns() // 1000),
+            longest_row=max(self._state.longest_row, change.longest_row, longest_of(change.delete_keys)),
+            commit_micros=micros,
             clean=False,
             indexes=_with(self._state.indexes, (entries.index for entries in change.entries)),
         )
@@ -278,11 +345,14 @@ class Bucket:
     def _logged(self, batch: StoreBatch, state: BucketState, changes: Changes, schema_id: int) -> BucketState:
         """Writes changes to the log as part of a batch; the state with what they take."""
         size = self.log.append(batch, changes, schema_id=schema_id, commit_micros=state.commit_micros)
-        state = replace(state, log_bytes=state.log_bytes + size)
-        if state.log_bytes - state.log_marked < MARK_BYTES:
-            return state
-        put_mark(batch, state.count, state.log_bytes)
-        return replace(state, log_marked=state.log_bytes)
+        before, now = self._state, self._clock.service_micros()
+        state = replace(state, log_bytes=before.log_bytes + size, log_micros=now)
+        # Of the changes before these: nothing tells whether others will come soon.
+        if before.log_bytes > before.log_marked and abs(now - before.log_marked_micros) >= self._mark_micros:
+            state = _marked(batch, state, LogMark(before.count, before.log_bytes, before.log_micros))
+        if state.log_bytes - state.log_marked >= MARK_BYTES:
+            state = _marked(batch, state, LogMark(state.count, state.log_bytes, now))
+        return state
 
     def trim_log(self, offset: int) -> None:
         """Removes changes before an offset, but none that is held."""
@@ -312,7 +382,7 @@ class Bucket:
         kept = [index for index in before.ready_indexes if index in indexes]
         ready = tuple(sorted(indexes)) if before.rows == 0 else tuple(kept)
         state = replace(before, indexes=tuple(sorted(indexes)), ready_indexes=ready)
-        if state != before:
+        if state != before and not self.is_read_only:
             batch = self._store.batch()
             for index in sorted({*before.indexes, *indexes}):
                 if index not in indexes:
@@ -361,36 +431,56 @@ class Bucket:
         """A cursor over the rows of a key range as of now, against key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self._state.longest_row, key_range, reverse=reverse)
 
-    def points_cursor(
-        self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False, strict: bool = False
-    ) -> PointsCursor:
-        """A cursor over the rows with some keys, which ascend, as of now; against key order with `reverse`.
+    def ranges_cursor(
+        self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
+    ) -> RangesCursor:
+        """A cursor over the rows of some key ranges as of now; against key order with `reverse`.
 
-        With `strict`, a key without a row is DataLoss.
+        With `strict`, a single key without a row is DataLoss.
         """
-        return PointsCursor(self._store, decoder, points, reverse=reverse, strict=strict)
+        longest = self._state.longest_row
+        return RangesCursor(self._store, decoder, ranges, longest, reverse=reverse, strict=strict)
 
     def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
         """A cursor over the index entries of a key range as of now, against their order with `reverse`."""
-        return EntryCursor(self._store, key_range, reverse=reverse)
+        return EntryCursor(self._store, self._state.longest_row, key_range, reverse=reverse)
 
     def sync(self, offset: int) -> None:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""
         self._store.sync()
         self._mark.write(offset)
+        self._marked = offset
 
     def changes(self, definition: TableDefinition, limit: int) -> Iterator[LogRecord]:
         """The first `limit` records of the changelog, oldest first."""
         for key, value in islice(self._store.log_records(), limit):
             yield decode_record(key, value, definition)
 
-    def disk_bytes(self) -> int:
-        """Bytes of the bucket's table files."""
-        return self._store.disk_bytes()
+    def family_bytes(self) -> FamilyBytes:
+        """Bytes of its table files, by what they hold. Takes microseconds."""
+        return self._store.family_bytes()
+
+    def log_use(self) -> LogUse:
+        """How much of its changelog is kept, and for whom. Blocks for some milliseconds where that is gigabytes."""
+        span, total, held = self.log.span, self._state.log_bytes, self.log.holds.oldest()
+        kept = self.log.bytes_from(span.offset_of(span.first), total) if span.first < span.end else 0
+        if held is None or count_of(held[1]) >= span.end:
+            return LogUse(kept, "", 0)
+        return LogUse(kept, held[0], min(kept, self.log.bytes_from(held[1], total)))
 
     def flush(self) -> None:
         """Moves unflushed writes into table files."""
+        self.flushes += 1
         self._store.flush()
+
+    def compact_small_files(self) -> int:
+        """Makes table files one where many small ones lie side by side; how many places that were. Blocks."""
+        return self._store.compact_small_files()
+
+    @property
+    def readers(self) -> int:
+        """How many cursors read it."""
+        return self._store.readers
 
     def checkpoint(self, path: Path) -> None:
         """Makes a copy of the bucket as of now in the directory `path`, which must not exist, for `Checkpoint` to read.
@@ -402,13 +492,41 @@ class Bucket:
     def close(self) -> None:
         """Closes the bucket in order: the next start continues the epoch. All cursors must be closed before."""
         try:
-            if not self._state.clean:
+            if not self._state.clean and not self.is_full:
                 self._state = replace(self._state, clean=True)
                 self._write_state(self._store.batch(), self._state)
-                self.sync(self._state.log_offset)
+                # Closing the store syncs it, too. Where no change came since the last sync, there is nothing to mark.
+                if self._marked != self._state.log_offset:
+                    self.sync(self._state.log_offset)
         finally:
             self._mark.close()
             self._store.close()
+
+    def let_go(self) -> None:
+        """Closes a bucket that takes no writes any more, because there was no space, and that nobody reads."""
+        self._mark.close()
+        with suppress(ScanKvError):
+            # It cannot write what it has in memory, which its write-ahead log has as well.
+            self._store.close()
+
+    def replaced_by(self, other: Bucket) -> None:
+        """Has another one, of the same files, keep the changes that this one keeps.
+
+        What still reads this one, which can only be read, goes on: RocksDB closes it behind the last of them.
+        """
+        other.log.holds = self.log.holds
+        if self.is_read_only:
+            self._mark.close()
+
+
+def longest_of(values: pa.Array) -> int:
+    """Bytes of the longest of some values, 0 where there is none."""
+    return int(np.diff(np.frombuffer(values.buffers()[1], np.int32)).max()) if len(values) else 0
+
+
+def _marked(batch: StoreBatch, state: BucketState, mark: LogMark) -> BucketState:
+    put_mark(batch, mark)
+    return replace(state, log_marked=mark.size, log_marked_micros=mark.micros)
 
 
 def _with(indexes: tuple[int, ...], added: Iterable[int]) -> tuple[int, ...]:

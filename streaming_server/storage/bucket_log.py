@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from bisect import bisect_left, bisect_right
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
 
 
 MARK_BYTES: Final = 1 << 20
-"""After so many bytes of records a mark is made: how many changes and bytes there have been."""
+"""After so many bytes of records a mark is made: how many changes and bytes there had been, and when."""
 
 _MARK: Final = b"log-mark/"
+# bytes, microseconds of service time
+_MARKED: Final = struct.Struct(">QQ")
 _LARGE_ENOUGH: Final = 1024
 """Changes of a record that reads fast enough to stay as it is."""
 
@@ -134,6 +137,15 @@ class ChangeLog(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LogMark:
+    """The first `count` changes took `size` bytes, and were all written at or before `micros` of service time."""
+
+    count: int
+    size: int
+    micros: int
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Some records that follow each other, and the one that takes their place.
 
@@ -168,6 +180,12 @@ class LogHolds:
         """See `ChangeLog.release`."""
         with self._lock:
             self._holds.pop(owner, None)
+
+    @property
+    def owners(self) -> set[str]:
+        """Who holds something."""
+        with self._lock:
+            return {*self._holds}
 
     def oldest(self) -> tuple[str, int] | None:
         """The owner that holds the most, and from where on. None when nothing is held."""
@@ -279,8 +297,9 @@ class BucketLog:
     def offset_of_bytes(self, size: int) -> int:
         """The offset behind so many bytes, of all that were ever written to the log; rounded up to the next mark."""
         span = self.span
-        for count, marked in self._marks():
-            if marked >= size:
+        for mark in self._marks():
+            if mark.size >= size:
+                count = mark.count
                 return span.offset_of(min(max(count, span.first), span.end))
         return span.offset_of(span.end)
 
@@ -291,14 +310,40 @@ class BucketLog:
             offset: The offset.
             total: How many were ever written, in all.
         """
-        return next((marked for count, marked in self._marks() if count >= count_of(offset)), total)
+        return next((mark.size for mark in self._marks() if mark.count >= count_of(offset)), total)
 
-    def is_older(self, micros: int) -> bool:
-        """Whether the first change was committed before this time. Takes one seek."""
-        span = self.span
-        return span.first < span.end and peek(*self._record_with(span.first)).commit_micros < micros
+    def bytes_from(self, offset: int, total: int) -> int:
+        """About how many bytes the changes from an offset on took, of `total` that were ever written.
 
-    def _marks(self) -> Iterator[tuple[int, int]]:
+        Between two marks, of which trimming removes the earlier ones, all changes are taken to be of equal length.
+        """
+        span, count = self.span, count_of(offset)
+        known = [(mark.count, mark.size) for mark in self._marks()]
+        after = next((each for each in known if each[0] >= count), (span.end, total))
+        least = (0, 0) if span.first == 0 else (span.first, max(0, after[1] - MARK_BYTES))
+        before = max((each for each in known if each[0] <= count), default=least)
+        share = (count - before[0]) / max(1, after[0] - before[0])
+        return total - before[1] - int(share * (after[1] - before[1]))
+
+    def offset_of_age(self, before: int, now: int) -> int:
+        """The offset behind the changes that were all written before a time; rounded down to a mark.
+
+        Rule: retention does not look at commit times, which say what the wall clock said.
+
+        Args:
+            before: The time, in microseconds of service time.
+            now: The service time of now.
+        """
+        span, count = self.span, 0
+        for mark in self._marks():
+            if mark.micros <= before:
+                count = mark.count
+            elif mark.micros <= now:
+                break
+            # Marks of a time that is yet to come were made before service time was lost.
+        return span.offset_of(min(max(count, span.first), span.end))
+
+    def _marks(self) -> Iterator[LogMark]:
         options = scan_options(_mark_key(2**63))
         iterator = None
         try:
@@ -306,7 +351,7 @@ class BucketLog:
             iterator.seek(_MARK)
             while iterator.valid():
                 key, value = cast("bytes", iterator.key()), cast("bytes", iterator.value())
-                yield int.from_bytes(key[len(_MARK) :], "big"), int.from_bytes(value, "big")
+                yield LogMark(int.from_bytes(key[len(_MARK) :], "big"), *_MARKED.unpack(value))
                 iterator.next()
             iterator.status()
         except Exception as error:
@@ -385,9 +430,9 @@ class BucketLog:
         return DataLoss(f"{self._store.place} is damaged: {what}")
 
 
-def put_mark(batch: StoreBatch, count: int, size: int) -> None:
-    """Notes, as part of a batch of writes, how many bytes the first changes of a log took."""
-    batch.put_meta(_mark_key(count), size.to_bytes(8, "big"))
+def put_mark(batch: StoreBatch, mark: LogMark) -> None:
+    """Puts a mark of the log as part of a batch of writes."""
+    batch.put_meta(_mark_key(mark.count), _MARKED.pack(mark.size, mark.micros))
 
 
 def _mark_key(count: int) -> bytes:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
-from typing import TYPE_CHECKING
+import uuid
+from copy import copy
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.disk_space import naming_full_disk
 from table_model.errors import DataLoss, ScanKvError, TableExists, TableNotFound, did_you_mean
 from table_model.names import TableName
 from table_model.schema import TableDefinition
@@ -19,20 +23,42 @@ if TYPE_CHECKING:
 
 _FILE = "table.json"
 
+_log: Final = logging.getLogger(__name__)
+
 
 class Catalog:
     """The definitions of all tables, in memory and on disk. Use it from one thread.
 
     Every change is durable when its method returns.
+
+    Rule: a table that cannot be used keeps none of the others from being served. Whoever asks for it gets the reason,
+    and it can be dropped.
     """
 
     def __init__(self, directory: DataDirectory) -> None:
-        """Reads the definitions. Raises DataLoss, naming the file, for one that cannot be read."""
+        """Reads the definitions; one that cannot be read is logged, and its table cannot be used."""
         self._directory = directory
         self._tables: dict[str, TableDefinition] = {}
+        self._unusable: dict[str, DataLoss] = {}
         for file in sorted(directory.tables.glob(f"*/*/{_FILE}")):
-            definition = _read(file)
-            self._tables[definition.name] = definition
+            name = f"{file.parent.parent.name}.{file.parent.name}"
+            try:
+                self._tables[name] = _read(file)
+            except DataLoss as error:
+                self.take_out(name, error.message)
+
+    def take_out(self, name: str, why: str) -> None:
+        """Lets nobody use a table, of which something is damaged, until the server is started again."""
+        self._tables.pop(name, None)
+        _log.error("DATA_LOSS: table %s cannot be used: %s", name, why)
+        self._unusable[name] = DataLoss(
+            f"table {name} cannot be used: {why}; restore that from a copy and start the server again, or drop it",
+            table=name,
+        )
+
+    def is_usable(self, name: str) -> bool:
+        """Whether a table can be used, or is none. False: it can only be dropped."""
+        return name not in self._unusable
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -42,8 +68,16 @@ class Catalog:
         return sorted(self._tables)
 
     def get(self, name: str) -> TableDefinition:
-        """The definition of a table. Raises TableNotFound, naming the near ones, or InvalidRequest for no such name."""
+        """The definition of a table.
+
+        Raises:
+            TableNotFound: There is none; names the near ones.
+            DataLoss: It cannot be used.
+            InvalidRequest: The name can be no table's.
+        """
         definition = self._tables.get(name)
+        if name in self._unusable:
+            raise copy(self._unusable[name])
         if definition is None:
             TableName.parse(name)
             raise TableNotFound(f'table "{name}" does not exist{did_you_mean(name, self._tables)}', table=name)
@@ -55,20 +89,27 @@ class Catalog:
         return self._directory.tables / parsed.database / parsed.table
 
     def create(self, definition: TableDefinition) -> None:
-        """Adds a table. Raises TableExists."""
+        """Adds a table. Raises TableExists; DataLoss where there is one that cannot be used; DiskFull."""
+        if definition.name in self._unusable:
+            raise copy(self._unusable[definition.name])
         if definition.name in self._tables:
             raise TableExists(f'table "{definition.name}" exists already', table=definition.name)
         draft = self._directory.trash / f"new-{definition.incarnation}"
-        (draft / "buckets").mkdir(parents=True)
-        write_checked_json(draft / _FILE, definition.to_json())
-        path = self.path(definition.name)
-        path.parent.mkdir(exist_ok=True)
-        sync_directory(self._directory.tables)
-        if path.exists():
-            # No definition, so no table.
-            path.rename(self._directory.trash / f"left-{definition.incarnation}")
-        draft.rename(path)
-        sync_directory(path.parent)
+        try:
+            with naming_full_disk(self._directory.path):
+                (draft / "buckets").mkdir(parents=True)
+                write_checked_json(draft / _FILE, definition.to_json())
+                path = self.path(definition.name)
+                path.parent.mkdir(exist_ok=True)
+                sync_directory(self._directory.tables)
+                if path.exists():
+                    # No definition, so no table.
+                    path.rename(self._directory.trash / f"left-{definition.incarnation}")
+                draft.rename(path)
+                sync_directory(path.parent)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
         self._tables[definition.name] = definition
 
     def replace(self, definition: TableDefinition) -> None:
@@ -78,12 +119,15 @@ class Catalog:
 
     def drop(self, name: str) -> Path:
         """Removes a table; returns its directory, moved away, for `discard` once nothing uses it any more."""
-        definition = self.get(name)
+        if self.is_usable(name):
+            self.get(name)
         path = self.path(name)
-        dropped = self._directory.trash / f"dropped-{definition.incarnation}"
-        path.rename(dropped)
-        sync_directory(path.parent)
-        del self._tables[name]
+        dropped = self._directory.trash / f"dropped-{uuid.uuid4().hex}"
+        with naming_full_disk(self._directory.path):
+            path.rename(dropped)
+            sync_directory(path.parent)
+        self._tables.pop(name, None)
+        self._unusable.pop(name, None)
         return dropped
 
     @staticmethod

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 
+from streaming_server.storage.disk_space import naming_full_disk
 from table_model.errors import DataLoss
 
 if TYPE_CHECKING:
@@ -15,15 +16,21 @@ if TYPE_CHECKING:
 
 
 def write_checked_json(path: Path, content: dict[str, Any]) -> None:
-    """Replaces a file so that after a crash it is the old or the new one, whole, and durable when this returns."""
+    """Replaces a file so that after a crash it is the old or the new one, whole, and durable when this returns.
+
+    Raises:
+        DiskFull: The disk has no space left; the file is the old one.
+        OSError: Anything else.
+    """
     text = json.dumps({"crc32c": _checksum(content), "content": content}, indent=2)
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_directory(path.parent)
+    with naming_full_disk(path.parent):
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_directory(path.parent)
 
 
 def read_checked_json(path: Path) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from streaming_server.storage.bucket import stored_state
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.entry_cursor import EntryCursor
+from streaming_server.storage.key_probe import KeyProbe
 from streaming_server.storage.offsets import count_of
-from streaming_server.storage.points_cursor import PointsCursor
+from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksStore
 from table_model.errors import DataLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from streaming_server.storage.rocks import RocksResources
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.snapshots import PinnedBucket
     from table_model.key_codec import KeyCodec
     from table_model.key_range import KeyRange
+    from table_model.key_ranges import KeyRanges
 
 
 class Checkpoint:
@@ -67,15 +68,19 @@ class Checkpoint:
         """A cursor over the rows of a key range, against key order with `reverse`."""
         return BucketCursor(self._store, codec, decoder, keys, self.longest_row, key_range, reverse=reverse)
 
-    def points_cursor(
-        self, decoder: Decoder, points: Sequence[bytes], *, reverse: bool = False, strict: bool = False
-    ) -> PointsCursor:
-        """A cursor over the rows with some keys, which ascend; otherwise as that of a `Bucket`."""
-        return PointsCursor(self._store, decoder, points, reverse=reverse, strict=strict)
+    def ranges_cursor(
+        self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
+    ) -> RangesCursor:
+        """A cursor over the rows of some key ranges; otherwise as that of a `Bucket`."""
+        return RangesCursor(self._store, decoder, ranges, self.longest_row, reverse=reverse, strict=strict)
+
+    def probe(self) -> KeyProbe:
+        """Looks at keys here and there."""
+        return KeyProbe(self._store)
 
     def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
         """A cursor over the entries of a ready index in a key range, against their order with `reverse`."""
-        return EntryCursor(self._store, key_range, reverse=reverse)
+        return EntryCursor(self._store, self.longest_row, key_range, reverse=reverse)
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """The stored rows of some encoded keys, None where there is none."""

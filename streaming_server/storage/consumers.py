@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.disk_space import naming_full_disk
 from table_model.errors import DataLoss, InvalidRequest
 from table_model.names import check_consumer_id
 
@@ -63,11 +64,12 @@ class ConsumerDirectory:
         """Keeps a consumer, in place of what there was of it; durable when this returns.
 
         Raises:
-            OSError: It could not be written, and may be the old or the new one.
+            DiskFull, OSError: It could not be written, and may be the old or the new one.
         """
         if not self._path.exists():
-            self._path.mkdir(exist_ok=True)
-            sync_directory(self._path.parent)
+            with naming_full_disk(self._path.parent):
+                self._path.mkdir(exist_ok=True)
+                sync_directory(self._path.parent)
         content = {
             "fence": record.fence,
             "token": base64.b64encode(record.token).decode(),

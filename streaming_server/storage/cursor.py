@@ -1,39 +1,28 @@
-"""One scan of one bucket: an iterator pair over RocksDB that gives Arrow batches and cannot end short unnoticed."""
+"""One scan of one bucket: reads RocksDB in steps, gives Arrow batches, and cannot end short unnoticed."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import pyarrow as pa
 
-from streaming_server.storage.rocks import scan_options
-from streaming_server.storage.sentinel import Sentinel
+from streaming_server.storage.range_reader import RangeReader, values_form
 from table_model.errors import DataLoss
 from table_model.key_range import KeyRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from streaming_server.storage.rocks import RocksStore
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from table_model.key_codec import KeyCodec
 
 _ALL_KEYS: Final = KeyRange()
-_FIRST_STEP_ROWS: Final = 64
 _ONE_IN: Final = 64
 
 
 class BucketCursor:
     """The rows of one bucket in key order, as of the moment the cursor was made; or of a range, or against key order.
 
-    RocksDB's fast value iterator ends at a damaged block as if it were the end of the data. So the cursor holds a
-    `Sentinel` of the same moment, which must agree at the end that there are no more rows.
-
-    The upper end of the range is RocksDB's, in both directions. A lower end would be too, but rocksdict cannot set it,
-    so in reverse the cursor looks at the keys itself: each step reads at most as many rows as came before it (64 at
-    first), and what lies below the range is dropped.
+    It reads in steps of bounded time, however many rows were deleted between those that there are: see `RangeReader`.
 
     Make it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
 
@@ -64,36 +53,26 @@ class BucketCursor:
         self._store = store
         self._decoder = decoder
         self._row_keys = codec.row_keys(keys)
-        self._range = key_range
-        self._reverse = reverse
-        self._floor = key_range.start if reverse else None
-        self._last: bytes | None = None
-        self._proven = key_range.is_empty
+        self._reader: RangeReader[bytes] | None = None
         self._open = False
-        self._values: Iterator[bytes] = iter(())
-        self._sentinel: Sentinel | None = None
-        # Iterators only borrow their options: these are freed after them, as the last attribute, and never changed.
-        self._options = scan_options(key_range.end)
         if key_range.is_empty:
             return
-        try:
-            self._values = store.row_values(self._options, None if reverse else key_range.start, reverse=reverse)
-            self._sentinel = Sentinel(store, store.rows, self._options, key_range, reverse=reverse)
-        except Exception as error:
-            raise store.failure(error) from error
+        form = values_form(self._key_of)
+        self._reader = RangeReader(store, store.rows, form, key_range, longest=longest_row, reverse=reverse)
         self._open = True
         BucketCursor.open_cursors += 1
 
     @property
     def last_key(self) -> bytes | None:
-        """The encoded key of the last row read, decoded or not; None before the first. Takes a few microseconds.
+        """The encoded key up to which it has read, decoded or not; None before the first. Takes a few microseconds.
 
+        It is that of the last row given, or lies behind it, where there are no rows up to it.
         Raises DataLoss when the row is damaged.
         """
-        return None if self._last is None else self._key_of(self._last)
+        return None if self._reader is None else self._reader.last_key
 
     def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
-        """The next rows: at least one, at most `max_rows`; None at the end.
+        """The next rows, at most `max_rows`, perhaps none: `last_key` has moved nevertheless. None at the end.
 
         All rows but the last are within `max_bytes` stored bytes. Raises DataLoss when a row cannot be decoded or the
         end is not the end.
@@ -116,45 +95,25 @@ class BucketCursor:
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
         """The next rows as they are stored, otherwise as `next_batch`. A damaged row goes unnoticed."""
-        values = self._read(max_rows, max_bytes)
-        if values:
-            self.rows_scanned += len(values)
-            self._last = values[-1]
-            return values
-        if not self._proven:
-            self._prove_end()
-        return None
+        if self._reader is None:
+            return None
+        values = self._read(self._reader, max_rows, max_bytes)
+        self.rows_scanned += len(values)
+        return None if self._reader.ended and not values else values
 
-    def _read(self, max_rows: int, max_bytes: int) -> list[bytes]:
+    def _read(self, reader: RangeReader[bytes], max_rows: int, max_bytes: int) -> list[bytes]:
         """Reads in steps so small that even rows of the greatest length would stay within the budget."""
         values: list[bytes] = []
         room, wanted = max_bytes, max_rows
         while wanted > 0 and room > max_bytes // 2:
             step = min(max(room // self.longest_row, 1), wanted)
-            if self._floor is not None:
-                step = min(step, max(self.rows_scanned + len(values), _FIRST_STEP_ROWS))
-            part = list(islice(self._values, step))
-            if self._floor is not None and part:
-                self._cut_at(self._floor, part)
+            part = reader.read(step)
             values += part
             if len(part) < step or step == wanted or _estimated_bytes(part) > max_bytes // 2:
                 break
             wanted -= step
             room -= sum(map(len, part))
         return values
-
-    def _cut_at(self, floor: bytes, part: list[bytes]) -> None:
-        """Drops rows below `floor` from a step in descending order; to have seen one proves the end of the range."""
-        if self._key_of(part[-1]) >= floor:
-            return
-        del part[bisect_left(part, True, key=lambda row: self._key_of(row) < floor) :]
-        self._values = iter(())
-        self._proven = True
-
-    def _prove_end(self) -> None:
-        """Proves that the value iterator stopped because there is nothing more in the range."""
-        assert self._sentinel is not None
-        self._sentinel.prove_end(self.last_key, self.rows_scanned)
 
     def _key_of(self, value: bytes) -> bytes:
         try:
@@ -167,9 +126,8 @@ class BucketCursor:
 
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
-        self._values = iter(())
-        if self._sentinel is not None:
-            self._sentinel.close()
+        if self._reader is not None:
+            self._reader.close()
         BucketCursor.open_cursors -= self._open
         self._open = False
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from streaming_server.storage.checked_json import sync_directory
+from streaming_server.storage.disk_space import naming_full_disk
+from table_model.errors import DataLoss
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,13 +31,24 @@ class DurableMark:
     """The durable mark of one open bucket. Written by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the mark, making it (durably, at offset 0) when the file is not there."""
-        self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if os.fstat(self._fd).st_size == 0:
-            self.write(0)
-            os.fsync(self._fd)
-            sync_directory(path.parent)
+        """Opens the mark, making it (durably, at offset 0) when the file is not there. Raises DiskFull or DataLoss."""
+        self._directory = path.parent
+        try:
+            with naming_full_disk(path.parent):
+                self._open(path)
+        except OSError as error:
+            raise DataLoss(f"how far {path.with_suffix('')} is durable cannot be read: {error}") from error
+
+    def _open(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(self._fd).st_size == 0:
+                self.write(0)
+                os.fsync(self._fd)
+                sync_directory(path.parent)
+        except BaseException:
+            os.close(self._fd)
+            raise
 
     def read(self) -> int | None:
         """The offset up to which the changelog was durable, or None when the file is damaged."""
@@ -51,7 +64,8 @@ class DurableMark:
     def write(self, offset: int) -> None:
         """Says that everything below this offset is durable."""
         body = _MARK.pack(_MAGIC, offset)
-        os.pwrite(self._fd, body + _CHECKSUM.pack(google_crc32c.value(body)), 0)
+        with naming_full_disk(self._directory):
+            os.pwrite(self._fd, body + _CHECKSUM.pack(google_crc32c.value(body)), 0)
 
     def close(self) -> None:
         """Closes the file."""

@@ -2,106 +2,69 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import islice
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING
 
 from streaming_server.storage.cursor import BucketCursor
-from streaming_server.storage.rocks import scan_options
-from streaming_server.storage.sentinel import Sentinel
+from streaming_server.storage.range_reader import RangeReader, items_form
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from streaming_server.storage.rocks import RocksStore
     from table_model.key_range import KeyRange
-
-_FIRST_STEP_ENTRIES: Final = 64
 
 
 class EntryCursor:
     """The entries of one bucket in a key range, as of the moment the cursor was made.
 
-    Like a `BucketCursor` it cannot end short unnoticed, sees to the lower end of its range itself when it reads in
-    reverse, is made under the bucket's mutex, used from one thread at a time, and pins files on disk until `close`.
+    Like a `BucketCursor` it reads in steps of bounded time and cannot end short unnoticed, is made under the bucket's
+    mutex, used from one thread at a time, and pins files on disk until `close`.
 
     Attributes:
         entries_scanned: Entries of the range read so far.
     """
 
-    def __init__(self, store: RocksStore, key_range: KeyRange, *, reverse: bool = False) -> None:
+    def __init__(self, store: RocksStore, longest_row: int, key_range: KeyRange, *, reverse: bool = False) -> None:
         """Begins before the first entry.
 
         Args:
             store: Where the bucket lies.
+            longest_row: Bytes of the longest row the bucket has held.
             key_range: The keys of entries, as `IndexCodec.within` gives them.
             reverse: Whether the last entry is read first.
         """
         self.entries_scanned = 0
-        self._floor = key_range.start if reverse else None
-        self._last: bytes | None = None
-        self._proven = key_range.is_empty
         self._open = False
-        self._items: Iterator[tuple[bytes, bytes]] = iter(())
-        self._sentinel: Sentinel | None = None
-        # As in `BucketCursor`: freed after the iterators, never changed.
-        self._options = scan_options(key_range.end)
+        self._reader: RangeReader[tuple[bytes, bytes]] | None = None
         if key_range.is_empty:
             return
-        start = None if reverse else key_range.start
-        try:
-            items = store.index.items(backwards=reverse, from_key=start, read_opt=self._options)
-            self._items = cast("Iterator[tuple[bytes, bytes]]", iter(items))
-            self._sentinel = Sentinel(store, store.index, self._options, key_range, reverse=reverse)
-        except Exception as error:
-            raise store.failure(error) from error
+        form = items_form()
+        self._reader = RangeReader(store, store.index, form, key_range, longest=longest_row, reverse=reverse)
         self._open = True
         BucketCursor.open_cursors += 1
 
-    def next_entries(self, max_entries: int) -> tuple[list[bytes], list[bytes]]:
-        """The keys and values of the next entries, at most so many; both empty at the end, which is proven.
+    @property
+    def ended(self) -> bool:
+        """Whether it is proven that there are no more entries."""
+        return self._reader is None or self._reader.ended
+
+    def next_entries(self, max_entries: int) -> tuple[list[bytes], list[bytes]] | None:
+        """The keys and values of the next entries, at most so many, perhaps none; None at the end, which is proven.
+
+        Fewer than were asked for say nothing about the end: call it again until it is there.
 
         Raises:
             DataLoss: The end is not the end. A damaged entry goes unnoticed.
         """
-        found: list[tuple[bytes, bytes]] = []
-        while len(found) < max_entries:
-            step = max_entries - len(found)
-            if self._floor is not None:
-                # What lies below the range is read for nothing: no more of it than of the range.
-                step = min(step, max(self.entries_scanned + len(found), _FIRST_STEP_ENTRIES))
-            part = list(islice(self._items, step))
-            ended = len(part) < step
-            if self._floor is not None and part and part[-1][0] < self._floor:
-                self._cut_at(self._floor, part)
-                ended = True
-            found += part
-            if ended:
-                break
-        if not found:
-            self._prove_end()
-            return [], []
+        if self._reader is None:
+            return None
+        found = self._reader.read(max_entries)
         self.entries_scanned += len(found)
-        keys, values = map(list, zip(*found, strict=True))
-        self._last = keys[-1]
-        return keys, values
-
-    def _cut_at(self, floor: bytes, part: list[tuple[bytes, bytes]]) -> None:
-        """Drops entries below `floor` from a step in descending order; to have seen one proves the end of the range."""
-        del part[bisect_left(part, True, key=lambda entry: entry[0] < floor) :]
-        self._items = iter(())
-        self._proven = True
-
-    def _prove_end(self) -> None:
-        if not self._proven:
-            assert self._sentinel is not None
-            self._sentinel.prove_end(self._last, self.entries_scanned)
-            self._proven = True
+        if found:
+            return [key for key, _ in found], [value for _, value in found]
+        return None if self._reader.ended else ([], [])
 
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
-        self._items = iter(())
-        if self._sentinel is not None:
-            self._sentinel.close()
+        if self._reader is not None:
+            self._reader.close()
         BucketCursor.open_cursors -= self._open
         self._open = False

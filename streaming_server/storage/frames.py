@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import google_crc32c
 
+from streaming_server.storage.disk_space import naming_full_disk
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -50,14 +52,19 @@ def write_at(path: Path, data: bytes, offset: int, *, sync: bool) -> None:
     """Writes to a file from an offset on, making it when it is not there; with `sync`, all of the file is durable then.
 
     Not its name: see `sync_directory`.
+
+    Raises:
+        DiskFull: The disk has no space left.
+        OSError: Anything else.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(fd, view, offset)
-            view, offset = view[written:], offset + written
-        if sync:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
+    with naming_full_disk(path.parent):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(fd, view, offset)
+                view, offset = view[written:], offset + written
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)

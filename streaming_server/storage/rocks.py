@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import dataclass
 from threading import Semaphore
@@ -9,6 +10,10 @@ from typing import TYPE_CHECKING, cast
 
 import rocksdict
 
+from streaming_server.storage.disk_space import disk_full
+from streaming_server.storage.disk_use import FamilyBytes
+from streaming_server.storage.frames import write_at
+from streaming_server.storage.small_files import TableFile, small_runs
 from table_model.errors import DataLoss, InternalError, ScanKvError
 
 if TYPE_CHECKING:
@@ -28,6 +33,14 @@ _COLUMN_FAMILIES = ("rows", "log", "index", "meta")
 # Of the 64 MiB of a memtable: four bits for each of some 700,000 rows, which rules out five of six keys without a row.
 _FILTER_SHARE = 0.005
 _FILTER_BYTES = 400 * 1024
+_ADVICE = (
+    "reads go on; to write again, free some space, by dropping tables or releasing snapshots, or make the disk larger, "
+    "and try again after some seconds"
+)
+# A file of which half of so many entries in a row are deletions is compacted as soon as it is written: readers pass
+# over deleted entries at five a microsecond, in steps.
+_DELETION_WINDOW, _MANY_DELETIONS = 4096, 2048
+_FILE_NUMBER = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +53,22 @@ class RocksResources:
         filters: Lets so many buckets have a filter of their unflushed keys. It makes looking for keys that are not
             there, as inserts do, two to three times as fast, but lies in the memory of unflushed writes from the
             beginning: so all of them together take a quarter of it at most.
+        files_per_store: How many table files each store keeps open at most; others are opened when they are read.
     """
 
     block_cache: rocksdict.Cache
     write_buffers: rocksdict.WriteBufferManager
     filters: Semaphore
+    files_per_store: int = 256
 
     @classmethod
-    def of_sizes(cls, *, block_cache_bytes: int, write_buffer_bytes: int) -> RocksResources:
+    def of_sizes(cls, *, block_cache_bytes: int, write_buffer_bytes: int, files_per_store: int = 256) -> RocksResources:
         """Resources of these sizes in bytes. Writers are slowed, not refused, while flushes catch up."""
         return cls(
             block_cache=rocksdict.Cache(block_cache_bytes),
             write_buffers=rocksdict.WriteBufferManager(write_buffer_bytes, False),
             filters=Semaphore(write_buffer_bytes // 4 // _FILTER_BYTES),
+            files_per_store=files_per_store,
         )
 
 
@@ -60,14 +76,25 @@ class RocksStore:
     """One open RocksDB directory with its column families `rows`, `log`, `index` and `meta`.
 
     Not thread-safe: callers serialise writes and the making of iterators; `sync`, `flush` and `checkpoint` may run
-    beside them. With `read_only` it is a checkpoint, which is never changed and has no lock. Every failure is a
-    `ScanKvError` that names `place`: `DataLoss` for damage, `InternalError` for anything else.
+    beside them. With `read_only` it is a checkpoint, which is never changed, or a bucket on a full disk, for which it
+    has no lock. Every failure is a `ScanKvError` that names `place`: `DataLoss` for damage, `DiskFull` where there is
+    no space left, `InternalError` for anything else.
+
+    Attributes:
+        place: What errors call it.
+        is_read_only: As above.
+        is_full: Whether a write found no space left: RocksDB takes no more until it is opened again.
+        readers: How many cursors read it: it must not be closed before they are.
     """
 
     def __init__(
         self, path: Path, place: str, *, compression: str, resources: RocksResources, read_only: bool = False
     ) -> None:
         self.place = place
+        self.is_read_only = read_only
+        self.is_full = False
+        self._path = path
+        self.readers = 0
         self._resources = resources
         self._has_filter = not read_only and resources.filters.acquire(blocking=False)
         options = _options(compression, resources)
@@ -106,6 +133,11 @@ class RocksStore:
         text = str(error)
         if text.startswith("Corruption") or "No such file" in text or "Result incomplete" in text:
             return DataLoss(f"{self.place} is damaged; the server's log has what RocksDB reports")
+        if "No space left on device" in text or "Disk quota exceeded" in text:
+            self.is_full = True
+        # After the first one, RocksDB reports others.
+        if self.is_full and text.startswith("IO error"):
+            return disk_full(self._path, _ADVICE)
         return InternalError(f"{self.place} cannot be read or written; the server's log has what RocksDB reports")
 
     def batch(self) -> StoreBatch:
@@ -115,6 +147,7 @@ class RocksStore:
     def write(self, batch: StoreBatch) -> None:
         """Applies a batch, all of it or nothing. Durable only after a later `sync`."""
         try:
+            self._check_writable()
             self._db.write(batch.writes)
         except Exception as error:
             raise self.failure(error) from error
@@ -122,9 +155,21 @@ class RocksStore:
     def sync(self) -> None:
         """Makes everything written before the call durable. Releases the interpreter lock while the disk works."""
         try:
-            self._db.flush_wal(True)
+            if self.is_read_only:
+                self._sync_logs()
+            else:
+                self._db.flush_wal(True)
         except Exception as error:
             raise self.failure(error) from error
+
+    def _sync_logs(self) -> None:
+        """Makes what a process has left in write-ahead logs durable, which a store that is only read does not."""
+        for log in self._path.glob("*.log"):
+            write_at(log, b"", 0, sync=True)
+
+    def _check_writable(self) -> None:
+        if self.is_read_only:
+            raise disk_full(self._path, _ADVICE)
 
     def get_rows(self, keys: list[bytes]) -> list[bytes | None]:
         """The stored rows of some keys, None where there is none. Releases the interpreter lock."""
@@ -137,18 +182,6 @@ class RocksStore:
     def rows_now(self) -> RowsSnapshot:
         """The rows as of now, to be read by key; let it go before the store is closed. Takes microseconds."""
         return RowsSnapshot(self, self.rows.snapshot())
-
-    def row_values(
-        self, options: rocksdict.ReadOptions, start: bytes | None = None, *, reverse: bool = False
-    ) -> Iterator[bytes]:
-        """The stored rows in key order, or against it, as of now. Ends at damage without a word: see `BucketCursor`.
-
-        Args:
-            options: From `scan_options`, whose `end` bounds the rows in both directions.
-            start: The key to begin at. Against key order that is the greatest; None is then the last one below `end`.
-            reverse: Against key order.
-        """
-        return cast("Iterator[bytes]", iter(self.rows.values(backwards=reverse, from_key=start, read_opt=options)))
 
     def log_records(self) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values of the changelog in order. Raises DataLoss at damage."""
@@ -163,18 +196,51 @@ class RocksStore:
         except Exception as error:
             raise self.failure(error) from error
 
-    def disk_bytes(self) -> int:
-        """Bytes of all live files, without the write-ahead log."""
-        files = (family.property_int_value("rocksdb.total-sst-files-size") for family in self._families)
-        return sum(size or 0 for size in files)
+    def family_bytes(self) -> FamilyBytes:
+        """Bytes of the table files, also of those that only open cursors keep. Takes microseconds."""
+        rows, log, index = (_table_bytes(family) for family in (self.rows, self.log, self._index))
+        return FamilyBytes(rows=rows, changelog=log, indexes=index)
 
     def flush(self) -> None:
         """Moves unflushed writes into table files."""
         try:
+            self._check_writable()
             for family in self._families:
                 family.flush()
         except Exception as error:
             raise self.failure(error) from error
+
+    def compact_small_files(self) -> int:
+        """Makes table files one where many small ones lie side by side; how many places that were. Blocks.
+
+        May run beside all but `close`.
+        """
+        if self.is_read_only or self.is_full:
+            return 0
+        options = rocksdict.CompactOptions()
+        # Else files that lie in the last level already, and have nothing deleted, would stay as they are.
+        options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
+        places = 0
+        try:
+            for family, files in zip(self._families, self._files(), strict=True):
+                for first, last in small_runs(files):
+                    family.compact_range(first, last, options)
+                    places += 1
+        except Exception as error:
+            raise self.failure(error) from error
+        return places
+
+    def _files(self) -> list[list[TableFile]]:
+        """The table files of each family."""
+        files = {
+            int(file["name"].strip("/").removesuffix(".sst")): TableFile(
+                file["size"], file["start_key"], file["end_key"]
+            )
+            for file in self._db.live_files()
+        }
+        # `live_files` does not tell families apart, whichever is asked; this text does, by the files' numbers.
+        texts = [family.property_value("rocksdb.sstables") or "" for family in self._families]
+        return [[files[int(name)] for name in _FILE_NUMBER.findall(text) if int(name) in files] for text in texts]
 
     def checkpoint(self, path: Path) -> None:
         """Makes a copy of the directory as of now in `path`, which must not exist: table files are hard links.
@@ -182,18 +248,24 @@ class RocksStore:
         What is not yet in table files is flushed first. Holds the interpreter lock: about 2 ms.
         """
         try:
+            self._check_writable()
             rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
         except Exception as error:
             raise self.failure(error) from error
 
     def close(self) -> None:
-        """Closes the directory and gives its lock back. Every iterator must be gone before."""
+        """Closes the directory and gives its lock back. Every iterator must be gone before.
+
+        Lets others have the interpreter lock: RocksDB is shut down by whoever lets go of it last. That must be `close`,
+        which does so without the lock, and not the handles of the families, which would hold it for as long.
+        """
+        del self.rows, self.log, self.meta, self._index, self._handles
         try:
             self._db.close()
         except Exception as error:
             raise self.failure(error) from error
         finally:
-            del self._db, self.rows, self.log, self.meta, self._index, self._handles
+            del self._db
             self._give_filter()
 
     def _give_filter(self) -> None:
@@ -277,8 +349,15 @@ class StoreBatch:
         self.writes.delete(key, self._handles["meta"])
 
 
-def scan_options(end: bytes | None = None) -> rocksdict.ReadOptions:
+def _table_bytes(family: rocksdict.Rdict | None) -> int:
+    return 0 if family is None else family.property_int_value("rocksdb.total-sst-files-size") or 0
+
+
+def scan_options(end: bytes | None = None, *, max_skips: int = 0) -> rocksdict.ReadOptions:
     """Read options of one scan: it stays below the key `end`, and does not push others' blocks out of the cache.
+
+    With `max_skips`, an iterator becomes invalid, and its status tells that, where more deleted entries than these, or
+    later ones, lie in a row.
 
     An iterator only borrows its options, so whoever makes one keeps these, unchanged, as long as the iterator. There
     is no `start` here: rocksdict 0.3.29 sets the upper bound, too, when it is asked for a lower one.
@@ -286,6 +365,8 @@ def scan_options(end: bytes | None = None) -> rocksdict.ReadOptions:
     options = rocksdict.ReadOptions()
     if end is not None:
         options.set_iterate_upper_bound(end)
+    if max_skips:
+        options.set_max_skippable_internal_keys(max_skips)
     options.fill_cache(False)  # type: ignore[call-arg]  # rocksdict's stub lacks the argument
     options.set_background_purge_on_iterator_cleanup(True)
     return options
@@ -306,6 +387,8 @@ def _options(compression: str, resources: RocksResources, *, filtered: bool = Fa
     # The default mode opens with a silent gap after damage in mid-log; this one refuses to.
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_max_background_jobs(2)
+    options.set_max_open_files(resources.files_per_store)
+    options.add_compact_on_deletion_collector_factory(_DELETION_WINDOW, _MANY_DELETIONS, 0.0)
     options.set_keep_log_file_num(2)
     options.set_max_log_file_size(1 << 20)
     options.set_stats_dump_period_sec(0)

@@ -5,6 +5,7 @@
 <table>/snapshots/<view>/bases/0003           what there is of a columnar base of bucket 3, see `pinned_base`
 <table>/snapshots/<view>/leases/<lease>.json  one for each lease
 <table>/snapshots/<view>/splits.json          a sample of the keys, once the view was split
+<table>/ended_snapshots                       the ids of shared leases that have ended, one a line
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.pinned_base import PinnedBase
 from table_model.errors import DataLoss, ScanKvError
 from table_model.schema import TableDefinition
@@ -97,6 +98,19 @@ class ViewManifest:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StoredLease:
+    """What the file of a lease says.
+
+    Attributes:
+        ttl: The time to live in seconds; None where the file cannot be read.
+        shared: Whether its id is never taken again.
+    """
+
+    ttl: float | None
+    shared: bool
+
+
 class ViewDirectory:
     """The directory of one view. Its methods block, and are durable when they return.
 
@@ -112,10 +126,11 @@ class ViewDirectory:
 
     def prepare(self) -> None:
         """Makes room for the checkpoints. Without a manifest it is debris, which the next start removes."""
-        self.path.parent.mkdir(exist_ok=True)
-        sync_directory(self.path.parent.parent)
-        (self.path / "buckets").mkdir(parents=True)
-        self._leases.mkdir()
+        with naming_full_disk(self.path.parent.parent):
+            self.path.parent.mkdir(exist_ok=True)
+            sync_directory(self.path.parent.parent)
+            (self.path / "buckets").mkdir(parents=True)
+            self._leases.mkdir()
 
     def bucket(self, number: int) -> Path:
         """Where the checkpoint of a bucket lies."""
@@ -143,13 +158,13 @@ class ViewDirectory:
             raise DataLoss(f"the snapshot manifest {file} is of another view")
         return manifest
 
-    def leases(self) -> dict[str, float | None]:
-        """The time to live of each lease, in seconds; None where its file cannot be read."""
-        return {file.stem: _time_to_live(file) for file in sorted(self._leases.glob("*.json"))}
+    def leases(self) -> dict[str, StoredLease]:
+        """Each lease, by id."""
+        return {file.stem: _stored_lease(file) for file in sorted(self._leases.glob("*.json"))}
 
-    def write_lease(self, lease_id: str, ttl: float) -> None:
+    def write_lease(self, lease_id: str, ttl: float, *, shared: bool = False) -> None:
         """Adds a lease, or changes its time to live, in seconds."""
-        write_checked_json(self._leases / f"{lease_id}.json", {"ttl_seconds": ttl, "written": int(time.time())})
+        write_checked_json(self._leases / f"{lease_id}.json", {"ttl_seconds": ttl, "shared": shared})
 
     def remove_lease(self, lease_id: str) -> None:
         """Removes a lease. There may be none, nor the view."""
@@ -184,7 +199,10 @@ def views_in(table: Path, trash: Path) -> Iterator[ViewDirectory]:
             yield view
         else:
             _log.info("removing %s, which was not made to its end or has no lease", path)
-            view.remove(trash)
+            try:
+                view.remove(trash)
+            except OSError as error:
+                _log.warning("%s cannot be removed before the next start: %s", path, error)
 
 
 def bytes_held(tables: Iterable[Path]) -> int:
@@ -232,9 +250,11 @@ def _files(path: str) -> dict[int, int]:
     return found
 
 
-def _time_to_live(file: Path) -> float | None:
+def _stored_lease(file: Path) -> StoredLease:
     try:
-        return float(read_checked_json(file)["ttl_seconds"])
+        content = read_checked_json(file)
+        return StoredLease(float(content["ttl_seconds"]), content["shared"] is True)
     except (DataLoss, LookupError, ValueError, TypeError) as error:
         _log.error("the lease %s cannot be read, and gets the default time to live: %s", file, error)
-        return None
+        # An id that may have been shared must not be taken again.
+        return StoredLease(None, shared=True)

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.frames import frame_of, read_frames, write_at
 from streaming_server.storage.offsets import count_of
 from table_model.errors import DataLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 UPSERT: Final = "upsert"
@@ -78,7 +80,7 @@ class Touched:
 
     Attributes:
         incarnation: That of the table.
-        buckets: Where they write.
+        buckets: Where they write, and how many of them in each.
         indexes: The indexes that the table had when they were checked: all that it ever had then.
         access: The columns that they write (empty: all), with the ids of the column locks that their writers have.
         read_from: Where keys were read that the commit depends on, by bucket: the oldest offset that one is as of.
@@ -86,7 +88,7 @@ class Touched:
     """
 
     incarnation: str
-    buckets: set[int] = field(default_factory=set)
+    buckets: Counter[int] = field(default_factory=Counter)
     indexes: set[tuple[int, ...]] = field(default_factory=set)
     access: set[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=set)
     read_from: dict[int, int] = field(default_factory=dict)
@@ -97,14 +99,14 @@ class Touched:
         if request.action == READ:
             self.read_from = older_of(self.read_from, request.buckets)
             return
-        self.buckets.update(request.buckets)
+        self.buckets.update(request.buckets.keys())
         self.indexes.add(request.indexes)
         self.access.add((request.columns, request.column_locks))
         self.merges |= request.merges
 
     def join(self, other: Touched) -> None:
         """Adds what others do."""
-        self.buckets |= other.buckets
+        self.buckets += other.buckets
         self.indexes |= other.indexes
         self.access |= other.access
         self.read_from = older_of(self.read_from, other.read_from)
@@ -175,6 +177,21 @@ class StagedPart:
         return part
 
 
+def load_parts(files: Iterable[tuple[Path, int]]) -> list[StagedPart]:
+    """The parts in some files, of each so many requests, which are read in full. Blocks. Memory: one request.
+
+    Raises:
+        DataLoss: They are not all there.
+    """
+    parts = []
+    for path, requests in files:
+        part = StagedPart(path, "")
+        for request, _ in payloads(path, requests):
+            part._note(request, 0)
+        parts.append(part)
+    return parts
+
+
 def payloads(path: Path, requests: int) -> Iterator[tuple[StagedRequest, bytes]]:
     """So many requests of a part, with their rows or keys. Blocks. Memory: one request.
 
@@ -182,11 +199,14 @@ def payloads(path: Path, requests: int) -> Iterator[tuple[StagedRequest, bytes]]
         DataLoss: They are not all there.
     """
     found = 0
-    for head, payload, _ in read_frames(path):
-        if found == requests:
-            return
-        found += 1
-        yield StagedRequest.from_head(head), payload
+    try:
+        for head, payload, _ in read_frames(path):
+            if found == requests:
+                return
+            found += 1
+            yield StagedRequest.from_head(head), payload
+    except OSError as error:
+        raise DataLoss(f"the staged requests {path} cannot be read: {error}") from error
     if found < requests:
         raise DataLoss(f"the staged requests {path} are damaged: of {requests}, {found} can be read")
 
@@ -204,7 +224,8 @@ class StagingDirectory:
 
     def create(self, content: Mapping[str, Any]) -> None:
         """Makes it, with what the transaction is."""
-        self.path.mkdir(exist_ok=True)
+        with naming_full_disk(self.path.parent):
+            self.path.mkdir(exist_ok=True)
         self.note(content)
 
     def note(self, content: Mapping[str, Any]) -> None:

@@ -7,19 +7,25 @@ generation, by a file that is made whole and durable before it gets its name.
 
 from __future__ import annotations
 
-import os
+import logging
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from streaming_server.storage.checked_json import sync_directory
+from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.frames import frame_of, read_frames, write_at
-from table_model.errors import DataLoss
+from table_model.errors import DataLoss, DiskFull, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from table_model.errors import ScanKvError
+
 _PREFIX: Final = "log-"
+
+_log: Final = logging.getLogger(__name__)
 
 
 class TransactionLog:
@@ -39,15 +45,21 @@ class TransactionLog:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.mkdir(exist_ok=True)
+        with naming_full_disk(directory):
+            directory.mkdir(exist_ok=True)
         generations = sorted(int(path.name[len(_PREFIX) :]) for path in directory.glob(f"{_PREFIX}*[0-9]"))
         self._generation = generations[-1] if generations else 0
         self.records: list[dict[str, Any]] = []
         self.size = 0
         self.is_uncertain = False
-        for head, _, end in read_frames(self._path):
-            self.records.append(head)
-            self.size = end
+        try:
+            for head, _, end in read_frames(self._path):
+                self.records.append(head)
+                self.size = end
+        except (OSError, ValueError) as error:
+            raise DataLoss(f"the transaction log {self._path} cannot be read: {error}") from error
+        # What a crash of the process has left may not be durable.
+        self._synced = 0
         self._mark = DurableMark(self._path.with_suffix(".durable"))
         durable = self._mark.read()
         if durable is None or self.size < durable:
@@ -58,7 +70,7 @@ class TransactionLog:
             )
         for path in directory.glob("log*"):
             if path.stem != self._path.name:
-                path.unlink()  # what a crash has left of another generation
+                _remove(path)  # what a crash has left of another generation
 
     @property
     def _path(self) -> Path:
@@ -71,49 +83,127 @@ class TransactionLog:
         """Adds a record; with `sync`, it and all before it are durable when this returns. Blocks.
 
         Raises:
-            OSError: It was not added; but see `is_uncertain`.
+            DiskFull, OSError: It was not added; but see `is_uncertain`.
+            Unavailable: A sync has failed earlier.
         """
         if self.is_uncertain:
-            raise OSError("the transaction log could not be synced earlier")
-        data, new = frame_of(record), self.size == 0
-        write_at(self._path, data, self.size, sync=False)
-        if sync:
-            try:
-                write_at(self._path, b"", 0, sync=True)
-                if new:
-                    sync_directory(self._directory)
-            except BaseException:
-                self.is_uncertain = True
-                raise
+            raise Unavailable(
+                f"the transaction log {self._path} could not be synced, so no transaction can be committed: see why in "
+                "the server's log, and start the server again"
+            )
+        data, before = frame_of(record), self.size
+        write_at(self._path, data, before, sync=False)
         self.size += len(data)
         if sync:
+            try:
+                self.sync()
+            except BaseException:
+                self.size = before
+                raise
+
+    def sync(self) -> None:
+        """Makes all records durable. Blocks.
+
+        Raises:
+            DiskFull, OSError: They may be, or not: see `is_uncertain`.
+        """
+        try:
+            write_at(self._path, b"", 0, sync=True)
+            if self._synced == 0:
+                sync_directory(self._directory)
+        except BaseException:
+            self.is_uncertain = True
+            raise
+        self._synced = self.size
+        self._write_mark()
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all records are durable."""
+        return self._synced == self.size
+
+    def _write_mark(self) -> None:
+        try:
             self._mark.write(self.size)
+        except (DiskFull, OSError) as error:
+            # The records are durable all the same; a mark that is too low only notices less damage.
+            _log.warning("how far %s is durable cannot be noted: %s", self._path, error)
 
     def rewrite(self, records: Iterable[dict[str, Any]]) -> None:
-        """Replaces what the log has by these records, durably. Blocks."""
-        data, partial = b"".join(map(frame_of, records)), self._directory / "log.partial"
-        partial.unlink(missing_ok=True)
-        write_at(partial, data, 0, sync=True)
-        before, self._generation = self._generation, self._generation + 1
-        mark = DurableMark(self._path.with_suffix(".durable"))
-        partial.rename(self._path)
-        sync_directory(self._directory)
-        mark.write(len(data))
-        self._mark.close()
-        self._mark, self.size = mark, len(data)
-        self._remove(before)
+        """Replaces what the log has by these records, durably. Blocks.
 
-    def _remove(self, generation: int) -> None:
-        path = self._path_of(generation)
-        path.unlink(missing_ok=True)
-        path.with_suffix(".durable").unlink(missing_ok=True)
+        Raises:
+            DiskFull, OSError: The log is as it was before; but see `is_uncertain`.
+        """
+        data, partial = b"".join(map(frame_of, records)), self._directory / "log.partial"
+        generation = self._generation + 1
+        mark_path = self._path_of(generation).with_suffix(".durable")
+        _remove(partial)
+        try:
+            write_at(partial, data, 0, sync=True)
+            mark = DurableMark(mark_path)
+        except BaseException:
+            _remove(partial)
+            _remove(mark_path)
+            raise
+        try:
+            partial.rename(self._path_of(generation))
+            sync_directory(self._directory)
+        except BaseException:
+            # Only a restart can tell which generation has the name, and what is appended to the other one is lost.
+            self.is_uncertain = True
+            mark.close()
+            raise
+        before, self._generation = self._generation, generation
+        self._mark.close()
+        self._mark, self.size, self._synced = mark, len(data), len(data)
+        _remove(self._path_of(before))
+        _remove(self._path_of(before).with_suffix(".durable"))
+        self._write_mark()
 
     def close(self) -> None:
-        """Makes it durable and closes it."""
-        if self.size:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        """Makes it durable and closes it. What has to be durable is so already."""
+        if not self.is_synced:
             try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+                write_at(self._path, b"", 0, sync=True)
+            except (DiskFull, OSError) as error:
+                _log.warning("the transaction log %s cannot be synced: %s", self._path, error)
         self._mark.close()
+
+
+class UnreadableLog:
+    """What takes the place of a log that cannot be read: it has no records, and takes none.
+
+    Args:
+        error: Why it cannot be read, which whoever appends to it gets.
+    """
+
+    def __init__(self, error: ScanKvError) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.size = 0
+        self.is_uncertain = False
+        self.is_synced = True
+        self._error = error
+
+    def append(self, record: dict[str, Any], *, sync: bool) -> None:
+        """Raises the error."""
+        raise copy(self._error)
+
+    def sync(self) -> None:
+        """Raises the error."""
+        raise copy(self._error)
+
+    def rewrite(self, records: Iterable[dict[str, Any]]) -> None:
+        """Raises the error."""
+        raise copy(self._error)
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to close."""
+
+
+def _remove(path: Path) -> None:
+    """Removes a file that nothing needs; where that fails, the next start removes it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("%s cannot be removed: %s", path, error)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import struct
-import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
@@ -22,13 +21,18 @@ from table_model.limits import WRITER_WINDOW
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from streaming_server.clock import ServerClock
     from streaming_server.storage.rocks import RocksStore, StoreBatch
 
 MAX_SEQUENCE: Final = 2**63
 """Sequences are below it."""
 
 UNNAMED_TTL_SECONDS: Final = 3600.0
-"""A writer that was never opened is forgotten so long after its last request: no client repeats one for longer."""
+"""A request of a writer that was never opened is refused when it is that old and its writer is not known."""
+
+_FORGOTTEN_AFTER: Final = 1.1
+"""Such a writer is forgotten after so many times that. Rule: a record outlives every request that would be applied
+without it, also one that was on its way for a while after its client said how old it was."""
 
 TRANSACTIONS: Final = "transactions/"
 """The writer as which transactions are written to a bucket, each with a sequence of its own.
@@ -43,7 +47,7 @@ _SWEEP_SECONDS_WHEN_FULL: Final = 60.0
 """A bucket looks for expired writers that often at most, also while it refuses new ones."""
 
 _FORMAT: Final = 1
-# format, number of answers, epoch, next sequence, settled below, last use in microseconds since 1970
+# format, number of answers, epoch, next sequence, settled below, last use in microseconds of service time
 _HEADER: Final = struct.Struct("<BBIQQq")
 # sequence, rows applied, offset behind them, whether they are all
 _ANSWER: Final = struct.Struct("<QIqB")
@@ -101,7 +105,7 @@ class WriterState:
         epoch: The newest epoch there was.
         next_sequence: Behind the greatest sequence that was applied, in any epoch.
         settled_below: Lower ones of this epoch are not applied any more.
-        used_micros: When it was heard of last, in microseconds since 1970.
+        used_micros: When it was heard of last, in microseconds of service time.
         answers: Those of this epoch's greatest sequences, ascending.
     """
 
@@ -204,9 +208,14 @@ class WriterLimits:
     ttl_seconds: float = 7 * 86_400.0
     max_writers: int = 100_000
 
-    def ttl_of(self, epoch: int) -> float:
+    @property
+    def unnamed_ttl_seconds(self) -> float:
+        """The age from which on a request of an unknown writer that was never opened is refused."""
+        return min(self.ttl_seconds, UNNAMED_TTL_SECONDS)
+
+    def seconds_kept(self, epoch: int) -> float:
         """Seconds for which a writer is known after its last request."""
-        return self.ttl_seconds if epoch else min(self.ttl_seconds, UNNAMED_TTL_SECONDS)
+        return self.ttl_seconds if epoch else self.unnamed_ttl_seconds * _FORGOTTEN_AFTER
 
 
 DEFAULT_WRITER_LIMITS: Final = WriterLimits()
@@ -216,12 +225,16 @@ DEFAULT_WRITER_LIMITS: Final = WriterLimits()
 class WriterStates:
     """The writers of one bucket. Loaded when they are asked for; the 256 used last stay in memory.
 
+    Writers expire by service time. Rule: a restart, or a clock that is set, makes no writer expire early, since a
+    repeated request of a forgotten writer is applied a second time.
+
     Not thread-safe: hold the bucket's mutex.
     """
 
-    def __init__(self, store: RocksStore, limits: WriterLimits) -> None:
+    def __init__(self, store: RocksStore, limits: WriterLimits, clock: ServerClock) -> None:
         self._store = store
         self._limits = limits
+        self._clock = clock
         self._cache: OrderedDict[str, WriterState | None] = OrderedDict()
         self._count: int | None = None
         self._swept = -math.inf
@@ -254,7 +267,7 @@ class WriterStates:
             return state.answer_of(identity, self._store.place)
         if identity.writer == TRANSACTIONS:
             return None
-        if identity.epoch > 0 or identity.age_seconds >= self._limits.ttl_of(0):
+        if identity.epoch > 0 or identity.age_seconds >= self._limits.unnamed_ttl_seconds:
             raise WriterExpired(
                 f'{self._store.place} does not know the writer "{identity.writer}" any more: whether request '
                 f"{identity.sequence} was applied earlier cannot be told, and it was not applied now; read what is "
@@ -268,13 +281,13 @@ class WriterStates:
     def note(self, batch: StoreBatch, step: WriteStep, offset: int) -> WriterState:
         """Has a step noted as part of a batch of writes; `remember` what this gives when the batch is applied."""
         before = self.get(step.identity.writer) or WriterState()
-        state = before.after(step, offset, _now_micros())
+        state = before.after(step, offset, self._clock.service_micros())
         batch.put_meta(_key(step.identity.writer), state.to_bytes())
         return state
 
     def open(self, batch: StoreBatch, writer: str, epoch: int, next_sequence: int) -> WriterState:
         """Has a new epoch of a writer noted as part of a batch of writes, as `note`."""
-        state = WriterState(epoch=epoch, next_sequence=next_sequence, used_micros=_now_micros())
+        state = WriterState(epoch=epoch, next_sequence=next_sequence, used_micros=self._clock.service_micros())
         batch.put_meta(_key(writer), state.to_bytes())
         return state
 
@@ -288,22 +301,31 @@ class WriterStates:
         """Whether it is time to look for expired writers: now and then, as far as there is one that may be."""
         full = self._count is not None and self._count >= self._limits.max_writers
         pause = _SWEEP_SECONDS_WHEN_FULL if full else _SWEEP_SECONDS
-        return self._count != 0 and time.monotonic() >= self._swept + min(pause, self._limits.ttl_seconds / 4)
+        return self._count != 0 and self._clock.monotonic() >= self._swept + min(pause, self._limits.ttl_seconds / 4)
 
     def sweep(self) -> int:
         """Forgets the writers that have not been heard of for too long; how many those were."""
-        now = _now_micros()
-        batch, expired, there = self._store.batch(), 0, 0
-        for key, epoch, used_micros in self._stored():
-            if key == _key(TRANSACTIONS) or used_micros + self._limits.ttl_of(epoch) * 1_000_000 > now:
+        now = self._clock.service_micros()
+        batch, expired, there, changed = self._store.batch(), 0, 0, False
+        for key, value in self._stored():
+            format_, count, epoch, next_sequence, settled, used_micros = self._head(value)
+            expires = used_micros + self._limits.seconds_kept(epoch) * 1_000_000
+            if used_micros <= now and (key == _key(TRANSACTIONS) or expires > now):
                 there += 1
                 continue
-            batch.delete_meta(key)
+            changed = True
             self._cache.pop(key[len(_PREFIX) :].decode(), None)
-            expired += 1
-        if expired:
+            if used_micros > now:
+                # Service time was lost: its time to live begins again.
+                head = _HEADER.pack(format_, count, epoch, next_sequence, settled, now)
+                batch.put_meta(key, head + value[_HEADER.size :])
+                there += 1
+            else:
+                batch.delete_meta(key)
+                expired += 1
+        if changed:
             self._store.write(batch)
-        self._count, self._swept = there, time.monotonic()
+        self._count, self._swept = there, self._clock.monotonic()
         return expired
 
     def make_room(self, writer: str) -> None:
@@ -318,24 +340,27 @@ class WriterStates:
                 writer=writer,
             )
 
-    def _stored(self) -> Iterator[tuple[bytes, int, int]]:
-        """The key, epoch and last use of each record."""
+    def _stored(self) -> Iterator[tuple[bytes, bytes]]:
+        """The key and value of each record."""
         options = scan_options(_BEHIND_PREFIX)
         iterator = None
         try:
             iterator = self._store.meta.iter(options)
             iterator.seek(_PREFIX)
             while iterator.valid():
-                _, _, epoch, _, _, used_micros = _HEADER.unpack_from(cast("bytes", iterator.value()))
-                yield cast("bytes", iterator.key()), epoch, used_micros
+                yield cast("bytes", iterator.key()), cast("bytes", iterator.value())
                 iterator.next()
             iterator.status()
-        except struct.error as error:
-            raise DataLoss(f"{self._store.place} is damaged: what is noted of a writer cannot be read") from error
         except Exception as error:
             raise self._store.failure(error) from error
         finally:
             del iterator  # before its options, which it only borrows
+
+    def _head(self, stored: bytes) -> tuple[int, int, int, int, int, int]:
+        try:
+            return cast("tuple[int, int, int, int, int, int]", _HEADER.unpack_from(stored))
+        except struct.error as error:
+            raise DataLoss(f"{self._store.place} is damaged: what is noted of a writer cannot be read") from error
 
     def _read(self, stored: bytes) -> WriterState:
         try:
@@ -352,7 +377,3 @@ class WriterStates:
 
 def _key(writer: str) -> bytes:
     return _PREFIX + writer.encode()
-
-
-def _now_micros() -> int:
-    return time.time_ns() // 1000

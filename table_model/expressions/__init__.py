@@ -7,8 +7,9 @@ from table_model.expressions.binding import BoundPredicate, bind
 from table_model.expressions.columns import Column, col
 from table_model.expressions.evaluation import evaluate, nanoseconds_a_row
 from table_model.expressions.index_planning import IndexPlan, OrderPlan, plan_index, plan_order
-from table_model.expressions.key_planning import MAX_POINTS, KeyPlan, plan_keys
+from table_model.expressions.key_planning import KeyPlan, plan_keys
 from table_model.expressions.nodes import Predicate, all_of, any_of, conjuncts
+from table_model.expressions.range_planning import MAX_POINTS
 from table_model.expressions.sql_text import parse_where
 from table_model.expressions.where import Where, predicate_of
 

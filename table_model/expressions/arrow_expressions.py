@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from table_model import lazy_compute as pc
 from table_model.errors import UsageError
 from table_model.expressions.literals import Literal, literal_of, values_of
 from table_model.expressions.nodes import (

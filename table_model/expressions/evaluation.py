@@ -6,8 +6,8 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from table_model import lazy_compute as pc
 from table_model.expressions.nodes import (
     And,
     Comparison,
@@ -24,24 +24,23 @@ from table_model.expressions.nodes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from table_model.expressions.binding import BoundPredicate
     from table_model.expressions.literals import Literal
 
     Fields = dict[FieldPath, pa.Array]
 
-_COMPARE: Final[dict[Operator, Callable[..., pa.Array]]] = {
-    Operator.EQUAL: pc.equal,
-    Operator.NOT_EQUAL: pc.not_equal,
-    Operator.LESS: pc.less,
-    Operator.LESS_EQUAL: pc.less_equal,
-    Operator.GREATER: pc.greater,
-    Operator.GREATER_EQUAL: pc.greater_equal,
+# The names of Arrow's functions.
+_COMPARE: Final[dict[Operator, str]] = {
+    Operator.EQUAL: "equal",
+    Operator.NOT_EQUAL: "not_equal",
+    Operator.LESS: "less",
+    Operator.LESS_EQUAL: "less_equal",
+    Operator.GREATER: "greater",
+    Operator.GREATER_EQUAL: "greater_equal",
 }
-_MATCH: Final[dict[Match, Callable[..., pa.Array]]] = {
-    Match.STARTS_WITH: pc.starts_with,
-    Match.CONTAINS: pc.match_substring,
+_MATCH: Final[dict[Match, str]] = {
+    Match.STARTS_WITH: "starts_with",
+    Match.CONTAINS: "match_substring",
 }
 
 _NANOSECONDS: Final[dict[type[Predicate], int]] = {TextMatch: 60, IsIn: 20}
@@ -96,13 +95,14 @@ def _value(literal: Literal) -> pa.Scalar:
 def _evaluate(predicate: Predicate, fields: Fields, rows: int) -> pa.BooleanArray:
     match predicate:
         case Comparison(left=left, operator=operator, right=right):
-            return _COMPARE[operator](fields[left], fields[right] if isinstance(right, FieldPath) else _value(right))
+            compare = getattr(pc, _COMPARE[operator])
+            return compare(fields[left], fields[right] if isinstance(right, FieldPath) else _value(right))
         case IsIn(path=path):
             return _is_in(fields[path], predicate)
         case IsNull(path=path):
             return fields[path].is_null()
         case TextMatch(path=path, match=where, text=text):
-            return _MATCH[where](fields[path], text.scalar.as_py())
+            return getattr(pc, _MATCH[where])(fields[path], text.scalar.as_py())
         case And(parts=parts):
             return reduce(pc.and_kleene, (_evaluate(part, fields, rows) for part in parts))
         case Or(parts=parts):

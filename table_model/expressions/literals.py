@@ -10,8 +10,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from table_model import lazy_compute as pc
 from table_model.casts import cast_exactly
 from table_model.errors import SchemaMismatch, UsageError
 from table_model.types import storable_type

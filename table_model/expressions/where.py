@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-import pyarrow.compute as pc
-
+from table_model import lazy_compute as pc
 from table_model.errors import UsageError
 from table_model.expressions.arrow_expressions import from_pyarrow
 from table_model.expressions.columns import Column
@@ -14,8 +13,9 @@ from table_model.expressions.sql_text import parse_where
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.compute
 
-Where: TypeAlias = Predicate | Column | str | pc.Expression
+Where: TypeAlias = "Predicate | Column | str | pyarrow.compute.Expression"
 """What `predicate_of` takes."""
 
 

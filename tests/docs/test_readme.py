@@ -9,75 +9,120 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pytest
 
-from aio_client import Resume, connect, sync
+from aio_client import sync
 from tests.spark import java
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.support.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def test_the_one_minute_tour_runs_and_prints_what_it_shows(tmp_path: Path) -> None:
-    blocks = _blocks("A one-minute tour")
-    assert {"bash", "python", "text"} == {language for language, _ in blocks}
-    output = _run(_script(blocks), tmp_path)
-    shown = [line for language, text in blocks if language == "text" for line in text.splitlines()]
-    printed = output.splitlines()
-    assert [line for line in shown if line not in printed] == [], output
+REPL = "python -m asyncio\n"
+PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
+END = "end of a block"
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    "section",
-    [
-        "Ask for less",
-        "Follow the changes",
-        "Let the table add up",
-        "All or nothing",
-        "Write from several jobs",
-        "When a scan is cut",
-    ],
-)
-async def test_the_snippets_of_a_section_run(section: str, shared_server: ServerProcess) -> None:
-    columns = pa.schema([("player", pa.string()), ("score", pa.int64()), ("league", pa.string())])
-    snippets = [text for language, text in _blocks(section) if language == "python"]
-    assert snippets
-    async with connect(shared_server.url) as client:
-        name = f"readme.{section.lower().replace(' ', '_')}"
-        table = await client.create_table(name, columns, primary_key=["player"])
-        await table.upsert([{"player": f"ann{n}", "score": n, "league": "ab"[n % 2]} for n in range(500)])
-        async with table.snapshot(ttl=60) as snapshot:
-            stream = table.scan(columns=["player", "score"]).with_chunk(rows=10).stream()
-            await anext(stream)
-            known: dict[str, object] = {"client": client, "table": table, "snapshot": snapshot}
-            known |= {"token": stream.resume_token, "Resume": Resume, "pa": pa}
-            await stream.aclose()
-            for snippet in snippets:
-                await _run_as_coroutine(snippet, known)
+def test_everything_can_be_typed_from_top_to_bottom_and_prints_what_is_shown(tmp_path: Path) -> None:
+    """Shell and Python as a reader has them: one of each, from the tour to the end of the session."""
+    port = _free_port()
+    environment = os.environ | {
+        "PATH": f"{_programs(tmp_path)}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHON_BASIC_REPL": "1",
+        "SCANKV_PORT": str(port),
+        "SCANKV_URL": f"127.0.0.1:{port}",
+    }
+    with (
+        _session(["bash", "-e"], tmp_path, environment) as shell,
+        _session([sys.executable, "-W", "ignore", "-m", "asyncio"], tmp_path, environment) as python,
+    ):
+        output, python_is_open = "", False
+        for section, language, text in _story():
+            if text == REPL:
+                python_is_open = True
+            elif language == "bash":
+                output = _type(shell, text, f"echo {END!r}")
+            elif language == "python":
+                assert python_is_open, section
+                # Behind an empty line, which ends a loop; what is printed comes behind prompts.
+                output = _type(python, text, f"\nprint({END!r})")
+                assert "Traceback" not in output, output
+                printed = re.sub(r"^(?:(?:>>>|\.\.\.) )+", "", output, flags=re.MULTILINE).splitlines()
+                assert [line for line in PRINTED.findall(text) if line not in printed] == [], output
+            elif language == "text":
+                assert output.splitlines()[-len(text.splitlines()) :] == text.splitlines(), output
 
 
-async def _run_as_coroutine(snippet: str, known: dict[str, object]) -> None:
-    namespace = dict(known)
-    exec(f"async def snippet():\n{textwrap.indent(snippet, '    ')}", namespace)
-    run: Any = namespace["snippet"]
-    await run()
+def test_the_story_is_about_one_table() -> None:
+    blocks = _story()
+    assert {language for _, language, _ in blocks} == {"bash", "python", "text"}
+    assert [text for _, _, text in blocks].count(REPL) == 1
+    opened = [name for _, _, text in blocks for name in re.findall(r'client\.table\("(.+?)"\)', text)]
+    assert opened == ["game.scores"]
+
+
+def _story() -> list[tuple[str, str, str]]:
+    """The blocks of the session in their order, each with its section and language."""
+    text = (ROOT / "README.md").read_text()
+    sections = re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    names = [name for name, _ in sections]
+    story = sections[names.index("A one-minute tour") : names.index("Stop") + 1]
+    # Spark's own shell; see below.
+    told = [(name, content) for name, content in story if name != "From Spark"]
+    return [(name, language, code) for name, content in told for language, code in BLOCK.findall(content)]
+
+
+@contextlib.contextmanager
+def _session(command: list[str], directory: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        command,
+        cwd=directory,
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _type(process: subprocess.Popen[str], text: str, at_the_end: str) -> str:
+    """Types a block, and gives what is printed until it has run; fails where the session ends before."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{text}{at_the_end}\n")
+    process.stdin.flush()
+    lines: list[str] = []
+    for line in process.stdout:
+        if line.strip().endswith(END):
+            return "".join(lines)
+        lines.append(line)
+    raise AssertionError(f"the session has ended in\n{text}\nand said\n{''.join(lines)}")
 
 
 def test_the_snippets_for_spark_run(shared_server: ServerProcess, tmp_path: Path) -> None:
     java.check()
     snippets = [text for language, text in _blocks("From Spark") if language == "python"]
+    snippets = [text.replace("localhost:7070", shared_server.url) for text in snippets]
     session = (
         "from pyspark.sql import SparkSession\nfrom tests.spark import java\n"
-        f"url = {shared_server.url!r}\nspark = java.configured(SparkSession.builder.master('local[1]')).getOrCreate()\n"
+        "spark = java.configured(SparkSession.builder.master('local[1]')).getOrCreate()\n"
     )
     columns = pa.schema([("player", pa.string()), ("score", pa.int64()), ("league", pa.string())])
     with sync.connect(shared_server.url) as client:
@@ -110,45 +155,6 @@ def _blocks(section: str) -> list[tuple[str, str]]:
     text = re.search(rf"^## {section}\n(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert text is not None
     return BLOCK.findall(text[1])
-
-
-def _script(blocks: list[tuple[str, str]]) -> str:
-    """All blocks as one shell session, in which a reader's background server lives on from block to block."""
-    lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
-    for language, text in blocks:
-        if language == "bash":
-            lines.append(text)
-        elif language == "python":
-            lines.append(f"python - <<'END_OF_SNIPPET'\n{text}END_OF_SNIPPET")
-    return "\n".join(lines)
-
-
-def _run(script: str, directory: Path) -> str:
-    """Runs the session in `directory` and returns what it prints, on a port of its own instead of the default one."""
-    port = _free_port()
-    environment = os.environ | {
-        "PATH": f"{_programs(directory)}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "SCANKV_PORT": str(port),
-        "SCANKV_URL": f"127.0.0.1:{port}",
-    }
-    session = subprocess.Popen(
-        ["bash", "-c", script],
-        cwd=directory,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        output, _ = session.communicate(timeout=60)
-    finally:
-        # Nothing is left of it when the session stopped its server, as the tour says.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(session.pid, signal.SIGKILL)
-    assert session.returncode == 0, output
-    return output
 
 
 def _programs(directory: Path) -> Path:

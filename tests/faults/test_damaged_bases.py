@@ -13,6 +13,7 @@ import resource
 import shutil
 import signal
 import sys
+import time
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ def build(directory: Path, offset: int, batches: int, batch_rows: int = 8) -> Pa
     """Writes a base, as whoever builds one does: what cannot be written is discarded."""
     rows = rows_of(offset, batches * batch_rows)
     keys, _ = KeyEncoder(DEFINITION).encode(rows)
-    writer = BaseWriter(directory, DEFINITION, 3)
+    writer = BaseWriter(directory, DEFINITION, 3, now_micros=time.time_ns() // 1000)
     try:
         for start in range(0, rows.num_rows, batch_rows - 1):
             writer.write(rows.slice(start, batch_rows - 1), keys.slice(start, batch_rows - 1))

@@ -11,7 +11,7 @@ from aio_client import DataLoss as ClientDataLoss
 from aio_client import sync
 from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.data_directory import DataDirectory
-from table_model.errors import DataLoss, Unavailable
+from table_model.errors import DataLoss
 from tests.support.dying_writer import DEFINITION, write_and_die
 from tests.support.offline import bucket_path, check_bucket, opened
 from tests.support.prepared import flip
@@ -226,12 +226,15 @@ def test_a_server_names_the_bucket_with_the_damaged_log_and_serves_the_others(tm
             client.table("test.logged").scan().to_arrow()
 
 
-def test_a_damaged_definition_keeps_the_server_from_starting_by_its_path(tmp_path: Path) -> None:
+def test_a_damaged_definition_keeps_no_other_table_from_being_served(tmp_path: Path) -> None:
     data = tmp_path / "data"
     directory = DataDirectory(data)
     Catalog(directory).create(DEFINITION)
     directory.close()
     file = data / "tables" / "test" / "table" / "table.json"
     flip(file, file.stat().st_size // 2)
-    with pytest.raises(Unavailable, match=r"table\.json"):
-        ServerProcess(data)
+    with ServerProcess(data) as server, sync.connect(server.url) as client:
+        client.create_table("test.other", DEFINITION.schema.arrow, primary_key=DEFINITION.primary_key)
+        with pytest.raises(ClientDataLoss, match=r"table test\.table cannot be used: .*table\.json"):
+            client.table("test.table")
+        client.drop_table("test.table")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import connect
+from aio_client import LogOffsets, connect
 from tests.model.history import noted
 from tests.model.model_table import ModelTable
 from tests.model.offline_checks import stored_changes
@@ -175,7 +175,7 @@ async def write_until(done: asyncio.Event, table: Table, random: Random) -> None
         version += 1
 
 
-async def scans_of(table: Table, scans: int) -> list[tuple[dict[int, int], pa.Table]]:
+async def scans_of(table: Table, scans: int) -> list[tuple[LogOffsets, pa.Table]]:
     """Scans so many times; the offsets and the rows of each."""
     found = []
     for _ in range(scans):
@@ -185,7 +185,7 @@ async def scans_of(table: Table, scans: int) -> list[tuple[dict[int, int], pa.Ta
     return found
 
 
-def check_scans(data_dir: Path, model: ModelTable, scans: list[tuple[dict[int, int], pa.Table]]) -> None:
+def check_scans(data_dir: Path, model: ModelTable, scans: list[tuple[LogOffsets, pa.Table]]) -> None:
     """Each scan has to be what the changes below its offsets amount to, in every bucket."""
     with offline_table(data_dir, "test.isolation") as buckets:
         changes = [list(stored_changes(offline)) for offline in buckets]

@@ -3,7 +3,7 @@
 `cluster`: executors in processes of their own, of which some are killed while they read or write. `connect` and
 `connect_writing`: the session is a client of a Spark Connect server. Two of them copy the table, see `copy`.
 `retries`: tasks are tried again, and the first try of one is killed while it writes. `discovery`: the data source has
-to be registered.
+to be registered. `create_sql_table` and `read_sql_table`: two sessions of one catalog. `pipeline`: a declarative one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,12 +22,14 @@ from pyspark.sql import functions as F
 
 import spark_bridge
 from tests.spark import java
+from tests.spark.instants import counts_of_one_instant, writing, written_and_killed
 from tests.spark.large_table import LARGE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
 
 def cluster(url: str, table: str) -> None:
@@ -116,6 +119,7 @@ def connect(url: str, table: str) -> None:
         spark.read.format("scankv").options(url=url, splitz=2).load(table).schema  # noqa: B018  # asks the server
     except Exception as error:
         say('there is no option "splitz"' in str(error))
+    say(counts_of_one_instant(spark, url, f"{table}_connect_instants", writing))
     spark.stop()
 
 
@@ -133,6 +137,65 @@ def discovery(url: str, table: str) -> None:
     spark.stop()
 
 
+def create_sql_table(url: str, table: str) -> None:
+    """Makes a SQL table, and a temporary view of it, in a catalog that outlives the session."""
+    spark = with_catalog()
+    spark.sql(f"create table kept using scankv options (url '{url}', table '{table}')")
+    say("created")
+    spark.stop()
+
+
+def read_sql_table(url: str, table: str) -> None:
+    """Reads what `create_sql_table` has made in another session."""
+    spark = with_catalog()
+    say(tuple(spark.sql("select count(*), max(score) from kept").first() or ()))
+    say(tuple(spark.sql("select count(*) from kept with (where = 'score > 5')").first() or ()))
+    spark.stop()
+
+
+def with_catalog() -> SparkSession:
+    """A session with the catalog of Hive, in Derby, in the directory that the test names."""
+    directory = os.environ["SCANKV_TEST_CATALOG"]
+    builder = java.configured(SparkSession.builder.master("local[2]")).enableHiveSupport()
+    connection = f"jdbc:derby:;databaseName={directory}/metastore;create=true"
+    builder = builder.config("spark.hadoop.javax.jdo.option.ConnectionURL", connection)
+    spark = builder.config("spark.sql.warehouse.dir", f"{directory}/warehouse").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def pipeline(url: str, table: str) -> None:
+    """Runs a declarative pipeline that reads the table, and one that follows it into `<table>_copy`."""
+    from pyspark import pipelines
+    from pyspark.pipelines.graph_element_registry import graph_element_registration_context
+    from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
+    from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, handle_pipeline_events, start_run
+
+    directory = os.environ["SCANKV_TEST_CATALOG"]
+    builder: SparkSession.Builder = SparkSession.builder.remote("local[2]")
+    spark = java.configured(builder).config("spark.sql.warehouse.dir", f"{directory}/warehouse").getOrCreate()
+    graph = create_dataflow_graph(spark, None, None, {})
+    with graph_element_registration_context(SparkConnectGraphElementRegistry(spark, graph)):
+
+        @pipelines.materialized_view
+        def counted() -> DataFrame:
+            return spark.read.format("scankv").options(url=url).load(table).groupBy().count()
+
+        target = {"url": url, "table": f"{table}_copy", "create": "true", "primary_key": "player"}
+        pipelines.create_sink("copied", "scankv", target)
+
+        @pipelines.append_flow(target="copied")
+        def copying() -> DataFrame:
+            rows = spark.readStream.format("scankv").options(url=url, row_kinds="true").load(table)
+            return rows.drop("_log_offset", "_bucket", "_commit_timestamp")
+
+    started = start_run(spark, graph, None, False, None, False, f"file://{directory}/storage")
+    with redirect_stdout(sys.stderr):
+        handle_pipeline_events(started)
+    say([tuple(row) for row in spark.table("counted").collect()])
+    spark.stop()
+
+
 RETRIED_ROWS = 50_000
 
 
@@ -144,6 +207,7 @@ def retries(url: str, table: str) -> None:
     rows = rows.mapInArrow(kill_worker, rows.schema)
     rows.write.format("scankv").options(url=url).mode("append").save(table)
     say("written")
+    say(counts_of_one_instant(spark, url, f"{table}_instants", written_and_killed))
     spark.stop()
 
 
@@ -171,5 +235,5 @@ def found(rows: object) -> object:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", FutureWarning)
-    programs = (cluster, connect, connect_writing, retries, discovery)
+    programs = (cluster, connect, connect_writing, retries, discovery, create_sql_table, read_sql_table, pipeline)
     {each.__name__: each for each in programs}[sys.argv[1]](*sys.argv[2:])

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def task_context(partition: int, properties: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Within the block, this is the task of a partition, with these local properties."""
+def task_context(partition: int, properties: Mapping[str, str] | None = None, *, stage: int = 0) -> Iterator[None]:
+    """Within the block, this is the task of a partition and stage, with these local properties."""
     known = dict(properties or {})
-    context = SimpleNamespace(partitionId=lambda: partition, getLocalProperty=known.get)
+    context = SimpleNamespace(partitionId=lambda: partition, stageId=lambda: stage, getLocalProperty=known.get)
     with patch.object(TaskContext, "get", lambda: context):
         yield

@@ -31,17 +31,17 @@ def table(client: sync.Client, name: str) -> sync.Table:
     return table
 
 
-def test_a_scan_is_a_dataframe_of_one_instant_with_everything_pushed_down(
+def test_a_scan_is_a_dataframe_with_everything_pushed_down_each_query_of_one_instant(
     spark: SparkSession, shared_server: ServerProcess, client: sync.Client, table: sync.Table
 ) -> None:
     url = shared_server.url
     rows = spark_bridge.scan_dataframe(spark, url, table.name, columns=["team", "id"], where="id < 100", splits=4)
     assert [(each.name, each.dataType.simpleString()) for each in rows.schema] == [("team", "string"), ("id", "bigint")]
-    table.delete(list(range(50)))
     assert sorted(rows.collect()) == sorted((f"t{each % 7}", each) for each in range(100))
+    table.delete(list(range(50)))
     # Another action, and one that uses it twice.
-    assert rows.union(rows.filter("id = 3")).count() == 101
-    assert [each.ttl for each in client.snapshots(table.name)] == [60]
+    assert rows.union(rows.filter("id = 60")).count() == 51
+    assert sorted(each.ttl for each in client.snapshots(table.name)) == [60, 600, 600]
     assert spark_bridge.scan_dataframe(spark, url, table.name, rows_per_split=300).count() == 950
     assert spark_bridge.scan_dataframe(spark, url, table.name, limit=7).count() == 7
 
@@ -56,7 +56,7 @@ def test_a_scan_of_a_named_snapshot_leaves_it_to_its_holder(
         assert [each.ttl for each in client.snapshots(table.name)] == [300]
     with pytest.raises(PythonException) as caught:
         rows.collect()
-    assert "load() again" in str(caught.value)
+    assert "take another one" in str(caught.value)
     with pytest.raises(SnapshotLost):
         spark_bridge.scan_dataframe(spark, shared_server.url, table.name, snapshot=snapshot.id)
 

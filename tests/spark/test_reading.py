@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
-from pyspark.errors import AnalysisException, PythonException
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 import spark_bridge
@@ -157,31 +156,6 @@ def content(rows: DataFrame) -> list[str]:
     return sorted(map(str, rows.collect()))
 
 
-def test_a_dataframe_stays_as_of_its_first_action_and_load_reads_the_table_as_it_is_now(
-    load: Callable[..., DataFrame], own: sync.Table
-) -> None:
-    rows = load(own.name)
-    assert rows.count() == 10
-    own.upsert([{"player": "new", "score": 0, "team": "t"}])
-    own.delete(["p1", "p2"])
-    assert rows.count() == 10
-    assert rows.filter("player = 'p1'").count() == 1
-    assert load(own.name).count() == 9
-
-
-def test_a_view_whose_snapshot_has_expired_says_to_load_again(
-    spark: SparkSession, load: Callable[..., DataFrame], client: sync.Client, own: sync.Table
-) -> None:
-    load(own.name).createOrReplaceTempView("expiring")
-    assert spark.sql("select count(*) from expiring").first() == (10,)
-    for snapshot in client.snapshots(own.name):
-        snapshot.release()
-    with pytest.raises(PythonException) as caught:
-        spark.sql("select count(*) from expiring").collect()
-    assert "load() again" in str(caught.value)
-    assert "p1" not in str(caught.value)
-
-
 def test_a_named_snapshot_is_read_by_all_and_stays_its_holders(
     load: Callable[..., DataFrame], client: sync.Client, own: sync.Table
 ) -> None:
@@ -267,30 +241,12 @@ def test_a_limit_leaves_no_live_scan(load: Callable[..., DataFrame], client: syn
     wait_until(lambda: all(each.table != large.name for each in client.live_scans()), "no live scan", timeout=60)
 
 
-def test_two_hundred_tasks_leave_no_scan_and_one_short_lease(
+def test_two_hundred_tasks_leave_no_scan_and_one_lease_of_the_plan_and_one_of_the_query(
     load: Callable[..., DataFrame], client: sync.Client, own: sync.Table
 ) -> None:
     assert load(own.name, splits=200).count() == 10
     assert [each for each in client.live_scans() if each.table == own.name] == []
-    assert [each.ttl for each in client.snapshots(own.name)] == [60]
-
-
-def test_create_table_is_refused_and_a_temporary_view_keeps_its_options(
-    spark: SparkSession, shared_server: ServerProcess, scores: sync.Table
-) -> None:
-    options = f"using scankv options (url '{shared_server.url}', table '{scores.name}', where 'score < 4')"
-    spark.sql(f"create or replace temporary view few_scores {options}")
-    assert spark.sql("select count(*), max(score) from few_scores").first() == (4, 3)
-    with pytest.raises(AnalysisException) as refused:
-        spark.sql(f"create table kept_scores {options}")
-    assert "CREATE TEMPORARY VIEW" in told(refused.value)
-    # With columns, Spark asks nobody; what comes of it is no table that can be read.
-    unread = f"unread_{uuid.uuid4().hex}"
-    spark.sql(f"create table {unread} (player string) {options}")
-    with pytest.raises(AnalysisException) as refused:
-        spark.sql(f"select * from {unread}").collect()
-    assert "CREATE TEMPORARY VIEW" in told(refused.value)
-    spark.sql(f"drop table {unread}")
+    assert sorted(each.ttl for each in client.snapshots(own.name)) == [60, 600]
 
 
 UTC = datetime.UTC

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +12,24 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import InvalidRequest, PositionExpired, SchemaMismatch, SnapshotLost, UsageError, sync
+from aio_client import (
+    InvalidRequest,
+    PositionExpired,
+    SchemaMismatch,
+    SnapshotLost,
+    StartFrom,
+    StopAt,
+    TableRecreated,
+    UsageError,
+    sync,
+)
 from tests.spark.streaming_query import Query
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.support.server_process import ServerProcess
+    from pathlib import Path
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
 ROWS = 1000
@@ -406,6 +418,69 @@ def test_a_query_whose_changes_are_not_there_says_to_start_anew(query: Callable[
         follower.plan()
 
 
+def test_a_checkpoint_of_another_table_is_refused_by_name(
+    shared_server: ServerProcess, client: sync.Client, table: sync.Table, query: Callable[..., Query]
+) -> None:
+    follower = query()
+    follower.start()
+    follower.run()
+    follower.stop()
+    other = Query(shared_server.url, filled(client, f"{table.name}_other").name)
+    other.offsets, other.batches = follower.offsets, follower.batches
+    other.start()
+    with pytest.raises(UsageError, match=f"reads table {table.name}, and this one reads {table.name}_other"):
+        other.plan()
+    other.stop()
+
+
+def test_a_checkpoint_that_was_set_back_is_gone_on_with_while_its_changes_are_there(
+    table: sync.Table, query: Callable[..., Query]
+) -> None:
+    follower = query(start="latest")
+    follower.start()
+    follower.run()
+    for value in range(1, 4):
+        write(table, range(100), value)
+        follower.run()
+    (before,) = table.consumers()
+    follower.stop()
+    follower.offsets, follower.batches = follower.offsets[:2], follower.batches[:1]
+    follower.start()
+    follower.run()
+    assert [row["v"] for batch in follower.batches for row in batch if row["_change_type"] == "+U"].count(1) == 100
+    (after,) = table.consumers()
+    assert after.id == before.id
+
+
+def test_a_checkpoint_that_was_set_back_too_far_is_reported_as_that(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "data", "--set", "log_upkeep_seconds=0.05") as server,
+        sync.connect(server.url) as client,
+    ):
+        table = filled(client, "test.trimmed", log_retention_bytes=1000)
+        follower = Query(server.url, table.name, start="latest")
+        follower.start()
+        follower.run()
+        begun, values = table.log_offsets(), itertools.count(1)
+
+        def is_trimmed() -> bool:
+            write(table, range(ROWS), next(values))
+            follower.run()
+            try:
+                table.changes(StartFrom.offsets(begun), StopAt.LATEST).to_arrow()
+            except PositionExpired:
+                return True
+            return False
+
+        wait_until(is_trimmed, "the changes that were committed are gone", timeout=120)
+        follower.stop()
+        follower.offsets, follower.batches = follower.offsets[:1], follower.batches[:1]
+        follower.start()
+        with pytest.raises(PositionExpired, match=r"checkpoint of this query was set back.*put back the checkpoint"):
+            follower.plan()
+        follower.stop()
+
+
 def test_a_table_that_was_created_again_is_not_taken_for_the_one_before(
     client: sync.Client, table: sync.Table, query: Callable[..., Query]
 ) -> None:
@@ -418,16 +493,29 @@ def test_a_table_that_was_created_again_is_not_taken_for_the_one_before(
     client.drop_table(table.name)
     filled(client, table.name)
     write(table, range(10), 1)
-    with pytest.raises(SchemaMismatch, match="created again"):
+    with pytest.raises(TableRecreated, match="created again"):
         [list(follower.reader.read(part)) for part in parts]
     follower.offsets.pop()
-    with pytest.raises(SchemaMismatch, match="created again"):
+    with pytest.raises(TableRecreated, match="created again"):
         follower.plan()
     follower.stop()
     follower.start()
-    with pytest.raises(SchemaMismatch, match="created again"):
+    with pytest.raises(TableRecreated, match="created again"):
         follower.plan()
     assert client.table(table.name).consumers() == []
+
+
+@pytest.mark.parametrize("option", ["start", "stop"])
+def test_offsets_in_an_option_are_those_of_the_table_that_they_name(
+    client: sync.Client, table: sync.Table, query: Callable[..., Query], option: str
+) -> None:
+    offsets = table.log_offsets().to_json()
+    client.drop_table(table.name)
+    filled(client, table.name)
+    follower = query(**{"start": "earliest", option: offsets})
+    follower.start()
+    with pytest.raises(TableRecreated, match="created again"):
+        follower.plan()
 
 
 def test_a_query_goes_on_when_the_server_is_killed_and_started_again(server: ServerProcess) -> None:

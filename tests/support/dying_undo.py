@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import streaming_server.engine.undoing
 from streaming_server.engine.writing import WriteTerms
 from streaming_server.storage.writer_states import WriteIdentity
+from table_model.log_offsets import LogOffsets
 from tests.support.dying_transaction import DEATH, SCHEMA, in_child, keys_of, opened, rows
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 NAME, WRITER = "test.undone", "job-1"
 BEFORE = dict.fromkeys(range(20), 0)
 WRITTEN = dict.fromkeys(range(10, 30), 1)
-OFFSETS = {0: 20}
+OFFSETS = LogOffsets({0: 20})
 
 
 async def make(data: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from streaming_server.clock import ServerClock
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.storage.bucket import Bucket
@@ -45,13 +46,18 @@ class OfflineBucket:
         indexes: The codecs of its table's indexes.
     """
 
-    def __init__(self, path: Path, definition: TableDefinition) -> None:
+    def __init__(self, path: Path, definition: TableDefinition, clock: ServerClock | None = None) -> None:
         self.definition = definition
         self.codec = RowCodec(definition)
         self.keys = KeyEncoder(definition)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.bucket = Bucket(
-            path, f"bucket {path.name}", compression=definition.options.compression, resources=resources()
+            path,
+            f"bucket {path.name}",
+            compression=definition.options.compression,
+            resources=resources(),
+            clock=clock or ServerClock(),
+            mark_seconds=definition.options.log_retention_seconds / 100,
         )
         self.indexes = [IndexCodec(definition, index) for index in definition.indexes]
         self.bucket.settle_indexes([index.id for index in definition.indexes])
@@ -119,9 +125,9 @@ class OfflineBucket:
 
 
 @contextmanager
-def opened(path: Path, definition: TableDefinition) -> Iterator[OfflineBucket]:
+def opened(path: Path, definition: TableDefinition, clock: ServerClock | None = None) -> Iterator[OfflineBucket]:
     """An `OfflineBucket`, closed in order at the end of the block."""
-    offline = OfflineBucket(path, definition)
+    offline = OfflineBucket(path, definition, clock)
     try:
         yield offline
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -36,7 +37,7 @@ def written(offline: OfflineBucket, rows: pa.RecordBatch, directory: Path) -> Pa
     """The directory of a base of some rows, in small batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base_writer, "BATCH_ROWS", BATCH_ROWS)
-        writer = BaseWriter(directory, offline.definition, 0)
+        writer = BaseWriter(directory, offline.definition, 0, now_micros=time.time_ns() // 1000)
         writer.write(rows, offline.keys.encoded(rows))
         return writer.finish(0)
 

@@ -10,12 +10,15 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import socket
 import sys
 from importlib.abc import MetaPathFinder
 from typing import Final, TypedDict
+
+import scankv.cli
 
 MAX_REQUEST_BYTES: Final = 128 * 1024
 
@@ -46,6 +49,8 @@ def main(descriptor: str) -> None:
     sys.meta_path.insert(0, without_pandas)
     for module in _MODULES:
         importlib.import_module(module)
+    for command in pkgutil.iter_modules(scankv.cli.__path__, "scankv.cli."):
+        importlib.import_module(command.name)
     sys.meta_path.remove(without_pandas)
     # A Ctrl-C of the terminal is for the tests.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -22,37 +22,38 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos.scankv.v1 import table_pb2 as protos_dot_scankv_dot_v1_dot_table__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/scankv/v1/admin.proto\x12\tscankv.v1\"\"\n\x11\x43heckTableRequest\x12\r\n\x05table\x18\x01 \x01(\t\"d\n\x0b\x42ucketCheck\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12&\n\x07indexes\x18\x03 \x03(\x0b\x32\x15.scankv.v1.IndexCheck\x12\x0f\n\x07problem\x18\x04 \x01(\t\"N\n\nIndexCheck\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\t\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x04\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\"\x12\n\x10ListScansRequest\"7\n\x11ListScansResponse\x12\"\n\x05scans\x18\x01 \x03(\x0b\x32\x13.scankv.v1.LiveScan\"\xb5\x01\n\x08LiveScan\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x03 \x03(\r\x12\x13\n\x0bsnapshot_id\x18\x04 \x01(\t\x12\x0c\n\x04peer\x18\x05 \x01(\t\x12\x12\n\nage_millis\x18\x06 \x01(\x04\x12\x13\n\x0bidle_millis\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\"$\n\x11\x43\x61ncelScanRequest\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\"\x14\n\x12\x43\x61ncelScanResponse\"\x0e\n\x0cStatsRequest\"\xaf\x06\n\rStatsResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\ruptime_millis\x18\x03 \x01(\x04\x12\x0e\n\x06tables\x18\x04 \x01(\x04\x12\x14\n\x0copen_buckets\x18\x05 \x01(\x04\x12\x12\n\nlive_scans\x18\x06 \x01(\x04\x12\x15\n\rscans_started\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\x12\x14\n\x0crows_written\x18\n \x01(\x04\x12\x11\n\tlog_syncs\x18\x0b \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13peak_resident_bytes\x18\r \x01(\x04\x12\x17\n\x0f\x64\x61maged_buckets\x18\x0e \x03(\t\x12\x14\n\x0copen_cursors\x18\x0f \x01(\x04\x12\x12\n\nopen_files\x18\x10 \x01(\x04\x12\r\n\x05tasks\x18\x11 \x01(\x04\x12\x15\n\rwaiting_scans\x18\x12 \x01(\x04\x12\x16\n\x0eunread_endings\x18\x13 \x01(\x04\x12\x16\n\x0esnapshot_views\x18\x14 \x01(\x04\x12\x17\n\x0fsnapshot_leases\x18\x15 \x01(\x04\x12\x16\n\x0esnapshot_bytes\x18\x16 \x01(\x04\x12\x19\n\x11unchanged_answers\x18\x17 \x01(\x04\x12\x16\n\x0e\x63\x61\x63hed_answers\x18\x18 \x01(\x04\x12\x18\n\x10\x63omputed_answers\x18\x19 \x01(\x04\x12\x14\n\x0c\x63\x61\x63hed_bytes\x18\x1a \x01(\x04\x12\x15\n\rwaiting_calls\x18\x1b \x01(\x04\x12$\n\x05\x62\x61ses\x18\x1c \x03(\x0b\x32\x15.scankv.v1.TableBases\x12\x19\n\x11open_transactions\x18\x1d \x01(\x04\x12\x14\n\x0c\x63losed_gates\x18\x1e \x01(\x04\x12\x0f\n\x07\x63ommits\x18\x1f \x01(\x04\x12\x1d\n\x15longest_commit_micros\x18  \x01(\x04\x12\x1f\n\x17request_bytes_in_flight\x18< \x01(\x04\x12\x18\n\x10refused_requests\x18= \x01(\x04\"\x88\x02\n\nTableBases\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x02 \x01(\r\x12\r\n\x05\x62\x61ses\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x05 \x01(\x04\x12\x15\n\rchanges_since\x18\x06 \x01(\x04\x12\x14\n\x0coverlay_rows\x18\x07 \x01(\x04\x12\x15\n\roverlay_bytes\x18\x08 \x01(\x04\x12\x12\n\nage_millis\x18\t \x01(\x04\x12\x0e\n\x06\x62uilds\x18\n \x01(\x04\x12\x18\n\x10\x62uild_cpu_micros\x18\x0b \x01(\x04\x12\x15\n\rwritten_bytes\x18\x0c \x01(\x04\x12\x10\n\x08why_none\x18\r \x03(\t2\xa3\x02\n\x0c\x41\x64minService\x12:\n\x05Stats\x12\x17.scankv.v1.StatsRequest\x1a\x18.scankv.v1.StatsResponse\x12\x46\n\tListScans\x12\x1b.scankv.v1.ListScansRequest\x1a\x1c.scankv.v1.ListScansResponse\x12I\n\nCancelScan\x12\x1c.scankv.v1.CancelScanRequest\x1a\x1d.scankv.v1.CancelScanResponse\x12\x44\n\nCheckTable\x12\x1c.scankv.v1.CheckTableRequest\x1a\x16.scankv.v1.BucketCheck0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotos/scankv/v1/admin.proto\x12\tscankv.v1\x1a\x1cprotos/scankv/v1/table.proto\"\"\n\x11\x43heckTableRequest\x12\r\n\x05table\x18\x01 \x01(\t\"d\n\x0b\x42ucketCheck\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12&\n\x07indexes\x18\x03 \x03(\x0b\x32\x15.scankv.v1.IndexCheck\x12\x0f\n\x07problem\x18\x04 \x01(\t\"N\n\nIndexCheck\x12\x0f\n\x07\x63olumns\x18\x01 \x03(\t\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x04\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\"\x12\n\x10ListScansRequest\"7\n\x11ListScansResponse\x12\"\n\x05scans\x18\x01 \x03(\x0b\x32\x13.scankv.v1.LiveScan\"\xb5\x01\n\x08LiveScan\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x03 \x03(\r\x12\x13\n\x0bsnapshot_id\x18\x04 \x01(\t\x12\x0c\n\x04peer\x18\x05 \x01(\t\x12\x12\n\nage_millis\x18\x06 \x01(\x04\x12\x13\n\x0bidle_millis\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\"$\n\x11\x43\x61ncelScanRequest\x12\x0f\n\x07scan_id\x18\x01 \x01(\t\"\x14\n\x12\x43\x61ncelScanResponse\"\x0e\n\x0cStatsRequest\"\xb0\x07\n\rStatsResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x15\n\ruptime_millis\x18\x03 \x01(\x04\x12\x0e\n\x06tables\x18\x04 \x01(\x04\x12\x14\n\x0copen_buckets\x18\x05 \x01(\x04\x12\x12\n\nlive_scans\x18\x06 \x01(\x04\x12\x15\n\rscans_started\x18\x07 \x01(\x04\x12\x14\n\x0crows_scanned\x18\x08 \x01(\x04\x12\x16\n\x0e\x62ytes_returned\x18\t \x01(\x04\x12\x14\n\x0crows_written\x18\n \x01(\x04\x12\x11\n\tlog_syncs\x18\x0b \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13peak_resident_bytes\x18\r \x01(\x04\x12\x17\n\x0f\x64\x61maged_buckets\x18\x0e \x03(\t\x12\x14\n\x0copen_cursors\x18\x0f \x01(\x04\x12\x12\n\nopen_files\x18\x10 \x01(\x04\x12\r\n\x05tasks\x18\x11 \x01(\x04\x12\x15\n\rwaiting_scans\x18\x12 \x01(\x04\x12\x16\n\x0eunread_endings\x18\x13 \x01(\x04\x12\x16\n\x0esnapshot_views\x18\x14 \x01(\x04\x12\x17\n\x0fsnapshot_leases\x18\x15 \x01(\x04\x12\x16\n\x0esnapshot_bytes\x18\x16 \x01(\x04\x12\x19\n\x11unchanged_answers\x18\x17 \x01(\x04\x12\x16\n\x0e\x63\x61\x63hed_answers\x18\x18 \x01(\x04\x12\x18\n\x10\x63omputed_answers\x18\x19 \x01(\x04\x12\x14\n\x0c\x63\x61\x63hed_bytes\x18\x1a \x01(\x04\x12\x15\n\rwaiting_calls\x18\x1b \x01(\x04\x12$\n\x05\x62\x61ses\x18\x1c \x03(\x0b\x32\x15.scankv.v1.TableBases\x12\x19\n\x11open_transactions\x18\x1d \x01(\x04\x12\x14\n\x0c\x63losed_gates\x18\x1e \x01(\x04\x12\x0f\n\x07\x63ommits\x18\x1f \x01(\x04\x12\x1d\n\x15longest_commit_micros\x18  \x01(\x04\x12\x1b\n\x13\x63lock_offset_millis\x18\x32 \x01(\x03\x12\x13\n\x0b\x63lock_jumps\x18\x33 \x01(\x04\x12\x1f\n\x17request_bytes_in_flight\x18< \x01(\x04\x12\x18\n\x10refused_requests\x18= \x01(\x04\x12\x12\n\nfile_limit\x18\x46 \x01(\x04\x12 \n\x04\x64isk\x18G \x01(\x0b\x32\x12.scankv.v1.DiskUse\x12\x17\n\x0f\x66ree_disk_bytes\x18H \x01(\x04\"\x88\x02\n\nTableBases\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x62uckets\x18\x02 \x01(\r\x12\r\n\x05\x62\x61ses\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x05 \x01(\x04\x12\x15\n\rchanges_since\x18\x06 \x01(\x04\x12\x14\n\x0coverlay_rows\x18\x07 \x01(\x04\x12\x15\n\roverlay_bytes\x18\x08 \x01(\x04\x12\x12\n\nage_millis\x18\t \x01(\x04\x12\x0e\n\x06\x62uilds\x18\n \x01(\x04\x12\x18\n\x10\x62uild_cpu_micros\x18\x0b \x01(\x04\x12\x15\n\rwritten_bytes\x18\x0c \x01(\x04\x12\x10\n\x08why_none\x18\r \x03(\t2\xa3\x02\n\x0c\x41\x64minService\x12:\n\x05Stats\x12\x17.scankv.v1.StatsRequest\x1a\x18.scankv.v1.StatsResponse\x12\x46\n\tListScans\x12\x1b.scankv.v1.ListScansRequest\x1a\x1c.scankv.v1.ListScansResponse\x12I\n\nCancelScan\x12\x1c.scankv.v1.CancelScanRequest\x1a\x1d.scankv.v1.CancelScanResponse\x12\x44\n\nCheckTable\x12\x1c.scankv.v1.CheckTableRequest\x1a\x16.scankv.v1.BucketCheck0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.scankv.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHECKTABLEREQUEST']._serialized_start=43
-  _globals['_CHECKTABLEREQUEST']._serialized_end=77
-  _globals['_BUCKETCHECK']._serialized_start=79
-  _globals['_BUCKETCHECK']._serialized_end=179
-  _globals['_INDEXCHECK']._serialized_start=181
-  _globals['_INDEXCHECK']._serialized_end=259
-  _globals['_LISTSCANSREQUEST']._serialized_start=261
-  _globals['_LISTSCANSREQUEST']._serialized_end=279
-  _globals['_LISTSCANSRESPONSE']._serialized_start=281
-  _globals['_LISTSCANSRESPONSE']._serialized_end=336
-  _globals['_LIVESCAN']._serialized_start=339
-  _globals['_LIVESCAN']._serialized_end=520
-  _globals['_CANCELSCANREQUEST']._serialized_start=522
-  _globals['_CANCELSCANREQUEST']._serialized_end=558
-  _globals['_CANCELSCANRESPONSE']._serialized_start=560
-  _globals['_CANCELSCANRESPONSE']._serialized_end=580
-  _globals['_STATSREQUEST']._serialized_start=582
-  _globals['_STATSREQUEST']._serialized_end=596
-  _globals['_STATSRESPONSE']._serialized_start=599
-  _globals['_STATSRESPONSE']._serialized_end=1414
-  _globals['_TABLEBASES']._serialized_start=1417
-  _globals['_TABLEBASES']._serialized_end=1681
-  _globals['_ADMINSERVICE']._serialized_start=1684
-  _globals['_ADMINSERVICE']._serialized_end=1975
+  _globals['_CHECKTABLEREQUEST']._serialized_start=73
+  _globals['_CHECKTABLEREQUEST']._serialized_end=107
+  _globals['_BUCKETCHECK']._serialized_start=109
+  _globals['_BUCKETCHECK']._serialized_end=209
+  _globals['_INDEXCHECK']._serialized_start=211
+  _globals['_INDEXCHECK']._serialized_end=289
+  _globals['_LISTSCANSREQUEST']._serialized_start=291
+  _globals['_LISTSCANSREQUEST']._serialized_end=309
+  _globals['_LISTSCANSRESPONSE']._serialized_start=311
+  _globals['_LISTSCANSRESPONSE']._serialized_end=366
+  _globals['_LIVESCAN']._serialized_start=369
+  _globals['_LIVESCAN']._serialized_end=550
+  _globals['_CANCELSCANREQUEST']._serialized_start=552
+  _globals['_CANCELSCANREQUEST']._serialized_end=588
+  _globals['_CANCELSCANRESPONSE']._serialized_start=590
+  _globals['_CANCELSCANRESPONSE']._serialized_end=610
+  _globals['_STATSREQUEST']._serialized_start=612
+  _globals['_STATSREQUEST']._serialized_end=626
+  _globals['_STATSRESPONSE']._serialized_start=629
+  _globals['_STATSRESPONSE']._serialized_end=1573
+  _globals['_TABLEBASES']._serialized_start=1576
+  _globals['_TABLEBASES']._serialized_end=1840
+  _globals['_ADMINSERVICE']._serialized_start=1843
+  _globals['_ADMINSERVICE']._serialized_end=2134
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from protos.scankv.v1 import table_pb2 as _table_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -274,8 +275,13 @@ class StatsResponse(_message.Message):
     CLOSED_GATES_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
     LONGEST_COMMIT_MICROS_FIELD_NUMBER: _builtins.int
+    CLOCK_OFFSET_MILLIS_FIELD_NUMBER: _builtins.int
+    CLOCK_JUMPS_FIELD_NUMBER: _builtins.int
     REQUEST_BYTES_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     REFUSED_REQUESTS_FIELD_NUMBER: _builtins.int
+    FILE_LIMIT_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
+    FREE_DISK_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server's software."""
     incarnation: _builtins.str
@@ -326,11 +332,19 @@ class StatsResponse(_message.Message):
     closed_gates: _builtins.int
     commits: _builtins.int
     longest_commit_micros: _builtins.int
+    clock_offset_millis: _builtins.int
+    """How far the clock of the server's machine is ahead of the time that commits get, and how often it has jumped since
+    the server started. See docs/clocks.md.
+    """
+    clock_jumps: _builtins.int
     request_bytes_in_flight: _builtins.int
     """Bytes of requests of more than 64 KiB that are in memory now, and requests that were refused with SERVER_BUSY since the
     start.
     """
     refused_requests: _builtins.int
+    file_limit: _builtins.int
+    """How many file descriptors the server process may have."""
+    free_disk_bytes: _builtins.int
     @_builtins.property
     def damaged_buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The buckets found damaged, as `database.table/bucket`."""
@@ -338,6 +352,10 @@ class StatsResponse(_message.Message):
     @_builtins.property
     def bases(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableBases]:
         """One for each table in use with columnar bases."""
+
+    @_builtins.property
+    def disk(self) -> _table_pb2.DiskUse:
+        """What the data directory takes on disk, and what is free on that disk."""
 
     def __init__(
         self,
@@ -374,12 +392,17 @@ class StatsResponse(_message.Message):
         closed_gates: _builtins.int = ...,
         commits: _builtins.int = ...,
         longest_commit_micros: _builtins.int = ...,
+        clock_offset_millis: _builtins.int = ...,
+        clock_jumps: _builtins.int = ...,
         request_bytes_in_flight: _builtins.int = ...,
         refused_requests: _builtins.int = ...,
+        file_limit: _builtins.int = ...,
+        disk: _table_pb2.DiskUse | None = ...,
+        free_disk_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bases", b"bases", "bytes_returned", b"bytes_returned", "cached_answers", b"cached_answers", "cached_bytes", b"cached_bytes", "closed_gates", b"closed_gates", "commits", b"commits", "computed_answers", b"computed_answers", "damaged_buckets", b"damaged_buckets", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "longest_commit_micros", b"longest_commit_micros", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "open_transactions", b"open_transactions", "peak_resident_bytes", b"peak_resident_bytes", "refused_requests", b"refused_requests", "request_bytes_in_flight", b"request_bytes_in_flight", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_answers", b"unchanged_answers", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_calls", b"waiting_calls", "waiting_scans", b"waiting_scans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bases", b"bases", "bytes_returned", b"bytes_returned", "cached_answers", b"cached_answers", "cached_bytes", b"cached_bytes", "clock_jumps", b"clock_jumps", "clock_offset_millis", b"clock_offset_millis", "closed_gates", b"closed_gates", "commits", b"commits", "computed_answers", b"computed_answers", "damaged_buckets", b"damaged_buckets", "disk", b"disk", "file_limit", b"file_limit", "free_disk_bytes", b"free_disk_bytes", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "longest_commit_micros", b"longest_commit_micros", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "open_transactions", b"open_transactions", "peak_resident_bytes", b"peak_resident_bytes", "refused_requests", b"refused_requests", "request_bytes_in_flight", b"request_bytes_in_flight", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_answers", b"unchanged_answers", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_calls", b"waiting_calls", "waiting_scans", b"waiting_scans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

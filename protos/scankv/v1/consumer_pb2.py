@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.scankv.v1 import scan_pb2 as protos_dot_scankv_dot_v1_dot_scan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/scankv/v1/consumer.proto\x12\tscankv.v1\x1a\x1bprotos/scankv/v1/scan.proto\"\xf9\x01\n\x08\x43onsumer\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\t\x12\x38\n\x0blog_offsets\x18\x02 \x03(\x0b\x32#.scankv.v1.Consumer.LogOffsetsEntry\x12\x0b\n\x03lag\x18\x03 \x01(\x04\x12\x18\n\x10\x63ommitted_micros\x18\x04 \x01(\x03\x12\x0c\n\x04live\x18\x05 \x01(\x08\x12\x0c\n\x04\x66ull\x18\x06 \x01(\x08\x12\x18\n\x10remaining_millis\x18\x07 \x01(\x04\x12\x0e\n\x06\x64\x61mage\x18\x08 \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"%\n\x14ListConsumersRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x15ListConsumersResponse\x12&\n\tconsumers\x18\x01 \x03(\x0b\x32\x13.scankv.v1.Consumer\"`\n\x15\x43ommitPositionRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x14\n\x0cresume_token\x18\x04 \x01(\x0c\"\xad\x01\n\x16\x43ommitPositionResponse\x12\x46\n\x0blog_offsets\x18\x01 \x03(\x0b\x32\x31.scankv.v1.CommitPositionResponse.LogOffsetsEntry\x12\x18\n\x10\x63ommitted_micros\x18\x02 \x01(\x03\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"_\n\x14ResetConsumerRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\x12#\n\x05start\x18\x03 \x01(\x0b\x32\x14.scankv.v1.Changelog\"\x91\x01\n\x15ResetConsumerResponse\x12\x45\n\x0blog_offsets\x18\x01 \x03(\x0b\x32\x30.scankv.v1.ResetConsumerResponse.LogOffsetsEntry\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\";\n\x15\x44\x65leteConsumerRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\"\x18\n\x16\x44\x65leteConsumerResponse2\xe7\x02\n\x0f\x43onsumerService\x12R\n\rListConsumers\x12\x1f.scankv.v1.ListConsumersRequest\x1a .scankv.v1.ListConsumersResponse\x12U\n\x0e\x43ommitPosition\x12 .scankv.v1.CommitPositionRequest\x1a!.scankv.v1.CommitPositionResponse\x12R\n\rResetConsumer\x12\x1f.scankv.v1.ResetConsumerRequest\x1a .scankv.v1.ResetConsumerResponse\x12U\n\x0e\x44\x65leteConsumer\x12 .scankv.v1.DeleteConsumerRequest\x1a!.scankv.v1.DeleteConsumerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/scankv/v1/consumer.proto\x12\tscankv.v1\x1a\x1bprotos/scankv/v1/scan.proto\"\x94\x02\n\x08\x43onsumer\x12\x13\n\x0b\x63onsumer_id\x18\x01 \x01(\t\x12\x38\n\x0blog_offsets\x18\x02 \x03(\x0b\x32#.scankv.v1.Consumer.LogOffsetsEntry\x12\x0b\n\x03lag\x18\x03 \x01(\x04\x12\x18\n\x10\x63ommitted_micros\x18\x04 \x01(\x03\x12\x0c\n\x04live\x18\x05 \x01(\x08\x12\x0c\n\x04\x66ull\x18\x06 \x01(\x08\x12\x18\n\x10remaining_millis\x18\x07 \x01(\x04\x12\x0e\n\x06\x64\x61mage\x18\x08 \x01(\t\x12\x19\n\x11table_incarnation\x18\t \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"%\n\x14ListConsumersRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x15ListConsumersResponse\x12&\n\tconsumers\x18\x01 \x03(\x0b\x32\x13.scankv.v1.Consumer\"`\n\x15\x43ommitPositionRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x04\x12\x14\n\x0cresume_token\x18\x04 \x01(\x0c\"\xc8\x01\n\x16\x43ommitPositionResponse\x12\x46\n\x0blog_offsets\x18\x01 \x03(\x0b\x32\x31.scankv.v1.CommitPositionResponse.LogOffsetsEntry\x12\x18\n\x10\x63ommitted_micros\x18\x02 \x01(\x03\x12\x19\n\x11table_incarnation\x18\x03 \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"_\n\x14ResetConsumerRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\x12#\n\x05start\x18\x03 \x01(\x0b\x32\x14.scankv.v1.Changelog\"\xac\x01\n\x15ResetConsumerResponse\x12\x45\n\x0blog_offsets\x18\x01 \x03(\x0b\x32\x30.scankv.v1.ResetConsumerResponse.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x02 \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\";\n\x15\x44\x65leteConsumerRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\t\"\x18\n\x16\x44\x65leteConsumerResponse2\xe7\x02\n\x0f\x43onsumerService\x12R\n\rListConsumers\x12\x1f.scankv.v1.ListConsumersRequest\x1a .scankv.v1.ListConsumersResponse\x12U\n\x0e\x43ommitPosition\x12 .scankv.v1.CommitPositionRequest\x1a!.scankv.v1.CommitPositionResponse\x12R\n\rResetConsumer\x12\x1f.scankv.v1.ResetConsumerRequest\x1a .scankv.v1.ResetConsumerResponse\x12U\n\x0e\x44\x65leteConsumer\x12 .scankv.v1.DeleteConsumerRequest\x1a!.scankv.v1.DeleteConsumerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,29 +39,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._loaded_options = None
   _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._serialized_options = b'8\001'
   _globals['_CONSUMER']._serialized_start=76
-  _globals['_CONSUMER']._serialized_end=325
-  _globals['_CONSUMER_LOGOFFSETSENTRY']._serialized_start=276
-  _globals['_CONSUMER_LOGOFFSETSENTRY']._serialized_end=325
-  _globals['_LISTCONSUMERSREQUEST']._serialized_start=327
-  _globals['_LISTCONSUMERSREQUEST']._serialized_end=364
-  _globals['_LISTCONSUMERSRESPONSE']._serialized_start=366
-  _globals['_LISTCONSUMERSRESPONSE']._serialized_end=429
-  _globals['_COMMITPOSITIONREQUEST']._serialized_start=431
-  _globals['_COMMITPOSITIONREQUEST']._serialized_end=527
-  _globals['_COMMITPOSITIONRESPONSE']._serialized_start=530
-  _globals['_COMMITPOSITIONRESPONSE']._serialized_end=703
-  _globals['_COMMITPOSITIONRESPONSE_LOGOFFSETSENTRY']._serialized_start=276
-  _globals['_COMMITPOSITIONRESPONSE_LOGOFFSETSENTRY']._serialized_end=325
-  _globals['_RESETCONSUMERREQUEST']._serialized_start=705
-  _globals['_RESETCONSUMERREQUEST']._serialized_end=800
-  _globals['_RESETCONSUMERRESPONSE']._serialized_start=803
-  _globals['_RESETCONSUMERRESPONSE']._serialized_end=948
-  _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._serialized_start=276
-  _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._serialized_end=325
-  _globals['_DELETECONSUMERREQUEST']._serialized_start=950
-  _globals['_DELETECONSUMERREQUEST']._serialized_end=1009
-  _globals['_DELETECONSUMERRESPONSE']._serialized_start=1011
-  _globals['_DELETECONSUMERRESPONSE']._serialized_end=1035
-  _globals['_CONSUMERSERVICE']._serialized_start=1038
-  _globals['_CONSUMERSERVICE']._serialized_end=1397
+  _globals['_CONSUMER']._serialized_end=352
+  _globals['_CONSUMER_LOGOFFSETSENTRY']._serialized_start=303
+  _globals['_CONSUMER_LOGOFFSETSENTRY']._serialized_end=352
+  _globals['_LISTCONSUMERSREQUEST']._serialized_start=354
+  _globals['_LISTCONSUMERSREQUEST']._serialized_end=391
+  _globals['_LISTCONSUMERSRESPONSE']._serialized_start=393
+  _globals['_LISTCONSUMERSRESPONSE']._serialized_end=456
+  _globals['_COMMITPOSITIONREQUEST']._serialized_start=458
+  _globals['_COMMITPOSITIONREQUEST']._serialized_end=554
+  _globals['_COMMITPOSITIONRESPONSE']._serialized_start=557
+  _globals['_COMMITPOSITIONRESPONSE']._serialized_end=757
+  _globals['_COMMITPOSITIONRESPONSE_LOGOFFSETSENTRY']._serialized_start=303
+  _globals['_COMMITPOSITIONRESPONSE_LOGOFFSETSENTRY']._serialized_end=352
+  _globals['_RESETCONSUMERREQUEST']._serialized_start=759
+  _globals['_RESETCONSUMERREQUEST']._serialized_end=854
+  _globals['_RESETCONSUMERRESPONSE']._serialized_start=857
+  _globals['_RESETCONSUMERRESPONSE']._serialized_end=1029
+  _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._serialized_start=303
+  _globals['_RESETCONSUMERRESPONSE_LOGOFFSETSENTRY']._serialized_end=352
+  _globals['_DELETECONSUMERREQUEST']._serialized_start=1031
+  _globals['_DELETECONSUMERREQUEST']._serialized_end=1090
+  _globals['_DELETECONSUMERRESPONSE']._serialized_start=1092
+  _globals['_DELETECONSUMERRESPONSE']._serialized_end=1116
+  _globals['_CONSUMERSERVICE']._serialized_start=1119
+  _globals['_CONSUMERSERVICE']._serialized_end=1478
 # @@protoc_insertion_point(module_scope)

@@ -58,6 +58,7 @@ class Consumer(_message.Message):
     FULL_FIELD_NUMBER: _builtins.int
     REMAINING_MILLIS_FIELD_NUMBER: _builtins.int
     DAMAGE_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.str
     lag: _builtins.int
     """How many changes there are from there on, without those in buckets that are damaged."""
@@ -71,6 +72,8 @@ class Consumer(_message.Message):
     """How long it will be kept when nothing is heard of it. Without meaning while it has a stream."""
     damage: _builtins.str
     """Why it cannot be read; then nothing else is known of it, and it can only be deleted. Empty: it can."""
+    table_incarnation: _builtins.str
+    """Differs for a table that is dropped and made anew."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket that it has read, the offset of the first change that it has not committed."""
@@ -86,10 +89,11 @@ class Consumer(_message.Message):
         full: _builtins.bool = ...,
         remaining_millis: _builtins.int = ...,
         damage: _builtins.str = ...,
+        table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_micros", b"committed_micros", "consumer_id", b"consumer_id", "damage", b"damage", "full", b"full", "lag", b"lag", "live", b"live", "log_offsets", b"log_offsets", "remaining_millis", b"remaining_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_micros", b"committed_micros", "consumer_id", b"consumer_id", "damage", b"damage", "full", b"full", "lag", b"lag", "live", b"live", "log_offsets", b"log_offsets", "remaining_millis", b"remaining_millis", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -190,7 +194,10 @@ class CommitPositionResponse(_message.Message):
 
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     COMMITTED_MICROS_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     committed_micros: _builtins.int
+    table_incarnation: _builtins.str
+    """Differs for a table that is dropped and made anew."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """The position that is committed now, of all buckets of the consumer."""
@@ -200,10 +207,11 @@ class CommitPositionResponse(_message.Message):
         *,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         committed_micros: _builtins.int = ...,
+        table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_micros", b"committed_micros", "log_offsets", b"log_offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_micros", b"committed_micros", "log_offsets", b"log_offsets", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -265,16 +273,20 @@ class ResetConsumerResponse(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    table_incarnation: _builtins.str
+    """Differs for a table that is dropped and made anew."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     def __init__(
         self,
         *,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

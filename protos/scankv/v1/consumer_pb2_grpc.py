@@ -80,8 +80,8 @@ class ConsumerServiceServicer:
     def ResetConsumer(self, request, context):
         """Moves a consumer's position to any place, of all buckets in which it has one. A stream of it ends with
         CONSUMER_FENCED.
-        Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; OUT_OF_RANGE
-        POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
+        Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; FAILED_PRECONDITION
+        TABLE_RECREATED; OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

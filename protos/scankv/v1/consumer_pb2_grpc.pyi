@@ -51,8 +51,8 @@ class ConsumerServiceStub:
     ResetConsumer: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.ResetConsumerRequest, _consumer_pb2.ResetConsumerResponse]
     """Moves a consumer's position to any place, of all buckets in which it has one. A stream of it ends with
     CONSUMER_FENCED.
-    Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; OUT_OF_RANGE
-    POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
+    Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; FAILED_PRECONDITION
+    TABLE_RECREATED; OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
     """
     DeleteConsumer: _grpc.UnaryUnaryMultiCallable[_consumer_pb2.DeleteConsumerRequest, _consumer_pb2.DeleteConsumerResponse]
     """Forgets a consumer. A stream of it ends with CONSUMER_FENCED.
@@ -75,8 +75,8 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     ResetConsumer: _aio.UnaryUnaryMultiCallable[_consumer_pb2.ResetConsumerRequest, _consumer_pb2.ResetConsumerResponse]  # type: ignore[assignment]
     """Moves a consumer's position to any place, of all buckets in which it has one. A stream of it ends with
     CONSUMER_FENCED.
-    Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; OUT_OF_RANGE
-    POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
+    Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; FAILED_PRECONDITION
+    TABLE_RECREATED; OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
     """
     DeleteConsumer: _aio.UnaryUnaryMultiCallable[_consumer_pb2.DeleteConsumerRequest, _consumer_pb2.DeleteConsumerResponse]  # type: ignore[assignment]
     """Forgets a consumer. A stream of it ends with CONSUMER_FENCED.
@@ -114,8 +114,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_consumer_pb2.ResetConsumerResponse, _abc.Awaitable[_consumer_pb2.ResetConsumerResponse]]:
         """Moves a consumer's position to any place, of all buckets in which it has one. A stream of it ends with
         CONSUMER_FENCED.
-        Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; OUT_OF_RANGE
-        POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
+        Errors: NOT_FOUND TABLE_NOT_FOUND, CONSUMER_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST; FAILED_PRECONDITION
+        TABLE_RECREATED; OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; DATA_LOSS DATA_LOSS.
         """
 
     @_abc_1.abstractmethod

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/scankv/v1/lock.proto\x12\tscankv.v1\"z\n\nColumnLock\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\t\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x12\n\nttl_millis\x18\x05 \x01(\x04\x12\x18\n\x10remaining_millis\x18\x06 \x01(\x04\"h\n\x12LockColumnsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0f\n\x07lock_id\x18\x04 \x01(\t\x12\x12\n\nttl_millis\x18\x05 \x01(\x04\":\n\x13LockColumnsResponse\x12#\n\x04lock\x18\x01 \x01(\x0b\x32\x15.scankv.v1.ColumnLock\"=\n\x16RenewColumnLockRequest\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\x12\x12\n\nttl_millis\x18\x02 \x01(\x04\">\n\x17RenewColumnLockResponse\x12#\n\x04lock\x18\x01 \x01(\x0b\x32\x15.scankv.v1.ColumnLock\"+\n\x18ReleaseColumnLockRequest\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\"\x1b\n\x19ReleaseColumnLockResponse\"\'\n\x16ListColumnLocksRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x17ListColumnLocksResponse\x12$\n\x05locks\x18\x01 \x03(\x0b\x32\x15.scankv.v1.ColumnLock2\xef\x02\n\x0bLockService\x12L\n\x0bLockColumns\x12\x1d.scankv.v1.LockColumnsRequest\x1a\x1e.scankv.v1.LockColumnsResponse\x12X\n\x0fRenewColumnLock\x12!.scankv.v1.RenewColumnLockRequest\x1a\".scankv.v1.RenewColumnLockResponse\x12^\n\x11ReleaseColumnLock\x12#.scankv.v1.ReleaseColumnLockRequest\x1a$.scankv.v1.ReleaseColumnLockResponse\x12X\n\x0fListColumnLocks\x12!.scankv.v1.ListColumnLocksRequest\x1a\".scankv.v1.ListColumnLocksResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/scankv/v1/lock.proto\x12\tscankv.v1\"z\n\nColumnLock\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\t\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x12\n\nttl_millis\x18\x05 \x01(\x04\x12\x18\n\x10remaining_millis\x18\x06 \x01(\x04\"{\n\x12LockColumnsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0f\n\x07lock_id\x18\x04 \x01(\t\x12\x12\n\nttl_millis\x18\x05 \x01(\x04\x12\x11\n\ttake_over\x18\x06 \x01(\x08\":\n\x13LockColumnsResponse\x12#\n\x04lock\x18\x01 \x01(\x0b\x32\x15.scankv.v1.ColumnLock\"=\n\x16RenewColumnLockRequest\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\x12\x12\n\nttl_millis\x18\x02 \x01(\x04\">\n\x17RenewColumnLockResponse\x12#\n\x04lock\x18\x01 \x01(\x0b\x32\x15.scankv.v1.ColumnLock\"+\n\x18ReleaseColumnLockRequest\x12\x0f\n\x07lock_id\x18\x01 \x01(\t\"\x1b\n\x19ReleaseColumnLockResponse\"\'\n\x16ListColumnLocksRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x17ListColumnLocksResponse\x12$\n\x05locks\x18\x01 \x03(\x0b\x32\x15.scankv.v1.ColumnLock2\xef\x02\n\x0bLockService\x12L\n\x0bLockColumns\x12\x1d.scankv.v1.LockColumnsRequest\x1a\x1e.scankv.v1.LockColumnsResponse\x12X\n\x0fRenewColumnLock\x12!.scankv.v1.RenewColumnLockRequest\x1a\".scankv.v1.RenewColumnLockResponse\x12^\n\x11ReleaseColumnLock\x12#.scankv.v1.ReleaseColumnLockRequest\x1a$.scankv.v1.ReleaseColumnLockResponse\x12X\n\x0fListColumnLocks\x12!.scankv.v1.ListColumnLocksRequest\x1a\".scankv.v1.ListColumnLocksResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,21 +34,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COLUMNLOCK']._serialized_start=42
   _globals['_COLUMNLOCK']._serialized_end=164
   _globals['_LOCKCOLUMNSREQUEST']._serialized_start=166
-  _globals['_LOCKCOLUMNSREQUEST']._serialized_end=270
-  _globals['_LOCKCOLUMNSRESPONSE']._serialized_start=272
-  _globals['_LOCKCOLUMNSRESPONSE']._serialized_end=330
-  _globals['_RENEWCOLUMNLOCKREQUEST']._serialized_start=332
-  _globals['_RENEWCOLUMNLOCKREQUEST']._serialized_end=393
-  _globals['_RENEWCOLUMNLOCKRESPONSE']._serialized_start=395
-  _globals['_RENEWCOLUMNLOCKRESPONSE']._serialized_end=457
-  _globals['_RELEASECOLUMNLOCKREQUEST']._serialized_start=459
-  _globals['_RELEASECOLUMNLOCKREQUEST']._serialized_end=502
-  _globals['_RELEASECOLUMNLOCKRESPONSE']._serialized_start=504
-  _globals['_RELEASECOLUMNLOCKRESPONSE']._serialized_end=531
-  _globals['_LISTCOLUMNLOCKSREQUEST']._serialized_start=533
-  _globals['_LISTCOLUMNLOCKSREQUEST']._serialized_end=572
-  _globals['_LISTCOLUMNLOCKSRESPONSE']._serialized_start=574
-  _globals['_LISTCOLUMNLOCKSRESPONSE']._serialized_end=637
-  _globals['_LOCKSERVICE']._serialized_start=640
-  _globals['_LOCKSERVICE']._serialized_end=1007
+  _globals['_LOCKCOLUMNSREQUEST']._serialized_end=289
+  _globals['_LOCKCOLUMNSRESPONSE']._serialized_start=291
+  _globals['_LOCKCOLUMNSRESPONSE']._serialized_end=349
+  _globals['_RENEWCOLUMNLOCKREQUEST']._serialized_start=351
+  _globals['_RENEWCOLUMNLOCKREQUEST']._serialized_end=412
+  _globals['_RENEWCOLUMNLOCKRESPONSE']._serialized_start=414
+  _globals['_RENEWCOLUMNLOCKRESPONSE']._serialized_end=476
+  _globals['_RELEASECOLUMNLOCKREQUEST']._serialized_start=478
+  _globals['_RELEASECOLUMNLOCKREQUEST']._serialized_end=521
+  _globals['_RELEASECOLUMNLOCKRESPONSE']._serialized_start=523
+  _globals['_RELEASECOLUMNLOCKRESPONSE']._serialized_end=550
+  _globals['_LISTCOLUMNLOCKSREQUEST']._serialized_start=552
+  _globals['_LISTCOLUMNLOCKSREQUEST']._serialized_end=591
+  _globals['_LISTCOLUMNLOCKSRESPONSE']._serialized_start=593
+  _globals['_LISTCOLUMNLOCKSRESPONSE']._serialized_end=656
+  _globals['_LOCKSERVICE']._serialized_start=659
+  _globals['_LOCKSERVICE']._serialized_end=1026
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,9 @@ different columns of the same rows without overwriting each other's. The rules a
 While a column is locked, a write that would change it is refused with COLUMN_LOCKED unless it names the lock: an upsert
 of all columns, a partial one of this column, or a delete. What was under way when the lock was taken is applied before
 it is answered. Locks survive a restart of the server, which begins each one's time to live anew.
+
+A write that names a lock which has ended is refused with LOCK_LOST, whether the columns are locked now or not: whoever
+names it believes to be alone, and is not.
 """
 
 from collections import abc as _abc
@@ -70,6 +73,7 @@ class LockColumnsRequest(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     LOCK_ID_FIELD_NUMBER: _builtins.int
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
+    TAKE_OVER_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     owner: _builtins.str
@@ -78,6 +82,10 @@ class LockColumnsRequest(_message.Message):
     """Names the lock, so that repeating the call does no harm: 1 to 64 of `A-Z a-z 0-9 _ -`. Empty: the server's choice."""
     ttl_millis: _builtins.int
     """1 second to 7 days. 0: 30 seconds."""
+    take_over: _builtins.bool
+    """Ends the locks that the same owner has on any of the columns, as an owner that was restarted does with those that it
+    has left. In one step: no other owner gets in between, and writes that name an ended lock are refused from then on.
+    """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """At least one, none of the key."""
@@ -90,10 +98,11 @@ class LockColumnsRequest(_message.Message):
         owner: _builtins.str = ...,
         lock_id: _builtins.str = ...,
         ttl_millis: _builtins.int = ...,
+        take_over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "lock_id", b"lock_id", "owner", b"owner", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "lock_id", b"lock_id", "owner", b"owner", "table", b"table", "take_over", b"take_over", "ttl_millis", b"ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,7 +60,8 @@ class LockServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def LockColumns(self, request, context):
-        """Locks columns of a table. Repeating a call with the same lock_id gives the same lock, renewed.
+        """Locks columns of a table. Repeating a call with the same lock_id gives the same lock, renewed. With `take_over`, locks
+        of the same owner on these columns end in its place.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (no such column), INVALID_REQUEST (a key column, no
         column, the owner, the id, the time to live); FAILED_PRECONDITION COLUMN_LOCKED (another lock has one of them: metadata
         owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (100 of a table).

@@ -7,6 +7,9 @@ different columns of the same rows without overwriting each other's. The rules a
 While a column is locked, a write that would change it is refused with COLUMN_LOCKED unless it names the lock: an upsert
 of all columns, a partial one of this column, or a delete. What was under way when the lock was taken is applied before
 it is answered. Locks survive a restart of the server, which begins each one's time to live anew.
+
+A write that names a lock which has ended is refused with LOCK_LOST, whether the columns are locked now or not: whoever
+names it believes to be alone, and is not.
 """
 
 from collections import abc as _abc
@@ -38,7 +41,8 @@ class LockServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LockServiceAsyncStub: ...
     LockColumns: _grpc.UnaryUnaryMultiCallable[_lock_pb2.LockColumnsRequest, _lock_pb2.LockColumnsResponse]
-    """Locks columns of a table. Repeating a call with the same lock_id gives the same lock, renewed.
+    """Locks columns of a table. Repeating a call with the same lock_id gives the same lock, renewed. With `take_over`, locks
+    of the same owner on these columns end in its place.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (no such column), INVALID_REQUEST (a key column, no
     column, the owner, the id, the time to live); FAILED_PRECONDITION COLUMN_LOCKED (another lock has one of them: metadata
     owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (100 of a table).
@@ -54,7 +58,8 @@ class LockServiceStub:
 class LockServiceAsyncStub(LockServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     LockColumns: _aio.UnaryUnaryMultiCallable[_lock_pb2.LockColumnsRequest, _lock_pb2.LockColumnsResponse]  # type: ignore[assignment]
-    """Locks columns of a table. Repeating a call with the same lock_id gives the same lock, renewed.
+    """Locks columns of a table. Repeating a call with the same lock_id gives the same lock, renewed. With `take_over`, locks
+    of the same owner on these columns end in its place.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (no such column), INVALID_REQUEST (a key column, no
     column, the owner, the id, the time to live); FAILED_PRECONDITION COLUMN_LOCKED (another lock has one of them: metadata
     owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (100 of a table).
@@ -73,7 +78,8 @@ class LockServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lock_pb2.LockColumnsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lock_pb2.LockColumnsResponse, _abc.Awaitable[_lock_pb2.LockColumnsResponse]]:
-        """Locks columns of a table. Repeating a call with the same lock_id gives the same lock, renewed.
+        """Locks columns of a table. Repeating a call with the same lock_id gives the same lock, renewed. With `take_over`, locks
+        of the same owner on these columns end in its place.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (no such column), INVALID_REQUEST (a key column, no
         column, the owner, the id, the time to live); FAILED_PRECONDITION COLUMN_LOCKED (another lock has one of them: metadata
         owner, columns, seconds); RESOURCE_EXHAUSTED TOO_MANY_LOCKS (100 of a table).

@@ -236,7 +236,9 @@ class Changelog(_message.Message):
     CONSUMER_MUST_EXIST_FIELD_NUMBER: _builtins.int
     NET_BEHIND_FIELD_NUMBER: _builtins.int
     timestamp_micros: _builtins.int
-    """The first change committed at or after this time, in microseconds since 1970; the oldest there is when that is later."""
+    """The first change committed at or after this time, in microseconds since 1970; the oldest there is when that is later.
+    INVALID_REQUEST, as is such a stop, around a jump of the server's clock: see docs/clocks.md.
+    """
     last: _builtins.int
     """The last so many changes there are, over all buckets together; about equally many of each, newest kept."""
     stop_timestamp_micros: _builtins.int
@@ -379,6 +381,10 @@ Global___LogLatest: _TypeAlias = LogLatest  # noqa: Y015
 
 @_typing.final
 class LogOffsets(_message.Message):
+    """Log offsets, and of which table they are: a table that is dropped and created again under its name counts its changes
+    from 0 again. Whatever takes offsets answers FAILED_PRECONDITION TABLE_RECREATED when they are of another incarnation.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -402,16 +408,20 @@ class LogOffsets(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     BY_BUCKET_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
+    table_incarnation: _builtins.str
+    """The `table_incarnation` of the answer that gave these offsets. Empty: unknown, which is not refused unless said so."""
     @_builtins.property
     def by_bucket(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     def __init__(
         self,
         *,
         by_bucket: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_bucket", b"by_bucket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_bucket", b"by_bucket", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -967,10 +977,12 @@ class ExplainScanResponse(_message.Message):
     INDEX_KEYS_FIELD_NUMBER: _builtins.int
     VIA_FIELD_NUMBER: _builtins.int
     VIA_REASON_FIELD_NUMBER: _builtins.int
+    RANGE_COUNT_FIELD_NUMBER: _builtins.int
+    ALL_KEYS_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The pinned snapshot that is read. Empty: the live table."""
     points: _builtins.int
-    """How many single keys are looked up, when no range is read. Those that an index will tell are not counted."""
+    """How many single keys are looked up beside the ranges. Those that an index will tell are not counted."""
     residual: _builtins.str
     """What is asked of each row read, because its key does not tell. Empty: nothing."""
     ordered: _builtins.bool
@@ -985,13 +997,17 @@ class ExplainScanResponse(_message.Message):
     via: Global___Via.ValueType
     """What the rows are read from, and why."""
     via_reason: _builtins.str
+    range_count: _builtins.int
+    """How many ranges of keys are read. 0: points are read, or nothing."""
+    all_keys: _builtins.bool
+    """Whether the ranges are all keys of these buckets."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets whose rows are read, ascending: those asked for in which there can be such keys. None: nothing is read."""
 
     @_builtins.property
     def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The ranges of keys that are read, as comparisons of key columns with values. None: points are read, or nothing."""
+        """The ranges of keys that are read, as comparisons of key columns with values; the first ten of them."""
 
     @_builtins.property
     def first_points(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1030,10 +1046,12 @@ class ExplainScanResponse(_message.Message):
         index_keys: _builtins.int = ...,
         via: Global___Via.ValueType = ...,
         via_reason: _builtins.str = ...,
+        range_count: _builtins.int = ...,
+        all_keys: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range", b"index_range", "limit", b"limit", "ordered", b"ordered", "points", b"points", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id", "via", b"via", "via_reason", b"via_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "all_keys", b"all_keys", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range", b"index_range", "limit", b"limit", "ordered", b"ordered", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id", "via", b"via", "via_reason", b"via_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

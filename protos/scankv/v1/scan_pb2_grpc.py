@@ -76,7 +76,7 @@ class ScanServiceServicer:
         TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
         operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD. Of the changelog also OUT_OF_RANGE
         POSITION_EXPIRED and POSITION_OUT_OF_RANGE, naming what was wanted, and the first and the last there is; and
-        FAILED_PRECONDITION CONSUMER_FENCED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
+        FAILED_PRECONDITION CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -71,7 +71,7 @@ class ScanServiceStub:
     TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
     operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD. Of the changelog also OUT_OF_RANGE
     POSITION_EXPIRED and POSITION_OUT_OF_RANGE, naming what was wanted, and the first and the last there is; and
-    FAILED_PRECONDITION CONSUMER_FENCED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
+    FAILED_PRECONDITION CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
     """
     ExplainScan: _grpc.UnaryUnaryMultiCallable[_scan_pb2.ScanKvRequest, _scan_pb2.ExplainScanResponse]
     """Says how a scan would be answered, without reading anything. A resume token is not looked at.
@@ -109,7 +109,7 @@ class ScanServiceAsyncStub(ScanServiceStub):
     TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
     operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD. Of the changelog also OUT_OF_RANGE
     POSITION_EXPIRED and POSITION_OUT_OF_RANGE, naming what was wanted, and the first and the last there is; and
-    FAILED_PRECONDITION CONSUMER_FENCED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
+    FAILED_PRECONDITION CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
     """
     ExplainScan: _aio.UnaryUnaryMultiCallable[_scan_pb2.ScanKvRequest, _scan_pb2.ExplainScanResponse]  # type: ignore[assignment]
     """Says how a scan would be answered, without reading anything. A resume token is not looked at.
@@ -150,7 +150,7 @@ class ScanServiceServicer(metaclass=_abc_1.ABCMeta):
         TOO_MANY_SCANS, with RetryInfo; DEADLINE_EXCEEDED SCAN_STALLED, SCAN_TOO_LONG; ABORTED SCAN_CANCELLED (by an
         operator); UNAVAILABLE SERVER_DRAINING; UNIMPLEMENTED UNKNOWN_FIELD. Of the changelog also OUT_OF_RANGE
         POSITION_EXPIRED and POSITION_OUT_OF_RANGE, naming what was wanted, and the first and the last there is; and
-        FAILED_PRECONDITION CONSUMER_FENCED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
+        FAILED_PRECONDITION CONSUMER_FENCED, TABLE_RECREATED; RESOURCE_EXHAUSTED TOO_MANY_CONSUMERS.
         """
 
     @_abc_1.abstractmethod

@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos.scankv.v1 import expression_pb2 as protos_dot_scankv_dot_v1_dot_expression__pb2
 from protos.scankv.v1 import scan_pb2 as protos_dot_scankv_dot_v1_dot_scan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/scankv/v1/snapshot.proto\x12\tscankv.v1\x1a\x1bprotos/scankv/v1/scan.proto\"\xcf\x02\n\x08Snapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0f\n\x07view_id\x18\x02 \x01(\t\x12\r\n\x05table\x18\x03 \x01(\t\x12\x19\n\x11table_incarnation\x18\x04 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x05 \x01(\x0c\x12\x11\n\tschema_id\x18\x06 \x01(\r\x12\x38\n\x0blog_offsets\x18\x07 \x03(\x0b\x32#.scankv.v1.Snapshot.LogOffsetsEntry\x12\x13\n\x0bview_micros\x18\x08 \x01(\x03\x12\x11\n\x04rows\x18\t \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nttl_millis\x18\n \x01(\x04\x12\x18\n\x10remaining_millis\x18\x0b \x01(\x04\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x07\n\x05_rows\"_\n\x12PinSnapshotRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x12\n\nttl_millis\x18\x03 \x01(\x04\x12\x14\n\x0csame_view_as\x18\x04 \x01(\t\"Q\n\x13PinSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.scankv.v1.Snapshot\x12\x13\n\x0bheld_micros\x18\x02 \x01(\x04\"?\n\x14RenewSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x12\n\nttl_millis\x18\x02 \x01(\x04\">\n\x15RenewSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.scankv.v1.Snapshot\"Y\n\x11\x46inishPartRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\r\n\x05parts\x18\x03 \x01(\r\x12\x12\n\nttl_millis\x18\x04 \x01(\x04\";\n\x12\x46inishPartResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.scankv.v1.Snapshot\"-\n\x16ReleaseSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\x19\n\x17ReleaseSnapshotResponse\"%\n\x14ListSnapshotsRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x15ListSnapshotsResponse\x12&\n\tsnapshots\x18\x01 \x03(\x0b\x32\x13.scankv.v1.Snapshot\"t\n\x14SplitSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0e\n\x06splits\x18\x02 \x01(\r\x12&\n\tkey_range\x18\x03 \x01(\x0b\x32\x13.scankv.v1.KeyRange\x12\x0f\n\x07\x62uckets\x18\x04 \x03(\r\"<\n\x15SplitSnapshotResponse\x12#\n\x06ranges\x18\x01 \x03(\x0b\x32\x13.scankv.v1.KeyRange2\x80\x04\n\x0fSnapshotService\x12L\n\x0bPinSnapshot\x12\x1d.scankv.v1.PinSnapshotRequest\x1a\x1e.scankv.v1.PinSnapshotResponse\x12R\n\rRenewSnapshot\x12\x1f.scankv.v1.RenewSnapshotRequest\x1a .scankv.v1.RenewSnapshotResponse\x12I\n\nFinishPart\x12\x1c.scankv.v1.FinishPartRequest\x1a\x1d.scankv.v1.FinishPartResponse\x12X\n\x0fReleaseSnapshot\x12!.scankv.v1.ReleaseSnapshotRequest\x1a\".scankv.v1.ReleaseSnapshotResponse\x12R\n\rListSnapshots\x12\x1f.scankv.v1.ListSnapshotsRequest\x1a .scankv.v1.ListSnapshotsResponse\x12R\n\rSplitSnapshot\x12\x1f.scankv.v1.SplitSnapshotRequest\x1a .scankv.v1.SplitSnapshotResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/scankv/v1/snapshot.proto\x12\tscankv.v1\x1a!protos/scankv/v1/expression.proto\x1a\x1bprotos/scankv/v1/scan.proto\"\xcf\x02\n\x08Snapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0f\n\x07view_id\x18\x02 \x01(\t\x12\r\n\x05table\x18\x03 \x01(\t\x12\x19\n\x11table_incarnation\x18\x04 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x05 \x01(\x0c\x12\x11\n\tschema_id\x18\x06 \x01(\r\x12\x38\n\x0blog_offsets\x18\x07 \x03(\x0b\x32#.scankv.v1.Snapshot.LogOffsetsEntry\x12\x13\n\x0bview_micros\x18\x08 \x01(\x03\x12\x11\n\x04rows\x18\t \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nttl_millis\x18\n \x01(\x04\x12\x18\n\x10remaining_millis\x18\x0b \x01(\x04\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x07\n\x05_rows\"o\n\x12PinSnapshotRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x12\n\nttl_millis\x18\x03 \x01(\x04\x12\x14\n\x0csame_view_as\x18\x04 \x01(\t\x12\x0e\n\x06shared\x18\x05 \x01(\x08\"Q\n\x13PinSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.scankv.v1.Snapshot\x12\x13\n\x0bheld_micros\x18\x02 \x01(\x04\"?\n\x14RenewSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x12\n\nttl_millis\x18\x02 \x01(\x04\">\n\x15RenewSnapshotResponse\x12%\n\x08snapshot\x18\x01 \x01(\x0b\x32\x13.scankv.v1.Snapshot\"-\n\x16ReleaseSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\x19\n\x17ReleaseSnapshotResponse\"%\n\x14ListSnapshotsRequest\x12\r\n\x05table\x18\x01 \x01(\t\"?\n\x15ListSnapshotsResponse\x12&\n\tsnapshots\x18\x01 \x03(\x0b\x32\x13.scankv.v1.Snapshot\"\xb1\x01\n\x14SplitSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x0e\n\x06splits\x18\x02 \x01(\r\x12&\n\tkey_range\x18\x03 \x01(\x0b\x32\x13.scankv.v1.KeyRange\x12\x0f\n\x07\x62uckets\x18\x04 \x03(\r\x12#\n\x05where\x18\x05 \x01(\x0b\x32\x14.scankv.v1.Predicate\x12\x16\n\x0erows_per_split\x18\x06 \x01(\x04\"<\n\x15SplitSnapshotResponse\x12#\n\x06ranges\x18\x01 \x03(\x0b\x32\x13.scankv.v1.KeyRange2\xb5\x03\n\x0fSnapshotService\x12L\n\x0bPinSnapshot\x12\x1d.scankv.v1.PinSnapshotRequest\x1a\x1e.scankv.v1.PinSnapshotResponse\x12R\n\rRenewSnapshot\x12\x1f.scankv.v1.RenewSnapshotRequest\x1a .scankv.v1.RenewSnapshotResponse\x12X\n\x0fReleaseSnapshot\x12!.scankv.v1.ReleaseSnapshotRequest\x1a\".scankv.v1.ReleaseSnapshotResponse\x12R\n\rListSnapshots\x12\x1f.scankv.v1.ListSnapshotsRequest\x1a .scankv.v1.ListSnapshotsResponse\x12R\n\rSplitSnapshot\x12\x1f.scankv.v1.SplitSnapshotRequest\x1a .scankv.v1.SplitSnapshotResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,34 +35,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SNAPSHOT_LOGOFFSETSENTRY']._loaded_options = None
   _globals['_SNAPSHOT_LOGOFFSETSENTRY']._serialized_options = b'8\001'
-  _globals['_SNAPSHOT']._serialized_start=76
-  _globals['_SNAPSHOT']._serialized_end=411
-  _globals['_SNAPSHOT_LOGOFFSETSENTRY']._serialized_start=353
-  _globals['_SNAPSHOT_LOGOFFSETSENTRY']._serialized_end=402
-  _globals['_PINSNAPSHOTREQUEST']._serialized_start=413
-  _globals['_PINSNAPSHOTREQUEST']._serialized_end=508
-  _globals['_PINSNAPSHOTRESPONSE']._serialized_start=510
-  _globals['_PINSNAPSHOTRESPONSE']._serialized_end=591
-  _globals['_RENEWSNAPSHOTREQUEST']._serialized_start=593
-  _globals['_RENEWSNAPSHOTREQUEST']._serialized_end=656
-  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_start=658
-  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_end=720
-  _globals['_FINISHPARTREQUEST']._serialized_start=722
-  _globals['_FINISHPARTREQUEST']._serialized_end=811
-  _globals['_FINISHPARTRESPONSE']._serialized_start=813
-  _globals['_FINISHPARTRESPONSE']._serialized_end=872
-  _globals['_RELEASESNAPSHOTREQUEST']._serialized_start=874
-  _globals['_RELEASESNAPSHOTREQUEST']._serialized_end=919
-  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_start=921
-  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_end=946
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=948
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=985
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=987
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=1050
-  _globals['_SPLITSNAPSHOTREQUEST']._serialized_start=1052
-  _globals['_SPLITSNAPSHOTREQUEST']._serialized_end=1168
-  _globals['_SPLITSNAPSHOTRESPONSE']._serialized_start=1170
-  _globals['_SPLITSNAPSHOTRESPONSE']._serialized_end=1230
-  _globals['_SNAPSHOTSERVICE']._serialized_start=1233
-  _globals['_SNAPSHOTSERVICE']._serialized_end=1745
+  _globals['_SNAPSHOT']._serialized_start=111
+  _globals['_SNAPSHOT']._serialized_end=446
+  _globals['_SNAPSHOT_LOGOFFSETSENTRY']._serialized_start=388
+  _globals['_SNAPSHOT_LOGOFFSETSENTRY']._serialized_end=437
+  _globals['_PINSNAPSHOTREQUEST']._serialized_start=448
+  _globals['_PINSNAPSHOTREQUEST']._serialized_end=559
+  _globals['_PINSNAPSHOTRESPONSE']._serialized_start=561
+  _globals['_PINSNAPSHOTRESPONSE']._serialized_end=642
+  _globals['_RENEWSNAPSHOTREQUEST']._serialized_start=644
+  _globals['_RENEWSNAPSHOTREQUEST']._serialized_end=707
+  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_start=709
+  _globals['_RENEWSNAPSHOTRESPONSE']._serialized_end=771
+  _globals['_RELEASESNAPSHOTREQUEST']._serialized_start=773
+  _globals['_RELEASESNAPSHOTREQUEST']._serialized_end=818
+  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_start=820
+  _globals['_RELEASESNAPSHOTRESPONSE']._serialized_end=845
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=847
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=884
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=886
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=949
+  _globals['_SPLITSNAPSHOTREQUEST']._serialized_start=952
+  _globals['_SPLITSNAPSHOTREQUEST']._serialized_end=1129
+  _globals['_SPLITSNAPSHOTRESPONSE']._serialized_start=1131
+  _globals['_SPLITSNAPSHOTRESPONSE']._serialized_end=1191
+  _globals['_SNAPSHOTSERVICE']._serialized_start=1194
+  _globals['_SNAPSHOTSERVICE']._serialized_end=1631
 # @@protoc_insertion_point(module_scope)

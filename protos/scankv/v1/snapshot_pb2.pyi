@@ -13,6 +13,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from protos.scankv.v1 import expression_pb2 as _expression_pb2
 from protos.scankv.v1 import scan_pb2 as _scan_pb2
 import builtins as _builtins
 import sys
@@ -79,7 +80,9 @@ class Snapshot(_message.Message):
     remaining_millis: _builtins.int
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """For every bucket, the offset of the first change that is not in the view."""
+        """For every bucket, the offset of the first change that is not in the view. The changes from there on are kept while a
+        lease on the view lives, up to `log_hold_max_bytes` beyond the retention.
+        """
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class PinSnapshotRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
     SAME_VIEW_AS_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     lease_id: _builtins.str
@@ -122,6 +126,14 @@ class PinSnapshotRequest(_message.Message):
     """1 second to 7 days. 0: the server's default (10 minutes)."""
     same_view_as: _builtins.str
     """A snapshot of the same table whose view the lease is for, in place of one as of now."""
+    shared: _builtins.bool
+    """Many callers, which do not know of each other, give the same lease_id, and all of them must read the same view. So:
+    - once the lease has ended, the id is not taken again: the answer is SNAPSHOT_LOST, also after a restart. The server
+      remembers the 10,000 ids of a table that ended last;
+    - a call that finds the lease renews it, and never shortens its time to live;
+    - nobody releases it: where there is no place for another lease, the server ends the shared ones that were not renewed
+      for a minute, the one that was renewed longest ago first.
+    """
     def __init__(
         self,
         *,
@@ -129,10 +141,11 @@ class PinSnapshotRequest(_message.Message):
         lease_id: _builtins.str = ...,
         ttl_millis: _builtins.int = ...,
         same_view_as: _builtins.str = ...,
+        shared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "same_view_as", b"same_view_as", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "same_view_as", b"same_view_as", "shared", b"shared", "table", b"table", "ttl_millis", b"ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -204,57 +217,6 @@ class RenewSnapshotResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RenewSnapshotResponse: _TypeAlias = RenewSnapshotResponse  # noqa: Y015
-
-@_typing.final
-class FinishPartRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
-    PART_FIELD_NUMBER: _builtins.int
-    PARTS_FIELD_NUMBER: _builtins.int
-    TTL_MILLIS_FIELD_NUMBER: _builtins.int
-    snapshot_id: _builtins.str
-    part: _builtins.int
-    """Which part, 0 to `parts` - 1."""
-    parts: _builtins.int
-    """How many parts there are, 1 to 1024; other parts than before are counted from the beginning."""
-    ttl_millis: _builtins.int
-    """The time to live once all parts were read, 1 second to 7 days."""
-    def __init__(
-        self,
-        *,
-        snapshot_id: _builtins.str = ...,
-        part: _builtins.int = ...,
-        parts: _builtins.int = ...,
-        ttl_millis: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "parts", b"parts", "snapshot_id", b"snapshot_id", "ttl_millis", b"ttl_millis"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FinishPartRequest: _TypeAlias = FinishPartRequest  # noqa: Y015
-
-@_typing.final
-class FinishPartResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SNAPSHOT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def snapshot(self) -> Global___Snapshot: ...
-    def __init__(
-        self,
-        *,
-        snapshot: Global___Snapshot | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FinishPartResponse: _TypeAlias = FinishPartResponse  # noqa: Y015
 
 @_typing.final
 class ReleaseSnapshotRequest(_message.Message):
@@ -338,9 +300,15 @@ class SplitSnapshotRequest(_message.Message):
     SPLITS_FIELD_NUMBER: _builtins.int
     KEY_RANGE_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    ROWS_PER_SPLIT_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     splits: _builtins.int
     """How many ranges, 1 to 1024."""
+    rows_per_split: _builtins.int
+    """About how many rows a range has at least: where there are fewer rows, there are fewer ranges, down to one. 0: there
+    are exactly `splits` ranges.
+    """
     @_builtins.property
     def key_range(self) -> _scan_pb2.KeyRange:
         """What is to be cut. Absent: all keys."""
@@ -349,6 +317,10 @@ class SplitSnapshotRequest(_message.Message):
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets that will be read. None: all."""
 
+    @_builtins.property
+    def where(self) -> _expression_pb2.Predicate:
+        """What is true of the rows that will be read. What it says of the key bounds what is counted. Absent: all rows."""
+
     def __init__(
         self,
         *,
@@ -356,10 +328,12 @@ class SplitSnapshotRequest(_message.Message):
         splits: _builtins.int = ...,
         key_range: _scan_pb2.KeyRange | None = ...,
         buckets: _abc.Iterable[_builtins.int] | None = ...,
+        where: _expression_pb2.Predicate | None = ...,
+        rows_per_split: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key_range", b"key_range"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key_range", b"key_range", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "key_range", b"key_range", "snapshot_id", b"snapshot_id", "splits", b"splits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "key_range", b"key_range", "rows_per_split", b"rows_per_split", "snapshot_id", b"snapshot_id", "splits", b"splits", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -372,7 +346,9 @@ class SplitSnapshotResponse(_message.Message):
     RANGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_scan_pb2.KeyRange]:
-        """Exactly as many as asked for, in key order; some are empty when there are fewer keys."""
+        """Exactly as many as asked for, in key order; some are empty when there are fewer keys. With `rows_per_split` perhaps
+        fewer, and at least one.
+        """
 
     def __init__(
         self,

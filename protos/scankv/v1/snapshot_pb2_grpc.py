@@ -44,11 +44,6 @@ class SnapshotServiceStub:
                 request_serializer=protos_dot_scankv_dot_v1_dot_snapshot__pb2.RenewSnapshotRequest.SerializeToString,
                 response_deserializer=protos_dot_scankv_dot_v1_dot_snapshot__pb2.RenewSnapshotResponse.FromString,
                 _registered_method=True)
-        self.FinishPart = channel.unary_unary(
-                '/scankv.v1.SnapshotService/FinishPart',
-                request_serializer=protos_dot_scankv_dot_v1_dot_snapshot__pb2.FinishPartRequest.SerializeToString,
-                response_deserializer=protos_dot_scankv_dot_v1_dot_snapshot__pb2.FinishPartResponse.FromString,
-                _registered_method=True)
         self.ReleaseSnapshot = channel.unary_unary(
                 '/scankv.v1.SnapshotService/ReleaseSnapshot',
                 request_serializer=protos_dot_scankv_dot_v1_dot_snapshot__pb2.ReleaseSnapshotRequest.SerializeToString,
@@ -73,7 +68,7 @@ class SnapshotServiceServicer:
         """Takes a lease on a view of a table as of now. Durable when answered: views and leases survive a restart of the
         server, which begins each lease's time to live anew. Repeating a call with the same lease_id gives the same snapshot.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
-        TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as); ABORTED
+        TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as, shared); ABORTED
         SNAPSHOT_NOT_TAKEN (writers would have been held for too long), with RetryInfo; DATA_LOSS DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -83,17 +78,6 @@ class SnapshotServiceServicer:
     def RenewSnapshot(self, request, context):
         """Begins the lease's time to live anew.
         Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FinishPart(self, request, context):
-        """Notes that one of the parts in which holders of one lease share out a snapshot has been read to its end. With the
-        last of them the lease's time to live becomes that of the request, unless it is shorter already, and begins anew; the
-        parts are counted anew from then on. Repeating a call does no harm. For readers in many processes of which none knows
-        that it is the last. What was noted is kept in memory: after a restart of the server the lease lives as long as before.
-        Errors: FAILED_PRECONDITION SNAPSHOT_LOST; INVALID_ARGUMENT INVALID_REQUEST (part, parts, time to live).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,11 +120,6 @@ def add_SnapshotServiceServicer_to_server(servicer, server):
                     servicer.RenewSnapshot,
                     request_deserializer=protos_dot_scankv_dot_v1_dot_snapshot__pb2.RenewSnapshotRequest.FromString,
                     response_serializer=protos_dot_scankv_dot_v1_dot_snapshot__pb2.RenewSnapshotResponse.SerializeToString,
-            ),
-            'FinishPart': grpc.unary_unary_rpc_method_handler(
-                    servicer.FinishPart,
-                    request_deserializer=protos_dot_scankv_dot_v1_dot_snapshot__pb2.FinishPartRequest.FromString,
-                    response_serializer=protos_dot_scankv_dot_v1_dot_snapshot__pb2.FinishPartResponse.SerializeToString,
             ),
             'ReleaseSnapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseSnapshot,
@@ -212,33 +191,6 @@ class SnapshotService:
             '/scankv.v1.SnapshotService/RenewSnapshot',
             protos_dot_scankv_dot_v1_dot_snapshot__pb2.RenewSnapshotRequest.SerializeToString,
             protos_dot_scankv_dot_v1_dot_snapshot__pb2.RenewSnapshotResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FinishPart(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/scankv.v1.SnapshotService/FinishPart',
-            protos_dot_scankv_dot_v1_dot_snapshot__pb2.FinishPartRequest.SerializeToString,
-            protos_dot_scankv_dot_v1_dot_snapshot__pb2.FinishPartResponse.FromString,
             options,
             channel_credentials,
             insecure,

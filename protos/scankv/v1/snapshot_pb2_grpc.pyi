@@ -41,19 +41,12 @@ class SnapshotServiceStub:
     """Takes a lease on a view of a table as of now. Durable when answered: views and leases survive a restart of the
     server, which begins each lease's time to live anew. Repeating a call with the same lease_id gives the same snapshot.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
-    TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as); ABORTED
+    TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as, shared); ABORTED
     SNAPSHOT_NOT_TAKEN (writers would have been held for too long), with RetryInfo; DATA_LOSS DATA_LOSS.
     """
     RenewSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]
     """Begins the lease's time to live anew.
     Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST.
-    """
-    FinishPart: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.FinishPartRequest, _snapshot_pb2.FinishPartResponse]
-    """Notes that one of the parts in which holders of one lease share out a snapshot has been read to its end. With the
-    last of them the lease's time to live becomes that of the request, unless it is shorter already, and begins anew; the
-    parts are counted anew from then on. Repeating a call does no harm. For readers in many processes of which none knows
-    that it is the last. What was noted is kept in memory: after a restart of the server the lease lives as long as before.
-    Errors: FAILED_PRECONDITION SNAPSHOT_LOST; INVALID_ARGUMENT INVALID_REQUEST (part, parts, time to live).
     """
     ReleaseSnapshot: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ReleaseSnapshotRequest, _snapshot_pb2.ReleaseSnapshotResponse]
     """Gives a lease back. Scans that are reading go on to their end; new ones get SNAPSHOT_LOST.
@@ -76,19 +69,12 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
     """Takes a lease on a view of a table as of now. Durable when answered: views and leases survive a restart of the
     server, which begins each lease's time to live anew. Repeating a call with the same lease_id gives the same snapshot.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
-    TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as); ABORTED
+    TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as, shared); ABORTED
     SNAPSHOT_NOT_TAKEN (writers would have been held for too long), with RetryInfo; DATA_LOSS DATA_LOSS.
     """
     RenewSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.RenewSnapshotRequest, _snapshot_pb2.RenewSnapshotResponse]  # type: ignore[assignment]
     """Begins the lease's time to live anew.
     Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST.
-    """
-    FinishPart: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.FinishPartRequest, _snapshot_pb2.FinishPartResponse]  # type: ignore[assignment]
-    """Notes that one of the parts in which holders of one lease share out a snapshot has been read to its end. With the
-    last of them the lease's time to live becomes that of the request, unless it is shorter already, and begins anew; the
-    parts are counted anew from then on. Repeating a call does no harm. For readers in many processes of which none knows
-    that it is the last. What was noted is kept in memory: after a restart of the server the lease lives as long as before.
-    Errors: FAILED_PRECONDITION SNAPSHOT_LOST; INVALID_ARGUMENT INVALID_REQUEST (part, parts, time to live).
     """
     ReleaseSnapshot: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ReleaseSnapshotRequest, _snapshot_pb2.ReleaseSnapshotResponse]  # type: ignore[assignment]
     """Gives a lease back. Scans that are reading go on to their end; new ones get SNAPSHOT_LOST.
@@ -114,7 +100,7 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes a lease on a view of a table as of now. Durable when answered: views and leases survive a restart of the
         server, which begins each lease's time to live anew. Repeating a call with the same lease_id gives the same snapshot.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (lease id, time to live); RESOURCE_EXHAUSTED
-        TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as); ABORTED
+        TOO_MANY_SNAPSHOTS (leases, or disk held); FAILED_PRECONDITION SNAPSHOT_LOST (same_view_as, shared); ABORTED
         SNAPSHOT_NOT_TAKEN (writers would have been held for too long), with RetryInfo; DATA_LOSS DATA_LOSS.
         """
 
@@ -126,19 +112,6 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_snapshot_pb2.RenewSnapshotResponse, _abc.Awaitable[_snapshot_pb2.RenewSnapshotResponse]]:
         """Begins the lease's time to live anew.
         Errors: FAILED_PRECONDITION SNAPSHOT_LOST (unknown, released or expired); INVALID_ARGUMENT INVALID_REQUEST.
-        """
-
-    @_abc_1.abstractmethod
-    def FinishPart(
-        self,
-        request: _snapshot_pb2.FinishPartRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_snapshot_pb2.FinishPartResponse, _abc.Awaitable[_snapshot_pb2.FinishPartResponse]]:
-        """Notes that one of the parts in which holders of one lease share out a snapshot has been read to its end. With the
-        last of them the lease's time to live becomes that of the request, unless it is shorter already, and begins anew; the
-        parts are counted anew from then on. Repeating a call does no harm. For readers in many processes of which none knows
-        that it is the last. What was noted is kept in memory: after a restart of the server the lease lives as long as before.
-        Errors: FAILED_PRECONDITION SNAPSHOT_LOST; INVALID_ARGUMENT INVALID_REQUEST (part, parts, time to live).
         """
 
     @_abc_1.abstractmethod

@@ -517,6 +517,7 @@ class GetTableResponse(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
     INDEXES_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def table(self) -> Global___Table: ...
     @_builtins.property
@@ -527,16 +528,21 @@ class GetTableResponse(_message.Message):
     def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexStatus]:
         """One an index, in the order of `table.indexes`, when statistics were asked."""
 
+    @_builtins.property
+    def disk(self) -> Global___DiskUse:
+        """What the table takes on disk, when statistics were asked."""
+
     def __init__(
         self,
         *,
         table: Global___Table | None = ...,
         buckets: _abc.Iterable[Global___BucketStatistics] | None = ...,
         indexes: _abc.Iterable[Global___IndexStatus] | None = ...,
+        disk: Global___DiskUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "table", b"table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "indexes", b"indexes", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "disk", b"disk", "indexes", b"indexes", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -582,6 +588,64 @@ class IndexStatus(_message.Message):
 Global___IndexStatus: _TypeAlias = IndexStatus  # noqa: Y015
 
 @_typing.final
+class DiskUse(_message.Message):
+    """Bytes on disk, as the file system allocates them. A file that several parts share by hard links is counted once, for
+    the first of these that has it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    CHANGELOG_FIELD_NUMBER: _builtins.int
+    INDEXES_FIELD_NUMBER: _builtins.int
+    WRITE_AHEAD_LOGS_FIELD_NUMBER: _builtins.int
+    BASES_FIELD_NUMBER: _builtins.int
+    SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    STAGING_FIELD_NUMBER: _builtins.int
+    UNOPENED_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """Table files of rows, of the changelog and of index entries. Those of buckets that were not opened since the server
+    started are not told apart: they are in `unopened`.
+    """
+    changelog: _builtins.int
+    indexes: _builtins.int
+    write_ahead_logs: _builtins.int
+    """Write-ahead logs: what was written and is not in table files yet. It shrinks with the next flush."""
+    bases: _builtins.int
+    """Columnar bases."""
+    snapshots: _builtins.int
+    """What pinned snapshots alone keep."""
+    staging: _builtins.int
+    """What open transactions have staged, with the records of committed ones. 0 for a single table."""
+    unopened: _builtins.int
+    other: _builtins.int
+    """Everything else."""
+    total: _builtins.int
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        changelog: _builtins.int = ...,
+        indexes: _builtins.int = ...,
+        write_ahead_logs: _builtins.int = ...,
+        bases: _builtins.int = ...,
+        snapshots: _builtins.int = ...,
+        staging: _builtins.int = ...,
+        unopened: _builtins.int = ...,
+        other: _builtins.int = ...,
+        total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bases", b"bases", "changelog", b"changelog", "indexes", b"indexes", "other", b"other", "rows", b"rows", "snapshots", b"snapshots", "staging", b"staging", "total", b"total", "unopened", b"unopened", "write_ahead_logs", b"write_ahead_logs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiskUse: _TypeAlias = DiskUse  # noqa: Y015
+
+@_typing.final
 class BucketStatistics(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -592,6 +656,9 @@ class BucketStatistics(_message.Message):
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     DAMAGE_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
+    LOG_HOLDER_FIELD_NUMBER: _builtins.int
+    HELD_LOG_BYTES_FIELD_NUMBER: _builtins.int
     bucket: _builtins.int
     rows: _builtins.int
     """Live rows, exact. Absent: not known, because they were written without reading those that were there."""
@@ -600,9 +667,16 @@ class BucketStatistics(_message.Message):
     epoch: _builtins.int
     """How many unclean starts the bucket has seen."""
     disk_bytes: _builtins.int
-    """Bytes of the bucket's files on disk."""
+    """Bytes of the bucket's files on disk, without its columnar base and its snapshots."""
     damage: _builtins.str
     """Why the bucket cannot be read, empty when it can."""
+    log_bytes: _builtins.int
+    """Bytes of changes that the changelog has, as they were written."""
+    log_holder: _builtins.str
+    """Who holds the oldest changes beyond their retention or until it is over, and the bytes of the changes from there on:
+    a stream, consumer, transaction, snapshot or undo. Empty where nobody holds any.
+    """
+    held_log_bytes: _builtins.int
     @_builtins.property
     def base(self) -> Global___BaseStatistics:
         """Its columnar base. Absent where the table has the option `columnar_base=off`."""
@@ -617,10 +691,13 @@ class BucketStatistics(_message.Message):
         disk_bytes: _builtins.int = ...,
         damage: _builtins.str = ...,
         base: Global___BaseStatistics | None = ...,
+        log_bytes: _builtins.int = ...,
+        log_holder: _builtins.str = ...,
+        held_log_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "base", b"base", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "base", b"base", "bucket", b"bucket", "damage", b"damage", "disk_bytes", b"disk_bytes", "epoch", b"epoch", "log_offset", b"log_offset", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "base", b"base", "bucket", b"bucket", "damage", b"damage", "disk_bytes", b"disk_bytes", "epoch", b"epoch", "held_log_bytes", b"held_log_bytes", "log_bytes", b"log_bytes", "log_holder", b"log_holder", "log_offset", b"log_offset", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
     _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015

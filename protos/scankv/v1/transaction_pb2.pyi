@@ -338,8 +338,11 @@ class CommittedTable(_message.Message):
 
     TABLE_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
+    table_incarnation: _builtins.str
+    """Differs for a table that is dropped and made anew."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     def __init__(
@@ -347,10 +350,11 @@ class CommittedTable(_message.Message):
         *,
         table: _builtins.str = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "table", b"table", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

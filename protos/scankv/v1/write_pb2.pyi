@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from protos.scankv.v1 import scan_pb2 as _scan_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -92,32 +93,11 @@ Global___WriterIdentity: _TypeAlias = WriterIdentity  # noqa: Y015
 class UpsertRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class UnchangedSinceEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.int
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.int = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     TABLE_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     SCHEMA_ID_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
-    UNCHANGED_INCARNATION_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
     UNCHANGED_SINCE_FIELD_NUMBER: _builtins.int
     COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
@@ -135,11 +115,7 @@ class UpsertRequest(_message.Message):
     schema_id: _builtins.int
     """The version of the table's schema that the rows were made for. Columns added since then become null. 0: the current."""
     mode: Global___WriteMode.ValueType
-    """7, 8 and 13 to 15 are kept for later."""
-    unchanged_incarnation: _builtins.str
-    """With `unchanged_since`: the `table_incarnation` of the answer that gave these offsets. WRITE_CONFLICT when the table
-    was dropped since, and made anew. Empty: that is not looked at.
-    """
+    """6 to 8 and 13 to 15 are kept for later."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The columns that `rows` has, the whole key among them: others stay as they are, and are null where there was no row.
@@ -152,15 +128,15 @@ class UpsertRequest(_message.Message):
         """Makes the request safe to repeat. Absent: it is not."""
 
     @_builtins.property
-    def unchanged_since(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+    def unchanged_since(self) -> _scan_pb2.LogOffsets:
         """Writes only if none of the request's keys has changed since these offsets, by bucket, as reads and writes give them;
         else WRITE_CONFLICT. Every bucket that the request touches must be there. All of them are checked before the first is
-        written, and nothing else is written to them in between. Reads the changelog from the offsets on. Empty: always.
+        written, and nothing else is written to them in between. Reads the changelog from the offsets on. Absent: always.
         """
 
     @_builtins.property
     def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The column locks that the writer has: what they lock it may write."""
+        """The column locks that the writer has: what they lock it may write. LOCK_LOST when one of them has ended."""
 
     @_builtins.property
     def transaction(self) -> Global___StagedAs:
@@ -174,15 +150,14 @@ class UpsertRequest(_message.Message):
         schema_id: _builtins.int = ...,
         columns: _abc.Iterable[_builtins.str] | None = ...,
         mode: Global___WriteMode.ValueType = ...,
-        unchanged_incarnation: _builtins.str = ...,
         writer: Global___WriterIdentity | None = ...,
-        unchanged_since: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        unchanged_since: _scan_pb2.LogOffsets | None = ...,
         column_locks: _abc.Iterable[_builtins.str] | None = ...,
         transaction: Global___StagedAs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "writer", b"writer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "transaction", b"transaction", "unchanged_incarnation", b"unchanged_incarnation", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "mode", b"mode", "rows", b"rows", "schema_id", b"schema_id", "table", b"table", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,31 +167,10 @@ Global___UpsertRequest: _TypeAlias = UpsertRequest  # noqa: Y015
 class DeleteRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class UnchangedSinceEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.int
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.int = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     TABLE_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
-    UNCHANGED_INCARNATION_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
     UNCHANGED_SINCE_FIELD_NUMBER: _builtins.int
     COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
@@ -227,10 +181,8 @@ class DeleteRequest(_message.Message):
     """An Arrow IPC stream with exactly the key columns, by name, in any order."""
     mode: Global___WriteMode.ValueType
     """Overwriting, a table deletes also what its delete_behavior keeps.
-    3, 7, 8 and 13 to 15 are kept as in UpsertRequest.
+    3, 6 to 8 and 13 to 15 are kept as in UpsertRequest.
     """
-    unchanged_incarnation: _builtins.str
-    """As in UpsertRequest."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these columns become null; key columns among them are passed over, but one must not be of the key. A row of
@@ -238,9 +190,11 @@ class DeleteRequest(_message.Message):
         """
 
     @_builtins.property
-    def writer(self) -> Global___WriterIdentity: ...
+    def writer(self) -> Global___WriterIdentity:
+        """As in UpsertRequest."""
+
     @_builtins.property
-    def unchanged_since(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
+    def unchanged_since(self) -> _scan_pb2.LogOffsets: ...
     @_builtins.property
     def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -252,15 +206,14 @@ class DeleteRequest(_message.Message):
         keys: _builtins.bytes = ...,
         columns: _abc.Iterable[_builtins.str] | None = ...,
         mode: Global___WriteMode.ValueType = ...,
-        unchanged_incarnation: _builtins.str = ...,
         writer: Global___WriterIdentity | None = ...,
-        unchanged_since: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        unchanged_since: _scan_pb2.LogOffsets | None = ...,
         column_locks: _abc.Iterable[_builtins.str] | None = ...,
         transaction: Global___StagedAs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "writer", b"writer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "keys", b"keys", "mode", b"mode", "table", b"table", "transaction", b"transaction", "unchanged_incarnation", b"unchanged_incarnation", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "columns", b"columns", "keys", b"keys", "mode", b"mode", "table", b"table", "transaction", b"transaction", "unchanged_since", b"unchanged_since", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -358,47 +311,39 @@ Global___WriteResponse: _TypeAlias = WriteResponse  # noqa: Y015
 class UndoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class LogOffsetsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.int
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.int = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     TABLE_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    ANY_INCARNATION_FIELD_NUMBER: _builtins.int
+    COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     writer: _builtins.str
     """The id of a writer that was opened."""
+    any_incarnation: _builtins.bool
+    """Goes back also where the offsets do not say of which table they are."""
     @_builtins.property
-    def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """By bucket, where to go back to: the offset behind the last change of the writer that stays."""
+    def log_offsets(self) -> _scan_pb2.LogOffsets:
+        """Where to go back to: for each bucket, the offset behind the last change of the writer that stays. They must say of
+        which table they are, because offsets of another one would take back other changes.
+        """
+
+    @_builtins.property
+    def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The column locks that the caller has: what they lock may be written."""
 
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         writer: _builtins.str = ...,
-        log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        log_offsets: _scan_pb2.LogOffsets | None = ...,
+        any_incarnation: _builtins.bool = ...,
+        column_locks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_offsets", b"log_offsets", "table", b"table", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_incarnation", b"any_incarnation", "column_locks", b"column_locks", "log_offsets", b"log_offsets", "table", b"table", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -432,12 +377,15 @@ class UndoResponse(_message.Message):
     DELETED_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
+    TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     restored: _builtins.int
-    """Keys that got back what they had before the writer's first change behind the offset."""
+    """Keys that have a row, in whose columns stands what stood there before the writer's first change behind the offset."""
     deleted: _builtins.int
-    """Keys that had no row then, and have none now."""
+    """Keys whose row is gone, because the writer has made it."""
     skipped: _builtins.int
     """Keys that were left as they are, because others have written the same columns since."""
+    table_incarnation: _builtins.str
+    """Differs for a table that is dropped and made anew."""
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket that is named, the offset of the first change after the undo."""
@@ -449,10 +397,11 @@ class UndoResponse(_message.Message):
         deleted: _builtins.int = ...,
         skipped: _builtins.int = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "log_offsets", b"log_offsets", "restored", b"restored", "skipped", b"skipped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "log_offsets", b"log_offsets", "restored", b"restored", "skipped", b"skipped", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

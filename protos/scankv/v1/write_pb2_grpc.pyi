@@ -45,10 +45,11 @@ class WriteServiceStub:
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
     in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or
     compressed Arrow data); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (request over 32 MiB or 1,000,000 rows, row over
-    16 MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, COLUMN_LOCKED (metadata
-    owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
-    POSITION_OUT_OF_RANGE (of `unchanged_since`); DATA_LOSS DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these
-    but DATA_LOSS nothing of the request was written by this call.
+    16 MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, LOCK_LOST, COLUMN_LOCKED
+    (metadata owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
+    POSITION_OUT_OF_RANGE (of `unchanged_since`); FAILED_PRECONDITION TABLE_RECREATED (of `unchanged_since`); DATA_LOSS
+    DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these but DATA_LOSS nothing of the request was written by this
+    call.
     """
     Delete: _grpc.UnaryUnaryMultiCallable[_write_pb2.DeleteRequest, _write_pb2.WriteResponse]
     """Deletes the rows with these keys. A key that has no row is passed over. Atomicity, order and errors as for Upsert."""
@@ -63,10 +64,12 @@ class WriteServiceStub:
     """Takes back what a writer that was opened has done behind some offsets, by the changelog: of each key its first change
     there decides, and the columns that it has written get what they had before. Keys of which others have written these
     columns since are left and counted. What an earlier call has taken back stays so: repeating the call changes nothing.
-    Applied in atomic batches as a write is, and answered when all is durable.
+    Applied in atomic batches as a write is, and answered when all is durable. A column of which the changelog does not have
+    everything, as the sum and count of a mean, is refused before anything is written.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows before
-    changes; the id; a bucket); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others write
-    the same keys all the time); FAILED_PRECONDITION COLUMN_LOCKED; DATA_LOSS DATA_LOSS.
+    changes; the id; a bucket; offsets that do not say of which table they are; a column that cannot be undone exactly:
+    metadata column); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others write the same keys all the time); FAILED_PRECONDITION
+    TABLE_RECREATED, COLUMN_LOCKED, LOCK_LOST; DATA_LOSS DATA_LOSS.
     """
 
 @_typing.type_check_only
@@ -86,10 +89,11 @@ class WriteServiceAsyncStub(WriteServiceStub):
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
     in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or
     compressed Arrow data); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (request over 32 MiB or 1,000,000 rows, row over
-    16 MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, COLUMN_LOCKED (metadata
-    owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
-    POSITION_OUT_OF_RANGE (of `unchanged_since`); DATA_LOSS DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these
-    but DATA_LOSS nothing of the request was written by this call.
+    16 MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, LOCK_LOST, COLUMN_LOCKED
+    (metadata owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
+    POSITION_OUT_OF_RANGE (of `unchanged_since`); FAILED_PRECONDITION TABLE_RECREATED (of `unchanged_since`); DATA_LOSS
+    DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these but DATA_LOSS nothing of the request was written by this
+    call.
     """
     Delete: _aio.UnaryUnaryMultiCallable[_write_pb2.DeleteRequest, _write_pb2.WriteResponse]  # type: ignore[assignment]
     """Deletes the rows with these keys. A key that has no row is passed over. Atomicity, order and errors as for Upsert."""
@@ -104,10 +108,12 @@ class WriteServiceAsyncStub(WriteServiceStub):
     """Takes back what a writer that was opened has done behind some offsets, by the changelog: of each key its first change
     there decides, and the columns that it has written get what they had before. Keys of which others have written these
     columns since are left and counted. What an earlier call has taken back stays so: repeating the call changes nothing.
-    Applied in atomic batches as a write is, and answered when all is durable.
+    Applied in atomic batches as a write is, and answered when all is durable. A column of which the changelog does not have
+    everything, as the sum and count of a mean, is refused before anything is written.
     Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows before
-    changes; the id; a bucket); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others write
-    the same keys all the time); FAILED_PRECONDITION COLUMN_LOCKED; DATA_LOSS DATA_LOSS.
+    changes; the id; a bucket; offsets that do not say of which table they are; a column that cannot be undone exactly:
+    metadata column); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others write the same keys all the time); FAILED_PRECONDITION
+    TABLE_RECREATED, COLUMN_LOCKED, LOCK_LOST; DATA_LOSS DATA_LOSS.
     """
 
 class WriteServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -130,10 +136,11 @@ class WriteServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
         in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or
         compressed Arrow data); RESOURCE_EXHAUSTED REQUEST_TOO_LARGE (request over 32 MiB or 1,000,000 rows, row over
-        16 MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, COLUMN_LOCKED (metadata
-        owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
-        POSITION_OUT_OF_RANGE (of `unchanged_since`); DATA_LOSS DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these
-        but DATA_LOSS nothing of the request was written by this call.
+        16 MiB: metadata row), TOO_MANY_WRITERS; FAILED_PRECONDITION WRITER_FENCED, WRITER_EXPIRED, LOCK_LOST, COLUMN_LOCKED
+        (metadata owner, columns, seconds); ABORTED WRITE_CONFLICT (metadata bucket, keys); OUT_OF_RANGE POSITION_EXPIRED,
+        POSITION_OUT_OF_RANGE (of `unchanged_since`); FAILED_PRECONDITION TABLE_RECREATED (of `unchanged_since`); DATA_LOSS
+        DATA_LOSS; UNIMPLEMENTED UNKNOWN_FIELD. After each of these but DATA_LOSS nothing of the request was written by this
+        call.
         """
 
     @_abc_1.abstractmethod
@@ -166,10 +173,12 @@ class WriteServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes back what a writer that was opened has done behind some offsets, by the changelog: of each key its first change
         there decides, and the columns that it has written get what they had before. Keys of which others have written these
         columns since are left and counted. What an earlier call has taken back stays so: repeating the call changes nothing.
-        Applied in atomic batches as a write is, and answered when all is durable.
+        Applied in atomic batches as a write is, and answered when all is durable. A column of which the changelog does not have
+        everything, as the sum and count of a mean, is refused before anything is written.
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT INVALID_REQUEST (the table has no changelog with the rows before
-        changes; the id; a bucket); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others write
-        the same keys all the time); FAILED_PRECONDITION COLUMN_LOCKED; DATA_LOSS DATA_LOSS.
+        changes; the id; a bucket; offsets that do not say of which table they are; a column that cannot be undone exactly:
+        metadata column); OUT_OF_RANGE POSITION_EXPIRED, POSITION_OUT_OF_RANGE; ABORTED UNDO_CONFLICT (others write the same keys all the time); FAILED_PRECONDITION
+        TABLE_RECREATED, COLUMN_LOCKED, LOCK_LOST; DATA_LOSS DATA_LOSS.
         """
 
 def add_WriteServiceServicer_to_server(servicer: WriteServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

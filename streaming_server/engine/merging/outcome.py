@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.index_codec import IndexCodec
     from table_model.schema import TableDefinition
 
-_NOTHING = pa.array([], pa.binary())
+_NOTHING = pa.nulls(0, pa.binary())
 
 
 def reads_old_rows(definition: TableDefinition, indexes: Collection[IndexCodec]) -> bool:

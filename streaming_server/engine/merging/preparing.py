@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CHANGE_TYPE_FIELD: Final = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 """The column that a request's rows may have beside those of the table."""
 
-_SYMBOLS: Final = pa.array(["+I", "+U", "-U", "-D"])
+_SYMBOLS: Final = ("+I", "+U", "-U", "-D")
 _BEFORE, _DELETED = 2, 3
 
 
@@ -143,7 +143,7 @@ def _counted(
     rows: pa.RecordBatch, change_types: pa.Array, definition: TableDefinition, *, overwrite: bool
 ) -> tuple[pa.RecordBatch, Kinds | None]:
     """The rows that count in this table, and what each does; None: all are added."""
-    codes = pc.index_in(change_types, _SYMBOLS)
+    codes = pc.index_in(change_types, pa.array(_SYMBOLS))
     if codes.null_count:
         row = pc.index(codes.is_null(), True).as_py()
         raise InvalidRequest(f"row {row}: {CHANGE_TYPE} is +I, +U, -U or -D", column=CHANGE_TYPE, row=row)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -63,6 +64,19 @@ def test_a_consumer_is_reset(scankv: CommandLine, consumed: str) -> None:
     )
     scankv("consumers", "reset", consumed, "billing", "--to", "0=99,1=99", "--clamp")
     assert 'no consumer "nobody"' in scankv.fails("consumers", "reset", consumed, "nobody", "--to", "full")
+
+
+def test_offsets_of_a_listing_are_taken_for_the_same_table_alone(scankv: CommandLine, consumed: str) -> None:
+    place = json.dumps(listed(scankv, consumed, "billing")[0])
+    assert scankv("consumers", "reset", consumed, "billing", "--to", place, "--json").json["table_incarnation"]
+    for start, stop in ((place, "latest"), ("0=0,1=0", place)):
+        found = scankv("tail", consumed, "--from", start, "--until", stop, "--format", "json")
+        assert len(found.text.splitlines()) == 3
+    scankv("drop", consumed, "--yes")
+    scankv("create", consumed, "--schema", "player string, score int64", "--key", "player", "--buckets", "2")
+    for arguments in (["--from", place], ["--until", place], ["--from", "full", "--until", place]):
+        assert "dropped and created again" in scankv.fails("tail", consumed, *arguments)
+    assert "LogOffsets" in scankv.fails("tail", consumed, "--from", "{}")
 
 
 def test_consumers_are_deleted_and_those_that_are_not_there_named(scankv: CommandLine, consumed: str) -> None:

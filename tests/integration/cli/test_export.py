@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
+import tomllib
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -11,16 +15,20 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from aio_client import agg, sync
 from scankv.formats.origin import Origin
 from scankv.formats.parquet_types import parquet_schema
+from table_model.errors import UsageError
 from table_model.types import parse_schema
+from tests.support.command_line import CommandLine
+from tests.support.definitions import RandomDefinition, definitions
 from tests.unit.cli.test_text import COLUMNS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.command_line import CommandLine
+    from tests.support.server_process import ServerProcess
 
 FORMATS = ["parquet", "arrow"]
 # `hundreds` has a negative scale, which Parquet has not.
@@ -54,8 +62,8 @@ def metadata_of(path: Path) -> dict[str, Any]:
 
 
 def described(scankv: CommandLine, table: str) -> dict[str, Any]:
-    found = scankv("describe", table, "--json").json
-    return {name: found[name] for name in ("primary_key", "bucket_key", "buckets", "columns")}
+    """The whole definition of a table, but for its name."""
+    return {**tomllib.loads(scankv("describe", table, "--toml").text), "table": ""}
 
 
 def rows_of(scankv: CommandLine, table: str) -> pa.Table:
@@ -91,10 +99,13 @@ def test_the_metadata_say_which_rows_these_are(scankv: CommandLine, scores: str,
     assert metadata_of(path) == {
         "table": scores,
         "schema_id": 1,
-        "columns": "score int64",
-        "primary_key": ["player"],
-        "bucket_key": ["player"],
-        "buckets": 2,
+        "definition": {
+            "table": scores,
+            "schema": "player string not null, score int64",
+            "key": ["player"],
+            "buckets": 2,
+        },
+        "table_incarnation": pinned["table_incarnation"],
         "log_offsets": pinned["log_offsets"],
         "view_time": pinned["taken_at"],
         "where": "score > 27",
@@ -180,13 +191,161 @@ def test_what_cannot_be_exported_is_refused(scankv: CommandLine, scores: str, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_options_of_load_override_what_a_file_says(scankv: CommandLine, scores: str, tmp_path: Path) -> None:
-    path = str(tmp_path / "scores.parquet")
-    scankv("snapshot", "export", scores, path, "--where", "score is not null")
-    copy = scores + "_copy"
-    scankv("load", copy, path, "--create", "--key", "score,player", "--buckets", "3")
+@settings(max_examples=12)
+@given(made=definitions(), format_=st.sampled_from(FORMATS))
+def test_an_exported_table_is_created_again_with_its_whole_definition(
+    shared_server: ServerProcess, made: RandomDefinition, format_: str
+) -> None:
+    scankv = CommandLine(shared_server.url)
+    with sync.connect(shared_server.url) as client, tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, f"table.{format_}")
+        made.create(client, "cli.exported")
+        try:
+            if format_ == "parquet":
+                with suppress(UsageError):
+                    parquet_schema(made.schema)
+                    # Otherwise a type that Parquet has not.
+                    scankv("snapshot", "export", "cli.exported", str(path))
+            else:
+                scankv("snapshot", "export", "cli.exported", str(path))
+            if path.exists():
+                scankv("load", "cli.restored", str(path), "--create")
+                assert described(scankv, "cli.restored") == described(scankv, "cli.exported")
+        finally:
+            for table in client.tables():
+                if table.name in ("cli.exported", "cli.restored"):
+                    client.drop_table(table.name)
+
+
+AGGREGATE = """
+table = "TABLE"
+schema = "route string, leg int64, flights int64, delay int64, late double, worst int32"
+key = ["route", "leg"]
+bucket_key = ["route"]
+buckets = 3
+indexes = ["worst", ["delay", "flights"]]
+options = { merge_engine = "aggregate", compression = "zstd" }
+aggregates = { flights = "count", delay = "sum", late = "avg", worst = { function = "max", ignore_retract = true } }
+"""
+
+
+@pytest.fixture
+def routes(scankv: CommandLine, table: str, tmp_path: Path) -> str:
+    """A table that counts and adds, with seven rows merged into two."""
+    (tmp_path / "routes.toml").write_text(AGGREGATE.replace("TABLE", table))
+    scankv("create", "-f", str(tmp_path / "routes.toml"))
+    rows = [f"{route},1,1,{n},{n}.5,{n}\n" for n in range(7) for route in ("a", "b")[: 1 + n // 3]]
+    scankv("load", table, "-", stdin="route,leg,flights,delay,late,worst\n" + "".join(rows))
+    return table
+
+
+def test_merged_rows_come_back_as_they_were_and_merge_on(scankv: CommandLine, routes: str, tmp_path: Path) -> None:
+    path, copy = str(tmp_path / "routes.parquet"), routes + "_copy"
+    scankv("snapshot", "export", routes, path)
+    finished = scankv("load", copy, path, "--create")
+    assert described(scankv, copy) == described(scankv, routes)
+    assert rows_of(scankv, copy).equals(rows_of(scankv, routes))
+    assert finished.stderr.splitlines() == [
+        'unlike the exported table: column "late": the inputs behind an avg are not exported; it goes on from each '
+        "value as from one input"
+    ]
+    for each in (routes, copy):
+        scankv("put", each, "route=a", "leg=1", "flights=1", "delay=1", "late=0", "worst=99")
+    exact = ["route", "leg", "flights", "delay", "worst"]
+    assert rows_of(scankv, copy).select(exact).equals(rows_of(scankv, routes).select(exact))
+    scankv("load", copy, path, "--mode", "overwrite")
+    scankv("load", routes, path, "--mode", "overwrite")
+    assert rows_of(scankv, copy).equals(rows_of(scankv, routes))
+    before = rows_of(scankv, copy).column("delay").to_pylist()
+    scankv("load", copy, path)
+    assert rows_of(scankv, copy).column("delay").to_pylist() == [2 * delay for delay in before]
+
+
+def test_options_of_load_replace_what_a_file_says_and_are_reported(
+    scankv: CommandLine, routes: str, tmp_path: Path
+) -> None:
+    path, copy = str(tmp_path / "routes.parquet"), routes + "_copy"
+    scankv("snapshot", "export", routes, path)
+    same = ["--key", "route,leg", "--buckets", "3", "--set", "compression=zstd"]
+    assert "instead of" not in scankv("load", copy, path, "--create", *same).stderr
+    assert described(scankv, copy) == described(scankv, routes)
+    other = ["--key", "leg,route", "--buckets", "2", "--set", "compression=none", "--set", "log_retention_bytes=5"]
+    changed = copy + "2"
+    assert [line.split(": ")[1] for line in scankv("load", changed, path, "--create", *other).stderr.splitlines()][
+        :5
+    ] == [
+        "key leg,route instead of route,leg",
+        "bucket key leg,route instead of route",
+        "buckets 2 instead of 3",
+        "compression none instead of zstd",
+        "log_retention_bytes 5 instead of the default",
+    ]
+    found = described(scankv, changed)
+    assert (found["key"], found["buckets"], found["options"]["compression"]) == (["leg", "route"], 2, "none")
+    assert (found["aggregates"], found["indexes"]) == tuple(
+        described(scankv, routes)[n] for n in ("aggregates", "indexes")
+    )
+    third = copy + "3"
+    message = scankv.fails("load", third, path, "--create", "--set", "merge_engine=last_row")
+    assert 'aggregates is of merge_engine "aggregate"' in message
+    message = scankv.fails("load", third, path, "--create", "--ignore-definition")
+    assert "--key" in message
+    scankv("load", third, path, "--create", "--ignore-definition", "--key", "leg,route")
+    assert described(scankv, third).keys() == {"table", "schema", "key", "buckets"}
+    assert "add --create" in scankv.fails("load", third, path, "--ignore-definition")
+    assert "give --buckets" in scankv.fails("load", third + "4", path, "--create", "--set", "buckets=3")
+
+
+def test_what_belongs_to_columns_that_were_not_exported_is_left_out_and_reported(
+    scankv: CommandLine, routes: str, tmp_path: Path
+) -> None:
+    path, copy = str(tmp_path / "routes.parquet"), routes + "_copy"
+    scankv("snapshot", "export", routes, path, "--columns", "leg,route,worst,flights")
+    finished = scankv("load", copy, path, "--create")
+    assert finished.stderr.splitlines() == [
+        "unlike the exported table: no index on (delay, flights): the file has not all of these columns"
+    ]
     found = described(scankv, copy)
-    assert (found["primary_key"], found["bucket_key"], found["buckets"]) == (["score", "player"],) * 2 + (3,)
+    assert (found["indexes"], found["aggregates"].keys()) == ([["worst"]], {"flights", "worst"})
+    scankv("snapshot", "export", routes, path, "--columns", "leg,worst", "--overwrite")
+    message = scankv.fails("load", copy + "2", path, "--create")
+    assert 'the file has not the column "route"' in message
+    assert scankv.fails("describe", copy + "2")
+
+
+def test_a_file_of_a_snapshot_has_the_definition_of_then(scankv: CommandLine, routes: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "routes.arrow")
+    snapshot, before = scankv("snapshot", "create", routes).text.strip(), described(scankv, routes)
+    with sync.connect(scankv.url) as client:
+        added = pa.schema([("added", pa.int64())])
+        client.alter_table(routes, add_columns=added, add_aggregates={"added": agg.sum()}, add_indexes=["added"])
+    scankv("snapshot", "export", snapshot, path)
+    scankv("load", routes + "_copy", path, "--create")
+    assert described(scankv, routes + "_copy") == before
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "5",
+        "{",
+        "[" * 100_000,
+        '{"table": "a.b"}',
+        '{"table": "a.b", "schema": "k int64", "key": ["player"], "buckets": "x"}',
+    ],
+)
+def test_metadata_that_were_changed_are_refused(
+    scankv: CommandLine, scores: str, tmp_path: Path, definition: str
+) -> None:
+    path = tmp_path / "scores.parquet"
+    scankv("snapshot", "export", scores, str(path))
+    rows = pa.parquet.read_table(path)
+    changed = {**rows.schema.metadata, b"scankv.definition": definition.encode()}
+    pa.parquet.write_table(rows.replace_schema_metadata(changed), path)
+    message = scankv.fails("load", scores + "_copy", str(path), "--create", "--key", "player")
+    assert "metadata" in message or "buckets" in message
+    assert len(message) < 400
+    scankv("load", scores + "_copy", str(path), "--create", "--ignore-definition", "--key", "player")
 
 
 def test_a_directory_with_anything_else_or_other_columns_is_not_loaded(
@@ -212,20 +371,19 @@ def test_a_directory_with_anything_else_or_other_columns_is_not_loaded(
 
 
 def test_a_file_whose_columns_were_changed_since_keeps_its_own_types() -> None:
-    known = parse_schema("id int64, at timestamp[s], deep list<item: time32[s]>, gone string")
+    columns = "id int64, at timestamp[s], deep list<item: time32[s]>, gone string"
+    known = parse_schema(columns)
     origin = Origin(
         table="a.b",
         schema_id=1,
-        columns="id int64, at timestamp[s], deep list<item: time32[s]>, gone string",
-        primary_key=["id"],
-        bucket_key=["id"],
-        buckets=1,
+        definition={"table": "a.b", "schema": columns, "key": ["id"], "buckets": 1},
+        table_incarnation="i",
         log_offsets={"0": 7},
         view_time="2026-01-01T00:00:00+00:00",
     )
     given = parquet_schema(known)
     assert Origin.of(given.with_metadata(origin.metadata())) == origin
-    assert origin.exact(given).equals(known)
+    assert origin.table_file(given).schema.equals(known)
     changed = pa.schema([given.field("at"), pa.field("id", pa.string()), pa.field("new", pa.int8())])
-    assert origin.exact(changed).types == [pa.timestamp("s"), pa.string(), pa.int8()]
-    assert Origin.of(pa.schema([], {"scankv.table": "no JSON"})) is None
+    assert origin.table_file(changed).schema.types == [pa.timestamp("s"), pa.string(), pa.int8()]
+    assert Origin.of(pa.schema([], {"table": "of somebody else"})) is None

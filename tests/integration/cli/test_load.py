@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import re
 import signal
 import struct
 import termios
@@ -15,13 +16,14 @@ import pyarrow.parquet
 import pytest
 
 from aio_client import sync
+from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 from tests.unit.cli.test_text import COLUMNS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.command_line import CommandLine
+    from tests.support.server_process import ServerProcess
 
 FORMATS = ["csv", "jsonl", "parquet", "arrow"]
 
@@ -48,6 +50,20 @@ def test_every_type_survives_scan_and_load(
     final = scankv("scan", second, "--format", "arrow").stdout
     loaded = pa.ipc.open_stream(final).read_all().sort_by("id")
     assert loaded.to_pylist() == rows.to_pylist()
+
+
+def test_a_file_with_semicolons_is_loaded_and_another_delimiter_can_be_given(scankv: CommandLine, scores: str) -> None:
+    scankv("load", scores, "-", stdin="player;score\ndan;1\n")
+    scankv("load", scores, "-", "--delimiter", ":", stdin="player:score\neve:2\n")
+    assert scankv("count", scores).text == "5\n"
+    created = scankv("load", scores + "_new", "-", "--create", "--key", "player", stdin="player;score\ndan;1\n").text
+    assert created.startswith(f"created {scores}_new: player string not null, score int64\n")
+    message = scankv.fails("load", scores + "_2", "-", "--create", "--key", "player", stdin="player:score\neve:2\n")
+    assert message == (
+        'standard input has no column "player", which --key names: its columns are "player:score"; if something else '
+        "than a comma separates the fields, give --delimiter"
+    )
+    assert "--delimiter is for CSV" in scankv.fails("load", scores, "-", "--delimiter", ";", stdin='{"player":"a"}')
 
 
 def test_load_says_how_many_rows_and_how_fast(scankv: CommandLine, scores: str) -> None:
@@ -185,8 +201,12 @@ def test_a_column_of_no_storable_type_is_refused(scankv: CommandLine, table: str
     assert '"b"' in scankv.fails("load", table, str(path), "--create", "--key", "a")
 
 
-@pytest.mark.parametrize("format_", ["csv", "jsonl"])
-def test_ctrl_c_ends_the_wait_for_more_input(scankv: CommandLine, scores: str, format_: str) -> None:
+@pytest.mark.parametrize(
+    ("format_", "signal_"), [("csv", signal.SIGINT), ("jsonl", signal.SIGINT), ("csv", signal.SIGTERM)]
+)
+def test_a_signal_ends_the_wait_for_more_input_and_what_is_in_is_reported(
+    scankv: CommandLine, scores: str, format_: str, signal_: signal.Signals
+) -> None:
     reader, writer = os.pipe()
     row, rows = ("p%d,1\n", 900_000) if format_ == "csv" else ('{"player":"p%d"}\n', 450_000)
     with scankv.start("load", scores, "-", "--format", format_, stdin=reader) as process, open(writer, "wb") as pipe:
@@ -198,10 +218,31 @@ def test_ctrl_c_ends_the_wait_for_more_input(scankv: CommandLine, scores: str, f
         wait_until(lambda: unread(writer) == 0, "the input taken")
         with sync.connect(scankv.url) as client:
             wait_until(lambda: client.table(scores).count() > 3, "rows written")
+        process.send_signal(signal_)
+        assert process.wait(60) == (130 if signal_ == signal.SIGINT else 143)
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+    with sync.connect(scankv.url) as client:
+        loaded = client.table(scores).count() - 3
+    assert said == f"interrupted: {loaded:,} rows are in {scores}\n"
+
+
+def test_a_server_that_goes_away_leaves_a_number_of_rows(server: ServerProcess) -> None:
+    scankv = CommandLine(server.url)
+    scankv("create", "cli.gone", "--schema", "player string", "--key", "player")
+    reader, writer = os.pipe()
+    command = ("load", "cli.gone", "-", "--format", "jsonl")
+    with scankv.start(*command, stdin=reader) as process, open(writer, "wb", buffering=0) as pipe:
+        os.close(reader)
+        pipe.write("".join(f'{{"player":"p{number}"}}\n' for number in range(300_000)).encode())
+        with sync.connect(scankv.url) as client:
+            wait_until(lambda: client.table("cli.gone").count() > 0, "rows written")
+        server.kill()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert process.stderr is not None
-        assert process.stderr.read() == b""
+        said = process.stderr.read().decode()
+    assert re.fullmatch(r"interrupted: [\d,]+ rows are in cli\.gone(; up to [\d,]+ more may be)?\n", said)
 
 
 def unread(pipe: int) -> int:

@@ -81,5 +81,5 @@ def test_statistics_show_what_scans_and_snapshots_hold(
     assert figures["snapshot_leases"] >= 1
     assert figures["open_files"] > 0
     assert figures["tasks"] > 0
-    assert "snapshot bytes" in scankv("stats").text
+    assert "kept on disk by snapshots" in scankv("stats").text
     scankv("snapshot", "release", snapshot)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
+
+import scankv as scankv_module
 
 if TYPE_CHECKING:
     from tests.support.command_line import CommandLine
@@ -35,10 +39,10 @@ def test_a_key_of_several_columns_is_written_with_commas(scankv: CommandLine, ta
     assert scankv("count", table).text == "0\n"
 
 
-def test_put_inserts_and_replaces_whole_rows(scankv: CommandLine, scores: str) -> None:
+def test_put_inserts_and_replaces_rows(scankv: CommandLine, scores: str) -> None:
     assert scankv("put", scores, "player=dan", "score=5").text == "wrote 1 row\n"
-    scankv("put", scores, "player=ann")
-    assert scankv("put", scores, '{"player":"eve","score":1}', '{"player":"fay"}').text == "wrote 2 rows\n"
+    scankv("put", scores, "player=ann", "score=")
+    assert scankv("put", scores, '{"player":"eve","score":1}', '{"score":null,"player":"fay"}').text == "wrote 2 rows\n"
     rows = [json.loads(line) for line in scankv("scan", scores, "--format", "jsonl").text.splitlines()]
     assert {row["player"]: row["score"] for row in rows} == {
         "ann": None,
@@ -48,6 +52,25 @@ def test_put_inserts_and_replaces_whole_rows(scankv: CommandLine, scores: str) -
         "eve": 1,
         "fay": None,
     }
+
+
+def test_put_of_some_columns_leaves_the_others_as_they_are(scankv: CommandLine, table: str) -> None:
+    scankv("create", table, "--schema", "player string, score int64, league string", "--key", "player")
+    scankv("put", table, "player=ann", "score=1", "league=a")
+    scankv("put", table, "league=b", "player=ann")
+    scankv("put", table, '{"player":"ann","score":2}', '{"player":"bob","score":3}')
+    rows = [json.loads(line) for line in scankv("get", table, "ann", "bob", "--json").text.splitlines()]
+    assert rows == [{"player": "ann", "score": 2, "league": "b"}, {"player": "bob", "score": 3, "league": None}]
+
+
+def test_put_of_some_columns_is_refused_where_a_table_takes_whole_rows(scankv: CommandLine, table: str) -> None:
+    columns = ["--schema", "player string, score int64, league string not null", "--key", "player"]
+    scankv("create", table, *columns)
+    assert '"league" is NOT NULL' in scankv.fails("put", table, "player=ann", "score=1")
+    scankv("create", table + "_first", *columns, "--set", "merge_engine=first_row")
+    assert "takes whole rows" in scankv.fails("put", table + "_first", "player=ann", "league=a")
+    for each in (table, table + "_first"):
+        assert scankv("count", each).text == "0\n"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +116,12 @@ def test_statistics_are_figures(scankv: CommandLine, scores: str) -> None:
     assert figures["tables"] >= 1
     assert figures["rows_written"] >= 3
     assert figures["damaged_buckets"] == []
-    assert "rows written" in scankv("stats").text
+    assert (figures["clock_jumps"], abs(figures["clock_offset_millis"]) < 60_000) == (0, True)
+    shown = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in scankv("stats").text.splitlines()[:30])
+    assert int(shown["rows written"].replace(",", "")) >= 3
+    assert re.fullmatch(r"[\d.]+ (ms|s)|\d+ (min|h)( \d+ (s|min))?", shown["uptime"])
+    assert re.fullmatch(r"[\d.]+ (kB|MB|GB)", shown["memory"])
+    assert re.fullmatch(r"[\d.]+ (bytes|kB|MB|GB)", shown["returned by scans"])
     assert scankv("count", scores).code == 0
 
 
@@ -115,3 +143,31 @@ def test_top_shows_the_first_rows_by_a_column(scankv: CommandLine, scores: str) 
     assert best == '{"player":"bob","score":27}\n{"player":"cem","score":null}\n'
     assert '"scroe"' in scankv.fails("top", scores, "--by", "scroe")
     scankv("top", scores, "--by", "score", "-n", "0", code=2)
+
+
+def test_limits_have_one_name(scankv: CommandLine, scores: str) -> None:
+    for limit in ("--limit", "-n"):
+        assert scankv("scan", scores, limit, "2").text.count("\n") == 3
+        assert scankv("top", scores, "--by", "score", limit, "2", "--json").text.count("\n") == 2
+        arguments = ("--from", "earliest", "--until", "latest", "--format", "json")
+        assert scankv("tail", scores, *arguments, limit, "2").text.count("\n") == 2
+
+
+def test_the_version_is_that_of_the_distribution(scankv: CommandLine) -> None:
+    assert scankv("--version").text == f"scankv {metadata.version('scankv')}\n"
+    assert scankv_module.__version__ == metadata.version("scankv") == scankv("stats", "--json").json["version"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_commands_and_options(
+    scankv: CommandLine, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    monkeypatch.setenv("_SCANKV_COMPLETE", f"source_{shell}")
+    assert "_SCANKV_COMPLETE=complete_" in scankv().text
+    monkeypatch.setenv("_SCANKV_COMPLETE", f"complete_{shell}")
+    for typed, completed in (("scankv sn", "snapshot"), ("scankv load --delim", "--delimiter")):
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", typed)
+        monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+        assert completed in scankv().text

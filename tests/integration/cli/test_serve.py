@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import tomllib
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pytest
+
+from aio_client import StartFrom, StopAt
+from aio_client.sync import connect
 from tests.support.command_line import CommandLine
 from tests.support.forked import run_forked
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
-
-    import pytest
-
-    from tests.support.server_process import ServerProcess
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -52,6 +56,54 @@ def test_a_taken_port_is_exit_code_4(server: ServerProcess, tmp_path: Path) -> N
     assert b"Traceback" not in second.stderr
 
 
+def test_a_directory_of_something_else_is_exit_code_5_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "trash").mkdir()
+    (tmp_path / "trash" / "letter.txt").write_text("precious")
+    refused = serve("--data", str(tmp_path), "--port", "0")
+    assert refused.returncode == 5
+    (said,) = refused.stderr.decode().splitlines()
+    assert said.startswith(f"scankv: error: the directory {tmp_path} is not a ScanKV data directory")
+    assert [path.name for path in tmp_path.rglob("*")] == ["trash", "letter.txt"]
+    assert (tmp_path / "trash" / "letter.txt").read_text() == "precious"
+
+
+def test_everything_that_a_server_writes_is_private(tmp_path: Path) -> None:
+    public = ("sh", "-c", 'umask 0 && exec "$@"', "sh")
+    with (
+        ServerProcess(tmp_path / "data", "--set", "base_upkeep_seconds=0.05", wrapper=public) as server,
+        connect(server.url) as client,
+    ):
+        columns = pa.schema([("player", pa.string()), ("score", pa.int64())])
+        table = client.create_table(
+            "game.scores", columns, primary_key=["player"], indexes=["score"], columnar_base="eager"
+        )
+        table.upsert([{"player": f"p{n}", "score": n} for n in range(100)])
+        wait_until(lambda: list(server.data_dir.glob("tables/*/*/bases/*/*")), "a base")
+        table.snapshot(ttl=600)
+        with table.changes(StartFrom.EARLIEST, StopAt.LATEST, consumer_id="c").stream() as stream:
+            next(stream)
+            stream.commit()
+        with client.transaction() as transaction:
+            transaction.upsert(table, [{"player": "staged", "score": 1}])
+            found = {path for path in server.data_dir.rglob("*") if path.lstat().st_mode & 0o077}
+            made = {path.relative_to(server.data_dir).parts for path in server.data_dir.rglob("*")}
+        assert found == set()
+        assert server.data_dir.stat().st_mode & 0o777 == 0o700
+        assert {"tables", "trash", "transactions", "LOCK", "scankv.json"} <= {parts[0] for parts in made}
+        assert {"buckets", "bases", "snapshots", "consumers"} <= {parts[3] for parts in made if len(parts) > 3}
+        assert any(parts[0] == "transactions" and len(parts) > 2 for parts in made)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_listening_beyond_this_machine_is_logged_as_a_warning(tmp_path: Path, host: str) -> None:
+    with ServerProcess(tmp_path / "data", "--host", host, "--insecure") as server:
+        warned = [line for line in server.log.splitlines() if " WARNING " in line]
+    if host == "127.0.0.1":
+        assert warned == []
+    else:
+        assert "without encryption or authentication" in warned[0]
+
+
 def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "scankv.toml"
     file.write_text('data = "/from/file"\nport = 1\nmax_live_scans = 2\nchunk_bytes = 4096\n')
@@ -66,6 +118,31 @@ def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path, mon
     assert settings["chunk_bytes"] == 4096
     assert settings["drain_seconds"] == 1.5
     assert settings["host"] == "127.0.0.1"
+
+
+def test_printed_settings_are_explained_and_are_read_back(tmp_path: Path) -> None:
+    printed = serve(
+        "--data", str(tmp_path / 'a "b"\n'), "--set", "aggregate_functions=x.y,z.w", "--print-config"
+    ).stdout
+    blocks = printed.decode().strip().split("\n\n")
+    for block in blocks:
+        *comments, setting = block.splitlines()
+        assert comments, block
+        assert all(line.startswith("# ") and len(line) <= 100 for line in comments)
+        assert re.match(r"[a-z_]+ = ", setting)
+    assert len(blocks) == len(tomllib.loads(printed.decode()))
+    assert "# A scan that lasts longer is ended with `ScanTooLong`.\nmax_scan_seconds = 3600.0" in printed.decode()
+    file = tmp_path / "printed.toml"
+    file.write_bytes(printed)
+    assert serve("--config", str(file), "--print-config").stdout == printed
+
+
+def test_the_log_has_what_its_level_says(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--log-level", "error", "--host", "0.0.0.0", "--insecure") as server:
+        assert server.stop() == 0
+        assert server.log == ""
+    refused = serve("--data", str(tmp_path), "--log-level", "loud")
+    assert b"log_level = loud: it must be debug or info or warning or error" in refused.stderr
 
 
 def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+
+from aio_client import sync
+from tests.support.command_line import CommandLine
+from tests.support.definitions import RandomDefinition, definitions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.command_line import CommandLine
+    from tests.support.server_process import ServerProcess
 
 AGGREGATE = """
 table = "TABLE"
@@ -34,9 +39,12 @@ GROUPS = """
 table = "TABLE"
 schema = "k int64, s int64, t int64, a int64, b int64"
 key = "k"
-sequence_groups = { "s, t" = ["a", "b"] }
 options = { merge_engine = "partial_update", delete_behavior = "ignore" }
 aggregates = { b = "sum" }
+
+[[sequence_groups]]
+sequence = ["s", "t"]
+columns = ["a", "b"]
 """
 
 
@@ -70,6 +78,39 @@ def test_sequence_groups_of_several_columns_can_be_written_in_a_file(
     assert "agg.sum() by s, t" in scankv("describe", table).text
 
 
+@settings(max_examples=15)
+@given(definitions())
+def test_a_described_table_is_created_again_with_the_same_definition(
+    shared_server: ServerProcess, made: RandomDefinition
+) -> None:
+    scankv, name = CommandLine(shared_server.url), "cli.described"
+    with sync.connect(shared_server.url) as client, tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "table.toml")
+        made.create(client, name)
+        before = definition(scankv, name)
+        file.write_bytes(scankv("describe", name, "--toml").stdout)
+        client.drop_table(name)
+        try:
+            scankv("create", "-f", str(file))
+            assert definition(scankv, name) == before
+            assert scankv("describe", name, "--toml").stdout == file.read_bytes()
+        finally:
+            client.drop_table(name)
+
+
+def definition(scankv: CommandLine, table: str) -> dict[str, Any]:
+    """All that is said of a table, but for the state of its rows."""
+    said = scankv("describe", table, "--json").json
+    return {name: value for name, value in said.items() if name not in ("bucket_statistics", "index_status")}
+
+
+def test_a_definition_is_printed_in_one_form(scankv: CommandLine, scores: str) -> None:
+    assert scankv("describe", scores, "--toml").text == (
+        f'table = "{scores}"\nschema = "player string not null, score int64"\nkey = ["player"]\nbuckets = 2\n'
+    )
+    assert "give one of them" in scankv.fails("describe", scores, "--toml", "--json")
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -79,6 +120,11 @@ def test_sequence_groups_of_several_columns_can_be_written_in_a_file(
         ('table = "a.b"\nschema = "k int64"\nkey = 5', 'the field "key" is a list'),
         ('table = "a.b"\nschema = "k int64, v int64"\nkey = "k"\naggregates = { v = 5 }', 'the aggregate of "v"'),
         ('table = "a.b"\nschema = "k int64"\nkey = "k"\noptions = 5', '"options" is a section'),
+        ('table = "a.b"\nschema = "k int64"\nkey = "k"\noptions = { buckets = 5 }', '"buckets" is no option: write it'),
+        ('table = "a.b"\nschema = "k int64"\nkey = "k"\noptions = { changelog = [] }', 'the option "changelog" is'),
+        ('table = "a.b"\nschema = "k int64"\nkey = "k"\nindexes = [5]', "an index is a list of columns"),
+        ('table = "a.b"\nschema = "k int64"\nkey = "k"\nsequence_groups = { s = ["a"] }', "[[sequence_groups]]"),
+        ('table = "a.b"\nschema = "k int64"\nkey = "k"\nversion_column = 5', '"version_column" is a text'),
     ],
 )
 def test_a_file_that_says_no_table_is_refused(scankv: CommandLine, tmp_path: Path, text: str, complaint: str) -> None:

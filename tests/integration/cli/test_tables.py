@@ -78,7 +78,7 @@ def test_a_name_without_database_is_refused(scankv: CommandLine) -> None:
 @pytest.mark.parametrize("command", ["describe", "count", "scan", "drop"])
 def test_a_table_that_is_not_there_is_named_with_the_near_one(scankv: CommandLine, scores: str, command: str) -> None:
     wrong = scores + "x"
-    message = scankv.fails(command, wrong, *(["--yes"] if command == "drop" else []))
+    message = scankv.fails(command, wrong)
     assert f'"{wrong}"' in message
     assert f'"{scores}"' in message
 

@@ -8,7 +8,14 @@ import struct
 import termios
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pytest
+
+from aio_client import sync
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.command_line import CommandLine
 
 
@@ -120,3 +127,47 @@ def test_an_error_in_a_predicate_shows_its_place_below_the_text(scankv: CommandL
     first, text, caret, *_ = shown.splitlines()
     assert first.endswith('line 1, column 13: expected AND, OR or the end, found "=="')
     assert text[caret.index("^") :] == "== 1"
+
+
+HOSTILE = "\x1b]0;owned\x07\x9b2J\u202etxt"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["scan", "TABLE"],
+        ["scan", "TABLE", "--format", "csv"],
+        ["scan", "TABLE", "--format", "jsonl"],
+        ["scan", "TABLE", "--explain", "--where", f"v = '{HOSTILE}'"],
+        ["get", "TABLE", "1"],
+        ["get", "TABLE", "1", "--json"],
+        ["top", "TABLE", "--by", "k"],
+        ["top", "TABLE", "--by", "k", "--json"],
+        ["tail", "TABLE", "--from", "full", "--until", "latest"],
+        ["tail", "TABLE", "--from", "full", "--until", "latest", "--format", "json"],
+        ["tail", "TABLE", "--from", "full", "--until", "latest", "--format", "debezium-json"],
+        ["scan", "TABLE", "--columns", f"no{HOSTILE}"],
+    ],
+)
+def test_stored_values_and_names_do_not_steer_the_terminal(
+    scankv: CommandLine, table: str, arguments: list[str]
+) -> None:
+    with sync.connect(scankv.url) as client:
+        schema = pa.schema([("k", pa.int64()), ("v", pa.string()), ("n", pa.list_(pa.string()))])
+        created = client.create_table(table, schema, primary_key=["k"])
+        created.upsert([{"k": 1, "v": f"a{HOSTILE}", "n": [HOSTILE]}])
+    _, shown = on_terminal(scankv, *(table if each == "TABLE" else each for each in arguments), width=200)
+    assert "owned" in shown
+    steering = set(re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]", shown))
+    assert steering == set(), shown
+
+
+def test_a_pipe_and_a_file_get_every_byte(scankv: CommandLine, table: str, tmp_path: Path) -> None:
+    with sync.connect(scankv.url) as client:
+        created = client.create_table(table, pa.schema([("k", pa.int64()), ("v", pa.string())]), primary_key=["k"])
+        created.upsert([{"k": 1, "v": HOSTILE}])
+    line = f"1,{HOSTILE}\n"
+    assert scankv("scan", table, "--format", "csv").text == f"k,v\n{line}"
+    code, _ = on_terminal(scankv, "scan", table, "-o", str(tmp_path / "rows.csv"))
+    assert code == 0
+    assert (tmp_path / "rows.csv").read_text() == f"k,v\n{line}"

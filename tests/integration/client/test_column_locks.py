@@ -107,8 +107,80 @@ async def test_a_lock_that_nobody_renews_expires_and_one_that_is_kept_does_not(c
         await await_until(has_expired, "expired", timeout=60)
         assert left.remaining == 0
         await table.upsert([{"k": 1, "a": 7}], columns=["k", "a"])
-        # What the lock allowed is as open to its holder as to all others.
-        await table.upsert([{"k": 1, "a": 8}], columns=["k", "a"], locks=[left])
+        # Its holder believes to be alone, which it is not any more.
+        with pytest.raises(LockLost):
+            await table.upsert([{"k": 1, "a": 8}], columns=["k", "a"], locks=[left])
+
+
+async def test_a_restarted_owner_takes_its_old_lock_over_and_fences_its_holder(client: Client, name: str) -> None:
+    table = await made(client, name)
+    old = await table.lock_columns(["a", "b"], owner="job-1", ttl=600)
+    beside = await table.lock_columns(["c"], owner="job-1", ttl=600)
+    with pytest.raises(ColumnLocked, match="job-1"):
+        await table.lock_columns(["a"], owner="job-1")
+    with pytest.raises(ColumnLocked, match="job-1"):
+        await table.lock_columns(["a"], owner="job-2", take_over=True)
+    with pytest.raises(SchemaMismatch):
+        await table.lock_columns(["a", "x"], owner="job-1", take_over=True)
+    await table.upsert([{"k": 1, "a": 2}], columns=["k", "a"], locks=[old])
+    async with table.lock_columns(["a"], owner="job-1", take_over=True) as new:
+        assert {lock.id for lock in await client.column_locks(name)} == {new.id, beside.id}
+        # The holder of before is refused, whatever it writes.
+        for column in ("a", "b", "c"):
+            with pytest.raises(LockLost):
+                await table.upsert([{"k": 1, column: 9}], columns=["k", column], locks=[old, beside])
+        with pytest.raises(LockLost):
+            await old.renew()
+        await table.upsert([{"k": 1, "a": 3}], columns=["k", "a"], locks=[new])
+        await old.release()  # of what is gone already
+        assert new.id in {lock.id for lock in await client.column_locks(name)}
+    # It stays refused when the new lock is gone, too.
+    with pytest.raises(LockLost):
+        await table.upsert([{"k": 1, "a": 9}], columns=["k", "a"], locks=[old])
+    with pytest.raises(LockLost):
+        async with client.transaction() as tx:
+            await tx.upsert(table, [{"k": 1, "a": 9}], ["k", "a"], locks=[old])
+    assert await table.get(1) == ROW | {"a": 3}
+
+
+async def test_a_transaction_is_not_committed_when_its_lock_was_taken_over(client: Client, name: str) -> None:
+    table = await made(client, name)
+    old = await table.lock_columns(["a"], owner="job-1", ttl=600)
+    tx = await client.transaction()
+    await tx.upsert(table, [{"k": 1, "a": 2}], ["k", "a"], locks=[old])
+    async with table.lock_columns(["a"], owner="job-1", take_over=True):
+        pass
+    with pytest.raises(LockLost):
+        await tx.commit()
+    assert await table.get(1) == ROW
+
+
+async def test_taking_over_waits_for_the_writes_of_the_holder_before(client: Client, name: str) -> None:
+    table = await made(client, name)
+    old = await table.lock_columns(["a"], owner="job-1", ttl=600)
+    rows = pa.table({name: range(60_000) for name in SCHEMA.names}, schema=SCHEMA)
+    writing = asyncio.create_task(table.upsert(rows, locks=[old]))
+    await await_until(table.count, "some rows")
+    try:
+        await table.lock_columns(["a"], owner="job-1", ttl=600, take_over=True)
+    finally:
+        after_lock = await table.log_offsets()
+        await asyncio.wait([writing])
+    assert await table.log_offsets() == after_lock
+
+
+async def test_a_lock_that_was_taken_over_stays_so_after_a_kill(server: ServerProcess) -> None:
+    async with connect(server.url) as client:
+        table = await made(client, "test.a")
+        old = await table.lock_columns(["a"], owner="job-1", ttl=600)
+        new = await table.lock_columns(["a"], owner="job-1", ttl=600, take_over=True)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.restart)
+        await client.wait_ready()
+        assert [lock.id for lock in await client.column_locks()] == [new.id]
+        with pytest.raises(LockLost):
+            await table.upsert([ROW], locks=[old])
+        await table.upsert([ROW | {"a": 5}], locks=[new])
 
 
 async def test_a_lock_waits_for_the_writes_that_have_begun(client: Client, name: str) -> None:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import InvalidRequest, PositionExpired, PositionOutOfRange, Table, UsageError, WriteConflict, connect
+from aio_client import (
+    InvalidRequest,
+    PositionExpired,
+    PositionOutOfRange,
+    Table,
+    TableRecreated,
+    UsageError,
+    WriteConflict,
+    connect,
+)
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 
@@ -191,9 +200,9 @@ async def test_what_was_read_of_a_table_that_was_dropped_and_made_anew_is_refuse
     assert (await again.lookup(list(range(30)), with_version=True)).log_offsets == read, "the same numbers"
     for version_ in (read, scanned, written, flushed, pickle.loads(pickle.dumps(read)), copy(read)):
         for handle in (table, again):
-            with pytest.raises(WriteConflict, match="made anew"):
+            with pytest.raises(TableRecreated, match="dropped and created again"):
                 await handle.upsert(rows(range(30), 1), if_version=version_)
-            with pytest.raises(WriteConflict, match="made anew"):
+            with pytest.raises(TableRecreated, match="dropped and created again"):
                 await handle.delete(list(range(30)), if_version=version_)
     assert await content(again) == dict.fromkeys(range(30), 0)
     # The handle that was opened before the drop reads the new table, and may write what it has read there.

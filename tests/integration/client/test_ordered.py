@@ -177,9 +177,9 @@ async def test_keys_of_two_columns_that_lists_make_are_looked_up_and_nothing_els
     assert (explanation.points, explanation.ranges, explanation.residual) == (9, (), 'col("v") > 0')
     assert explanation.first_points[0] == "(a, b) = (3, 'nobody')"
 
-    # Together they are over 10,000 keys: the rows are read instead.
+    # Together they are over 10,000 keys: keys between them are read as well, and filtered.
     wide = table.scan(where=col("b").is_in(list("uvz")) & col("a").is_in(range(0, 10_000, 2)))
-    assert (await wide.explain()).points == 0
+    assert (await wide.explain()).residual is not None
     assert sorted((row["a"], row["b"]) for row in await wide.to_pylist()) == [
         (a, b) for a in range(0, 200, 2) for b in "uvz"
     ]

@@ -85,8 +85,7 @@ async def _survives_pings(url: str, interval_millis: int, pings: int) -> bool:
         ("grpc.use_local_subchannel_pool", 1),
     ]
     async with grpc.aio.insecure_channel(url, options) as channel:
-        calls: Any = channel
-        health = calls.unary_stream("/grpc.health.v1.Health/Watch")
+        health: Any = channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)
         watch = health(b"")
         assert await watch.read()
         ended = asyncio.ensure_future(watch.read())

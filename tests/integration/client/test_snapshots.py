@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -160,38 +161,24 @@ async def assert_lost(table: Table, snapshot: Snapshot) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_snapshot_lives_on_for_a_while_only_when_all_its_parts_were_read(client: Client, table: Table) -> None:
-    snapshot = await table.snapshot(ttl=600)
-    elsewhere = await client.adopt_snapshot(snapshot.id)
-    for holder, part in ((snapshot, 0), (elsewhere, 2), (elsewhere, 2), (snapshot, 0)):
-        await holder.finish_part(part, 3)
-        assert holder.ttl == 600
-    await snapshot.finish_part(1, 3)
-    assert snapshot.ttl == 60
-    assert snapshot.remaining <= 60
-    # From then on the parts are counted anew.
-    renewed = await client.adopt_snapshot(snapshot.id, 500)
-    await renewed.finish_part(1, 3)
-    assert (renewed.ttl, renewed.table, renewed.view_id) == (500, table.name, snapshot.view_id)
-    # Others than before are counted from the beginning, and a shorter time to live stays.
-    await renewed.finish_part(0, 1, ttl=550)
-    assert renewed.ttl == 500
-    await renewed.release()
+async def test_readers_that_give_the_same_id_read_the_same_view_and_none_of_them_ends_it(
+    client: Client, table: Table
+) -> None:
+    id_ = f"job-{uuid.uuid4().hex}"
+    async with table.snapshot(ttl=300, id=id_) as snapshot:
+        assert snapshot.id == id_
+    await overwrite(table)
+    elsewhere = await client.table(table.name)
+    again = await elsewhere.snapshot(ttl=3, id=id_)
+    assert (again.view_id, again.ttl) == (snapshot.view_id, 300)
+    assert await content(table.scan().at(id_)) == OLD
+    with pytest.raises(UsageError, match="id"):
+        table.snapshot(id="")
+    with pytest.raises(InvalidRequest):
+        await table.snapshot(id="a b")
+    await again.release()
     with pytest.raises(SnapshotLost):
-        await client.adopt_snapshot(snapshot.id)
-    with pytest.raises(SnapshotLost):
-        await snapshot.finish_part(0, 1)
-
-
-@pytest.mark.asyncio
-async def test_a_part_that_there_is_not_cannot_have_been_read(table: Table) -> None:
-    async with table.snapshot() as snapshot:
-        for part, parts in ((3, 3), (0, 0), (0, 1025)):
-            with pytest.raises(InvalidRequest, match="part"):
-                await snapshot.finish_part(part, parts)
-        with pytest.raises(UsageError):
-            await snapshot.finish_part(0, 1, ttl=0.5)
-        assert snapshot.ttl == 600
+        await table.snapshot(id=id_)
 
 
 @pytest.mark.asyncio
@@ -402,7 +389,7 @@ def test_the_blocking_client_pins_renews_and_releases(sync_client: sync.Client, 
     assert repr(listed) == f"<sync Snapshot {other.id} of {name}>"
     listed.renew(1200)
     assert listed.remaining > 600
-    sync_client.adopt_snapshot(other.id, 700).finish_part(0, 1, ttl=650)
+    sync_client.adopt_snapshot(other.id, 650)
     assert [each.ttl for each in sync_client.snapshots(name)] == [650]
     other.release()
     other.release()

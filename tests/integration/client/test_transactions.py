@@ -13,6 +13,7 @@ import pytest_asyncio
 from aio_client import (
     ColumnLocked,
     InvalidRequest,
+    LockLost,
     SchemaMismatch,
     TableNotFound,
     TransactionCommitted,
@@ -330,8 +331,14 @@ async def test_a_table_dropped_since_and_a_locked_column_keep_it_from_being_comm
         with pytest.raises(ColumnLocked):
             await tx.upsert(table, rows([2], 1))
         await tx.upsert(table, rows([3], 1), locks=[lock])
+        await tx.upsert(table, rows([1], 1), locks=[lock])
+    # Others may have written what the lock kept to it.
+    with pytest.raises(LockLost):
+        await tx.commit()
     assert await table.count() == 0
-    await tx.commit()
+    await tx.abort()
+    async with table.lock_columns(["a"], owner="somebody") as lock, client.transaction() as tx:
+        await tx.upsert(table, rows([1, 3], 1), locks=[lock])
     assert sorted(await contents(table)) == [1, 3]
 
 

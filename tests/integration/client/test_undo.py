@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import ColumnLocked, InvalidRequest, PositionOutOfRange, UsageError, agg
+from aio_client import ColumnLocked, InvalidRequest, LockLost, LogOffsets, PositionOutOfRange, UsageError, agg
 from tests.model.history import noted
 
 if TYPE_CHECKING:
@@ -23,8 +23,12 @@ async def contents(table: Table) -> dict[int, tuple[int | None, int | None]]:
     return {row["k"]: (row["a"], row["b"]) for row in await table.scan().to_pylist()}
 
 
-async def offsets_of(table: Table) -> dict[int, int]:
-    return {figures.bucket: figures.log_offset for figures in await table.statistics()}
+async def offsets_of(table: Table) -> LogOffsets:
+    return await table.log_offsets()
+
+
+async def beginning_of(table: Table) -> LogOffsets:
+    return LogOffsets.of(dict.fromkeys(range(table.buckets), 0), (await table.log_offsets()).table_incarnation)
 
 
 def row(k: int, a: int, b: int = 0) -> dict[str, Any]:
@@ -79,7 +83,7 @@ async def test_only_the_columns_that_the_writer_has_named_go_back(client: Client
         await writer.upsert(pa.table({"k": [1, 2, 3], "a": [5, 5, 5]}), columns=["k", "a"])
     await table.upsert(pa.table({"k": [1, 2], "b": [7, 7]}), columns=["k", "b"])
     report = await table.undo("job", offsets)
-    assert (report.restored, report.deleted, report.skipped) == (1, 2, 0)
+    assert (report.restored, report.deleted, report.skipped) == (2, 1, 0)
     assert await contents(table) == {1: (1, 7), 2: (None, 7)}
 
 
@@ -105,21 +109,108 @@ async def test_what_cannot_be_undone_is_refused(client: Client, name: str) -> No
     table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
     short = await client.create_table(f"{name}_short", SCHEMA, primary_key=["k"], changelog="upsert")
     with pytest.raises(InvalidRequest, match="no changelog with the rows before"):
-        await short.undo("job", {0: 0})
+        await short.undo("job", {0: 0}, any_incarnation=True)
     with pytest.raises(InvalidRequest, match="no bucket 2"):
-        await table.undo("job", {2: 0})
+        await table.undo("job", {2: 0}, any_incarnation=True)
     with pytest.raises(InvalidRequest, match="not the id of a writer"):
-        await table.undo("job/1", {0: 0})
+        await table.undo("job/1", {0: 0}, any_incarnation=True)
     with pytest.raises(PositionOutOfRange):
-        await table.undo("job", {0: 5})
+        await table.undo("job", {0: 5}, any_incarnation=True)
     with pytest.raises(UsageError):
         await table.undo("job", {})
     async with table.writer(id="job") as writer:
         await writer.upsert([row(k, 1) for k in range(9)])
     async with table.lock_columns(["a"], owner="somebody"):
         with pytest.raises(ColumnLocked):
-            await table.undo("job", {0: 0, 1: 0})
-    assert (await table.undo("job", {0: 0, 1: 0})).deleted == 9
+            await table.undo("job", await beginning_of(table))
+    assert (await table.undo("job", await beginning_of(table))).deleted == 9
+
+
+async def test_the_job_undoes_what_its_own_lock_protects(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+    await table.upsert([row(k, 1, 1) for k in range(4)])
+    before = await contents(table)
+    async with table.writer(id="job", columns=["a"], lock=True, lock_ttl=600) as writer:
+        checkpoint = await table.log_offsets()
+        await writer.upsert([{"k": k, "a": 9} for k in range(8)])
+        await writer.flush()
+    # The job is killed: its lock stays. Who restarts it takes the lock over, and undoes with it.
+    left = await table.lock_columns(["a"], owner="job", ttl=600)
+    with pytest.raises(ColumnLocked):
+        await table.undo("job", checkpoint)
+    async with table.writer(id="job", columns=["a"], lock=True) as writer:
+        with pytest.raises(ColumnLocked, match='"job" has locked a'):
+            await table.undo("job", checkpoint)
+        with pytest.raises(LockLost):
+            await table.undo("job", checkpoint, locks=[left])
+        report = await table.undo("job", checkpoint, locks=writer.locks)
+        assert (report.restored, report.deleted, report.skipped) == (4, 4, 0)
+        assert await contents(table) == before
+        await writer.upsert([{"k": 0, "a": 5}])
+    assert writer.locks == ()
+    assert (await contents(table))[0] == (5, 1)
+
+
+async def test_only_rows_that_go_are_counted_as_deleted(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+    checkpoint = await table.log_offsets()
+    async with table.writer(id="job", columns=["a"]) as writer:
+        await writer.upsert([{"k": k, "a": k} for k in range(30)])
+        await writer.flush()
+        # Others fill the other column: of every third with a value, of others with null, which is nothing.
+        await table.upsert([{"k": k, "b": k if k % 3 == 0 else None} for k in range(30)], columns=["k", "b"])
+        await writer.delete(list(range(10)))
+    report = await table.undo("job", checkpoint)
+    # Of the keys of which the job had left nothing itself, nothing is to be taken back.
+    assert await contents(table) == {k: (None, k) for k in range(0, 30, 3)}
+    assert (report.restored, report.deleted, report.skipped) == (6, 14, 0)
+    again = await table.undo("job", checkpoint)
+    assert (again.restored, again.deleted, again.skipped) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("function", [agg.avg(), agg.first_value()])
+async def test_columns_that_cannot_be_undone_exactly_are_refused_before_anything_is_written(
+    client: Client, name: str, function: Any
+) -> None:
+    schema = pa.schema([("k", pa.int64()), ("a", pa.float64()), ("b", pa.int64())])
+    table = await client.create_table(
+        name,
+        schema,
+        primary_key=["k"],
+        buckets=3,
+        merge_engine="aggregate",
+        aggregates={"a": function, "b": agg.sum()},
+    )
+    await table.upsert([{"k": k, "a": 1.0, "b": 1} for k in range(40)])
+    checkpoint = await table.log_offsets()
+    # Only the last bucket has a write of the column.
+    async with table.writer(id="job", columns=["b"]) as writer:
+        await writer.upsert([{"k": k, "b": 1} for k in range(60)])
+        await writer.flush()
+        undone = await table.undo("job", checkpoint)
+        assert (undone.restored, undone.deleted) == (40, 20)
+        await writer.upsert([{"k": k, "b": 1} for k in range(60)])
+        await writer.flush()
+        last = max(await table.log_offsets())
+        places = [(await table.lookup([k], with_version=True)).log_offsets for k in range(60)]
+        key = next(k for k, place in enumerate(places) if set(place) == {last})
+        await writer.upsert([{"k": key, "a": 3.0, "b": 1}], columns=["k", "a", "b"])
+    rows, offsets = await table.scan().ordered().to_pylist(), await table.log_offsets()
+    with pytest.raises(InvalidRequest, match=r'column "a".*changelog.*nothing was changed') as caught:
+        await table.undo("job", checkpoint)
+    assert caught.value.details["column"] == "a"
+    assert (await table.scan().ordered().to_pylist(), await table.log_offsets()) == (rows, offsets)
+
+
+async def test_offsets_that_are_wrong_in_one_bucket_change_nothing_in_the_others(client: Client, name: str) -> None:
+    table = await client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+    beginning = await beginning_of(table)
+    async with table.writer(id="job") as writer:
+        await writer.upsert([row(k, 1) for k in range(20)])
+    beginning[1] = 10**6
+    with pytest.raises(PositionOutOfRange):
+        await table.undo("job", beginning)
+    assert await table.count() == 20
 
 
 async def test_random_histories_go_back_as_a_model_says(client: Client, name: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 INTERVAL = 2.0
-WATCHES = 5
+WATCHES = 6
 BUCKETS = 4
 Cells = list[list[str]]
 
@@ -180,9 +182,63 @@ def test_the_page_has_the_numbers_of_the_server(board: Board, browser: Chrome, c
     wait_until(lambda: shown(browser)[2] == delayed_days(days), "the carriers' latest days")
     assert shown(browser)[1] == delayed_flights(flights)
     wait_until(lambda: browser.execute_script("return document.querySelector('canvas, svg.marks')"), "the chart")
-    assert "Departed until 2013-01-07 23:00 UTC" in browser.execute_script("return document.body.innerText")
+    until = flights.top_n(1, "time_hour").to_pylist()[0]["time_hour"]
+    age = (
+        f"Departed until {until[:10]} {until[11:13]}:00 UTC: {flights.count():,} flights. "
+        "Totals: departures up to date, arrivals up to date. Last change "
+    )
+    wait_until(lambda: age in text_of(browser), age)
     assert hosts_asked(browser) == {urlparse(board.page).netloc}
     assert [entry for entry in log_of(browser, "browser") if entry["level"] == "SEVERE"] == []
+
+
+def text_of(browser: Chrome) -> str:
+    text: str = browser.execute_script("return document.body.innerText")
+    return text
+
+
+def test_a_job_that_falls_behind_is_told_with_the_flights_it_lacks(
+    board: Board, browser: Chrome, client: Client
+) -> None:
+    progress, flights = client.table(PROGRESS), client.table(FLIGHTS)
+    browser.get(board.page)
+    shown(browser)
+    wait_until(lambda: (progress.get("arrivals") or {}).get("flights") == flights.count(), "the job up to date")
+    before, count = progress.get("arrivals"), flights.count()
+    assert before is not None
+    progress.upsert([{**before, "flights": count - 5000, "at": before["at"] + timedelta(seconds=1)}])
+    warning = f"The totals are catching up: they lack up to 5,000 of {count:,} flights."
+    wait_until(lambda: warning in text_of(browser), warning)
+    assert "departures up to date, arrivals 5,000 flights behind" in text_of(browser)
+    progress.upsert([before])
+    wait_until(lambda: warning not in text_of(browser), "the warning gone")
+
+
+STYLES = """
+const shade = element => getComputedStyle(element).color.match(/[0-9.]+/g).slice(0, 3).reduce((a, b) => a + +b, 0) / 3
+const aligned = [...document.querySelectorAll("td, th")].map(
+    cell => [cell.innerText.trim(), getComputedStyle(cell).textAlign])
+const page = document.querySelector(".stApp"), background = getComputedStyle(page).backgroundColor
+return [background.match(/[0-9.]+/g).slice(0, 3).map(Number), shade(document.querySelector("td")), aligned]
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_light_or_dark_as_the_system_is_and_numbers_stand_to_the_right(
+    board: Board, browser: Chrome, scheme: str
+) -> None:
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    browser.get(board.page)
+    shown(browser)
+    background, text, cells = browser.execute_script(STYLES)
+    assert (max(background) < 60 and text > 200) if scheme == "dark" else (min(background) > 200 and text < 60)
+    headings = {"rank", "flights", "mean delay", "delay", "arrivals", "minutes"}
+    numbers = [align for value, align in cells if value in headings or re.fullmatch(r"-?[\d,.]+( min| h)?", value)]
+    assert len(numbers) > 50
+    assert set(numbers) == {"right"}
+    assert {align for value, align in cells if value in ("route", "carrier") or "→" in value} <= {"left", "start"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def log_of(browser: Chrome, kind: str) -> list[dict[str, Any]]:

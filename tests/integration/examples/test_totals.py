@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from aio_client.sync import connect
 from examples.leaderboard import replay as replay_module
 from examples.leaderboard.replay import FLIGHTS, Replay
-from examples.leaderboard.totals import CARRIER_DAY, JOBS, KEYS, ROUTE, create_totals
+from examples.leaderboard.totals import CARRIER_DAY, JOBS, KEYS, PROGRESS, ROUTE, create_totals
 from scankv.demo.flights import KEY
 from tests.support.forked import ForkedProcess
 from tests.support.waiting import wait_until
@@ -136,3 +136,21 @@ def locks(client: Client) -> set[str]:
 
 def commits(client: Client) -> int:
     return client.server_stats().commits
+
+
+def test_a_job_commits_what_has_come_meanwhile_at_once(server: ServerProcess, first_days: pa.Table) -> None:
+    with connect(server.url) as client:
+        create_totals(client)
+        table = client.create_table(FLIGHTS, first_days.schema, primary_key=KEY)
+        with jobs(server.url):
+            wait_until(lambda: len(locks(client)) == 4, "the jobs at work")
+            before, writes = commits(client), 0
+            for flight in range(0, 600, 2):
+                table.upsert(first_days.slice(flight, 2))
+                writes += 1
+            wait_until(lambda: caught_up(client, first_days.slice(0, 600)), "all flights in the totals")
+            # Each write of its own would be two commits, or more: a write has changes in several buckets.
+            assert commits(client) - before < writes
+            progress = {row["job"]: row["flights"] for row in client.table(PROGRESS).scan().to_pylist()}
+            assert progress == dict.fromkeys(JOBS, 600)
+        assert_totals_are_exact(client, first_days.slice(0, 600))

@@ -142,7 +142,7 @@ def test_a_transaction_keeps_the_changes_in_which_conflicts_are_looked_for(busy:
         )
         for table in (written, read):
             table.upsert(rows(0, 10, "first"))
-        started = StartFrom.offsets(read.lookup([1], with_version=True).log_offsets)
+        starts = [StartFrom.offsets(table.lookup([1], with_version=True).log_offsets) for table in (written, read)]
         writing = [client.transaction(conflict="abort") for _ in range(2)]
         reading = [client.transaction() for _ in range(2)]
         for number, tx in enumerate(writing):
@@ -167,8 +167,8 @@ def test_a_transaction_keeps_the_changes_in_which_conflicts_are_looked_for(busy:
             with pytest.raises(TransactionConflict):
                 tx.commit()
             tx.abort()
-        for table in (written, read):
-            wait_until(lambda: _is_trimmed(table, started), "changes that nobody needs any more are gone")  # noqa: B023
+        for table, start in zip((written, read), starts, strict=True):
+            wait_until(lambda: _is_trimmed(table, start), "changes that nobody needs any more are gone")  # noqa: B023
 
 
 def _is_trimmed(table: sync.Table, start: StartFrom | None = None) -> bool:

@@ -192,7 +192,7 @@ def test_a_delete_of_key_columns_alone_deletes_no_rows_and_passes_no_lock(wire: 
 def test_a_repeated_request_is_answered_whatever_would_refuse_it_now(wire: Wire, table: str) -> None:
     before = wire.writes.Upsert(upsert(table, 0, 1))
     request = upsert(table, 1, 2)
-    request.unchanged_since.update(before.log_offsets)
+    request.unchanged_since.by_bucket.update(before.log_offsets)
     first = wire.writes.Upsert(request)
     # Its own change is no conflict, and a lock that was taken since does not concern it.
     wire.locks.LockColumns(lock_pb2.LockColumnsRequest(table=table, columns=["v"], owner="other"))
@@ -219,6 +219,22 @@ def test_an_identity_that_is_none_is_refused(wire: Wire, table: str, writer: wri
     if writer.id != "w":
         assert refusal(wire.writes.OpenWriter, opening).reason == "INVALID_REQUEST"
     assert changes(wire, table) == 0
+
+
+def test_an_undo_says_of_which_table_its_offsets_are(wire: Wire, table: str) -> None:
+    wire.writes.OpenWriter(write_pb2.OpenWriterRequest(table=table, id="job"))
+    request = write_pb2.UndoRequest(table=table, writer="job")
+    request.log_offsets.by_bucket[0] = 0
+    refused = refusal(wire.writes.Undo, request)
+    assert (refused.code, refused.reason) == ("INVALID_ARGUMENT", "INVALID_REQUEST")
+    request.log_offsets.table_incarnation = "another"
+    refused = refusal(wire.writes.Undo, request)
+    assert (refused.code, refused.reason) == ("FAILED_PRECONDITION", "TABLE_RECREATED")
+    request.log_offsets.table_incarnation = ""
+    request.any_incarnation = True
+    known = wire.writes.Undo(request).table_incarnation
+    request.any_incarnation, request.log_offsets.table_incarnation = False, known
+    assert wire.writes.Undo(request).table_incarnation == known
 
 
 def test_a_writer_is_forgotten_in_time_and_then_refused_for_what_is_old(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scankv.formats.blocks import BadRows, good_rows
+from scankv.formats.csv_dialect import CsvOptions
 from scankv.formats.files import open_input
 from scankv.formats.reader import infer_schema, read_blocks
 
@@ -23,15 +24,19 @@ class Reading:
     bad_rows: int
 
 
-def read(path: Path, schema: pa.Schema, *, skip: bool = False, null: Sequence[str] = ()) -> Reading:
+def read(
+    path: Path, schema: pa.Schema, *, skip: bool = False, null: Sequence[str] = (), delimiter: str | None = None
+) -> Reading:
     """Reads a whole file; the file's name is taken out of the reports."""
     reported: list[str] = []
     bad = BadRows("file", skip=skip, report=lambda message: reported.append(message.removeprefix("file: ")))
+    csv = CsvOptions(tuple(null), delimiter)
     with open_input(str(path)) as source:
-        batches = [good.rows for block in read_blocks(source, schema, bad, null) for good in good_rows(block, bad)]
+        batches = [good.rows for block in read_blocks(source, schema, bad, csv) for good in good_rows(block, bad)]
     return Reading(pa.Table.from_batches(batches, schema), reported, bad.count)
 
 
-def infer(path: Path, *, skip: bool = False, null: Sequence[str] = ()) -> pa.Schema:
+def infer(path: Path, *, skip: bool = False, null: Sequence[str] = (), delimiter: str | None = None) -> pa.Schema:
+    csv = CsvOptions(tuple(null), delimiter)
     with open_input(str(path), again=True) as source:
-        return infer_schema(source, BadRows("file", skip=skip), null)
+        return infer_schema(source, BadRows("file", skip=skip), csv)

@@ -38,17 +38,16 @@ def test_a_key_that_is_none_is_refused(argument: str, message: str) -> None:
     assert message in raised.value.message
 
 
-def test_a_row_is_given_by_its_columns_and_the_others_are_null() -> None:
+def test_a_row_is_given_by_its_columns_and_has_no_others() -> None:
     rows = parse_rows(["name=a=b", "score= 7", 'tags=["x","y"]', "data=00ff"], ROW)
     assert rows.schema == ROW
     assert rows.to_pylist() == [{"name": "a=b", "score": 7, "tags": ["x", "y"], "data": b"\x00\xff"}]
-    assert parse_rows(["name=", "score="], ROW).to_pylist() == [{"name": "", "score": None, "tags": None, "data": None}]
+    assert parse_rows(["score=", "name="], ROW).to_pylist() == [{"name": "", "score": None}]
 
 
 def test_rows_are_given_as_json() -> None:
-    rows = parse_rows(['{"name": "ann",\n "score": 1}', ' {"name": "bob", "tags": []}'], ROW)
-    assert rows.column("name").to_pylist() == ["ann", "bob"]
-    assert rows.column("score").to_pylist() == [1, None]
+    rows = parse_rows(['{"name": "ann",\n "score": 1}', ' {"score": null, "name": "bob"}'], ROW)
+    assert rows.to_pylist() == [{"name": "ann", "score": 1}, {"name": "bob", "score": None}]
 
 
 @pytest.mark.parametrize(
@@ -57,10 +56,12 @@ def test_rows_are_given_as_json() -> None:
         (["name"], '"name" is neither column=value nor a JSON object'),
         (["name=ann", "scores=1"], 'the table has no column "scores"; did you mean "score"?'),
         (["name=ann", "score=x"], 'column "score": "x" is not int64'),
-        (["score=1"], 'column "name"'),
         (['{"name": "ann", "score": "x"}'], 'column "score" is string, not int64'),
         (['{"name": "ann"'], "the rows given: line 1"),
-        (['{"score": 1}'], 'column "name"'),
+        (['{"name": "ann", "scores": 1}'], 'the table has no column "scores"; did you mean "score"?'),
+        (['{"name": null}'], 'column "name"'),
+        (['{"name": "ann"}', '{"name": "bob", "score": 1}'], "different columns, (name) and (name, score): give each"),
+        (['{"name": "ann"}', "[1]"], "the rows given"),
     ],
 )
 def test_a_row_that_is_none_is_refused(arguments: list[str], message: str) -> None:

@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from scankv.formats.csv_dialect import parse_delimiter
+from scankv.formats.csv_text import csv_header, csv_lines
 from scankv.formats.files import BadFile
+from table_model.errors import UsageError
 from table_model.types import parse_schema
 from tests.unit.cli.reading import read
 
@@ -23,6 +26,44 @@ def csv(tmp_path: Path) -> Path:
 def test_columns_are_matched_by_name_and_read_as_their_types(csv: Path) -> None:
     csv.write_text("score,player\n1,ann\n2,007\n")
     assert read(csv, SCORES).rows.to_pylist() == [{"player": "ann", "score": 1}, {"player": "007", "score": 2}]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_what_separates_fields_is_found_out(csv: Path, delimiter: str) -> None:
+    schema = parse_schema('player string, "league, old" string, score int64')
+    lines = [["player", '"league, old"', "score"], ["ann", '"a;b|c\nd"', "1"], ["bob", "x y", "2"]]
+    csv.write_text("".join(delimiter.join(line) + "\n" for line in lines))
+    expected = [("ann", "a;b|c\nd", 1), ("bob", "x y", 2)]
+    for given in (None, delimiter):
+        rows = read(csv, schema, delimiter=given).rows
+        assert [tuple(row.values()) for row in rows.to_pylist()] == expected
+
+
+def test_a_header_that_several_characters_divide_is_judged_by_the_rows(csv: Path) -> None:
+    csv.write_text("a;b;c,d\n1;2;3\n4,5\n6,7\n")
+    assert read(csv, parse_schema('"a;b;c" string, d int64'), skip=True).rows.column("d").to_pylist() == [5, 7]
+    csv.write_text("a;b;c,d\n1,5;2;3\n4,1;2;5\n")
+    assert read(csv, parse_schema('a string, b int64, "c,d" int64')).rows.column("a").to_pylist() == ["1,5", "4,1"]
+
+
+def test_names_with_other_delimiters_are_read_as_they_were_written(csv: Path) -> None:
+    rows = pa.record_batch({"a;b;c": ["x"], "d|e": [None]}, pa.schema([("a;b;c", pa.string()), ("d|e", pa.string())]))
+    csv.write_bytes(csv_header(rows.schema.names) + csv_lines(rows).to_pybytes())
+    assert read(csv, rows.schema).rows.to_pylist() == rows.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("text", "delimiter"),
+    [("tab", "\t"), ("\\t", "\t"), ("TAB", "\t"), (";", ";"), ("semicolon", ";"), (None, None), (" ", " ")],
+)
+def test_a_delimiter_is_a_character_or_its_name(text: str | None, delimiter: str | None) -> None:
+    assert parse_delimiter(text) == delimiter
+
+
+@pytest.mark.parametrize("text", ["", '"', ";;", "\n", "é", "\x00"])
+def test_what_cannot_separate_fields_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--delimiter"):
+        parse_delimiter(text)
 
 
 def test_an_empty_field_is_null_and_a_quoted_one_an_empty_string(csv: Path) -> None:
@@ -57,6 +98,7 @@ def test_a_header_alone_is_no_rows(csv: Path) -> None:
         ("player,score,score\n", 'the header has the column "score" twice'),
         ("player,scores\n", 'the table has no column "scores"; did you mean "score"?'),
         ("player\n", 'the file has no column "score"'),
+        ("player:score\nann:1\n", 'its header is the one column "player:score", which the table has not'),
         ('"player,score\nann,1', "a quote in the header has no end"),
     ],
 )

@@ -45,3 +45,8 @@ def test_blocks_divide_rows_and_nothing_else(rows: list[tuple[str, str]], size: 
     assert b"".join(blocks) == data
     parts = [row for block in blocks for row in csv.reader(io.StringIO(block.decode()))]
     assert parts == list(csv.reader(io.StringIO(data.decode())))
+
+
+def test_a_quote_behind_another_delimiter_begins_a_field() -> None:
+    data = b'a;"b\nc"\nd;"e\n'
+    assert data[: whole_rows(data, ";")] == b'a;"b\nc"\n'

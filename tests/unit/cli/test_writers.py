@@ -70,6 +70,18 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_what_is_replaced_keeps_its_permissions_and_nobody_reads_it_before(tmp_path: Path, mode: int) -> None:
+    file, directory = tmp_path / "out.csv", tmp_path / "out"
+    file.write_bytes(b"old")
+    file.chmod(mode)
+    directory.mkdir(mode=0o700)
+    with whole_file(file) as stream, whole_directory(directory) as part:
+        assert os.fstat(stream.fileno()).st_mode & 0o077 == part.stat().st_mode & 0o077 == 0
+    assert file.stat().st_mode & 0o777 == mode
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
 def test_a_failure_leaves_the_file_that_was_there(tmp_path: Path, failure: type[BaseException]) -> None:
     path = tmp_path / "out.csv"

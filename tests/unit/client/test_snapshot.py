@@ -88,9 +88,6 @@ class ScriptedSnapshots(SnapshotServiceServicer):
         self.cuts.append(request)
         return snapshot_pb2.SplitSnapshotResponse(ranges=self.ranges)
 
-    async def FinishPart(self, request: snapshot_pb2.FinishPartRequest, context: Any) -> Any:
-        raise NotImplementedError
-
     async def ListSnapshots(self, request: snapshot_pb2.ListSnapshotsRequest, context: Any) -> Any:
         raise NotImplementedError
 

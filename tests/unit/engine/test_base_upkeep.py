@@ -373,10 +373,10 @@ async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = await scores_table(tables)
         live = table.buckets[0]
-        assert base_figures_of(live).why_none == "it was not looked at yet"
+        assert base_figures_of(live, table.clock.commit_micros()).why_none == "it was not looked at yet"
         await look(tables, table)
         await put(table, range(98, 103))
-        figures = base_figures_of(live)
+        figures = base_figures_of(live, table.clock.commit_micros())
         assert live.base is not None
         assert (figures.why_none, figures.rows, figures.log_offset) == ("", 100, 100)
         # Rows that stay as they are make no change, and are not noted.

@@ -9,8 +9,16 @@ DAY = 86_400
 
 
 def commit(number: int, id_: str, day: float = 0.0, table: str = "a.b") -> Committed:
+    # Commit times tell nothing: the clock was set while these were made.
     return Committed(
-        token=f"t{number}", id=id_, micros=int(day * DAY * 1e6), rows=1, tables={table: "i"}, log_offsets={}
+        number=number,
+        token=f"t{number}",
+        id=id_,
+        micros=1000 - number,
+        served_micros=int(day * DAY * 1e6),
+        rows=1,
+        tables={table: "i"},
+        log_offsets={},
     )
 
 

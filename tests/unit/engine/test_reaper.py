@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from streaming_server.clock import ServerClock
 from streaming_server.engine.reaper import Reaper
 from tests.support.waiting import await_until
 
@@ -41,7 +42,7 @@ class Things:
 
     @asynccontextmanager
     async def reaped(self) -> AsyncIterator[Reaper]:
-        reaper = Reaper(self.next_expiry, self.end)
+        reaper = Reaper(self.next_expiry, self.end, ServerClock())
         reaper.start()
         try:
             yield reaper

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from streaming_server.storage.cursor import BucketCursor
+from streaming_server.storage.ended_leases import MOST_IDS, EndedLeases
 from table_model.errors import (
     DataLoss,
     InvalidRequest,
@@ -21,6 +22,7 @@ from table_model.errors import (
     ServerDraining,
     SnapshotLost,
     TableNotFound,
+    TooManySnapshots,
 )
 from tests.support.snapshots import EVERY_KEY, TABLE, new_table, pinned_scores, put, tables_in, views_on_disk
 from tests.support.waiting import await_until
@@ -225,6 +227,104 @@ async def test_an_id_that_expired_can_be_pinned_anew(tables: Tables) -> None:
     again = await tables.snapshots.pin(tables.table(TABLE), lease_id="mine")
     assert again.view_id != first.view_id
     assert (await pinned_scores(tables.snapshots, "mine"))["player 1"] == 1_000
+
+
+async def test_a_shared_id_names_one_view_for_good_also_after_a_restart(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables)
+        await put(table, SCORES_THEN)
+        await tables.snapshots.pin(table, lease_id="expires", ttl=1, shared=True)
+        await tables.snapshots.pin(table, lease_id="released", shared=True)
+        lives = await tables.snapshots.pin(table, lease_id="lives", shared=True)
+        await put(table, {"player 1": 1_000})
+        await tables.snapshots.release("released")
+        await await_until(lambda: is_lost(tables, "expires"), "the lease expired")
+        for lease_id in ("expires", "released"):
+            with pytest.raises(SnapshotLost):
+                await tables.snapshots.pin(table, lease_id=lease_id, shared=True)
+    for _ in range(2):
+        async with tables_in(tmp_path) as tables:
+            table = tables.table(TABLE)
+            for lease_id in ("expires", "released"):
+                with pytest.raises(SnapshotLost):
+                    await tables.snapshots.pin(table, lease_id=lease_id, shared=True)
+            assert (await tables.snapshots.pin(table, lease_id="lives", shared=True)).view_id == lives.view_id
+    async with tables_in(tmp_path) as tables:
+        await tables.snapshots.release("lives")
+    async with tables_in(tmp_path) as tables:
+        with pytest.raises(SnapshotLost):
+            await tables.snapshots.pin(tables.table(TABLE), lease_id="lives", shared=True)
+
+
+async def test_a_shared_id_of_a_dropped_table_is_free_for_the_next_one(tables: Tables) -> None:
+    await tables.snapshots.pin(tables.table(TABLE), lease_id="ours", shared=True)
+    await tables.snapshots.release("ours")
+    await tables.drop(TABLE)
+    table = await new_table(tables)
+    await tables.snapshots.pin(table, lease_id="ours", shared=True)
+    assert await pinned_scores(tables.snapshots, "ours") == {}
+
+
+async def test_no_caller_shortens_a_shared_lease(tables: Tables) -> None:
+    table = tables.table(TABLE)
+    assert (await tables.snapshots.pin(table, lease_id="ours", ttl=100, shared=True)).ttl == 100
+    assert (await tables.snapshots.pin(table, lease_id="ours", ttl=50, shared=True)).ttl == 100
+    assert (await tables.snapshots.pin(table, lease_id="ours", ttl=200, shared=True)).ttl == 200
+
+
+async def test_shared_leases_that_were_not_renewed_for_a_minute_make_place(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, max_snapshot_leases=3) as tables:
+        table = await new_table(tables)
+        snapshots = tables.snapshots
+        await snapshots.pin(table, lease_id="held", ttl=50)
+        await snapshots.pin(table, lease_id="older", ttl=500, shared=True)
+        await snapshots.pin(table, lease_id="newer", ttl=500, shared=True)
+        with pytest.raises(TooManySnapshots):
+            await snapshots.pin(table, lease_id="next")
+        for lease_id, seconds in (("older", 70), ("newer", 65), ("held", 90)):
+            snapshots.lease(lease_id).expires -= seconds if lease_id != "held" else 40
+        await snapshots.pin(table, lease_id="next")
+        assert sorted(each.snapshot_id for each in snapshots.listed()) == ["held", "newer", "next"]
+        with pytest.raises(SnapshotLost):
+            await snapshots.pin(table, lease_id="older", shared=True)
+
+
+@pytest.mark.parametrize("content", [b"\xff\x00", b"half-an-i", b"\n\n"])
+async def test_ended_ids_that_cannot_be_read_keep_no_table_from_being_served(tmp_path: Path, content: bytes) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables)
+        await tables.snapshots.pin(table, lease_id="first", shared=True)
+        await tables.snapshots.release("first")
+        ended = table.path / "ended_snapshots"
+    ended.write_bytes(content + ended.read_bytes())
+    async with tables_in(tmp_path) as tables:
+        table = tables.table(TABLE)
+        with pytest.raises(SnapshotLost):
+            await tables.snapshots.pin(table, lease_id="first", shared=True)
+        await tables.snapshots.pin(table, lease_id="second", shared=True)
+        ended.unlink()
+        ended.mkdir()
+        await tables.snapshots.release("second")
+        with pytest.raises(SnapshotLost):
+            await tables.snapshots.pin(table, lease_id="second", shared=True)
+    async with tables_in(tmp_path) as tables:
+        await tables.snapshots.pin(tables.table(TABLE))
+
+
+async def test_the_file_of_ended_ids_stays_small(tmp_path: Path) -> None:
+    ended = EndedLeases(tmp_path)
+    for number in range(5 * MOST_IDS):
+        ended.add(f"{number:064}")
+    for number in range(5 * MOST_IDS - 10, 5 * MOST_IDS):
+        ended.write(f"{number:064}")
+    path = tmp_path / "ended_snapshots"
+    path.write_text("\n".join(f"{number:064}" for number in range(5 * MOST_IDS)))
+    ended.write(f"{5 * MOST_IDS - 1:064}")
+    assert path.stat().st_size <= MOST_IDS * 65
+    again = EndedLeases(tmp_path)
+    again.load()
+    assert f"{4 * MOST_IDS:064}" in again
+    assert f"{4 * MOST_IDS - 1:064}" not in again
 
 
 async def test_a_scan_that_runs_while_its_lease_ends_reads_on_to_the_end(tables: Tables, tmp_path: Path) -> None:

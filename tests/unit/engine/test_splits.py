@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from streaming_server.engine import splits as splits_module
 from streaming_server.engine.splits import KeySample
 from table_model.errors import DataLoss, InvalidRequest, SnapshotLost, TableNotFound
+from table_model.expressions import col
 from table_model.key_range import KeyRange
 from tests.support.snapshots import EVERY_KEY, new_table, pinned_rows, tables_in, views_on_disk
 from tests.support.tables import ipc_stream
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.tables import Tables
+    from table_model.expressions import Predicate
 
 Buckets = dict[int, list[bytes]]
 
@@ -285,3 +287,50 @@ async def test_a_sample_of_long_keys_is_thinned_out_evenly(tmp_path: Path) -> No
         assert_balanced([rows_in(stored, each) for each in ranges])
         (file,) = (view / "splits.json" for view in views_on_disk(tmp_path))
         assert 1 << 20 < file.stat().st_size < splits_module.MAX_SAMPLE_BYTES * 1.5
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("buckets", [1, 3])
+async def test_a_view_of_many_keys_is_cut_by_estimates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: int
+) -> None:
+    monkeypatch.setattr(splits_module, "MAX_KEYS_READ", 1000)
+    monkeypatch.setattr(splits_module, "MAX_LOOKS", 128)
+    async with tables_in(tmp_path) as tables:
+        pinned = await tables.snapshots.pin(await filled(tables, 40_000, buckets=buckets, shape="compacted"))
+        for key_range in (EVERY_KEY, KeyRange(encoded_key(5_000), encoded_key(25_000))):
+            for splits in (1, 4, 16):
+                ranges = await tables.snapshots.split(pinned.snapshot_id, splits, key_range)
+                assert len(ranges) == splits
+                assert_covers(ranges, key_range)
+                stored: Buckets = {0: [encoded_key(number) for number in range(40_000)]}
+                assert_balanced([rows_in(stored, each) for each in ranges])
+                assert ranges == await tables.snapshots.split(pinned.snapshot_id, splits, key_range)
+
+
+@pytest.mark.asyncio
+async def test_ranges_have_the_rows_that_are_asked_for_within_what_a_predicate_leaves(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        pinned = await tables.snapshots.pin(await filled(tables, 20_000, buckets=3, shape="compacted"))
+
+        async def cut(where: Predicate | None, rows: int | None, key_range: KeyRange = EVERY_KEY) -> list[KeyRange]:
+            return await tables.snapshots.split(pinned.snapshot_id, 50, key_range, where=where, rows_per_split=rows)
+
+        assert len(await cut(None, None)) == 50
+        assert len(await cut(None, 1000)) == 20
+        assert len(await cut(None, 10**9)) == 1
+        assert len(await cut(col("k").between(1000, 1099), 1000)) == 1
+        either = col("k").between(1000, 2999) | col("k").between(9000, 10_999)
+        ranges = await cut(either, 1000)
+        assert len(ranges) == 4
+        assert_covers(ranges, EVERY_KEY)
+        inside: Buckets = {0: [encoded_key(n) for n in (*range(1000, 3000), *range(9000, 11_000))]}
+        assert_balanced([rows_in(inside, each) for each in ranges])
+        part = KeyRange(encoded_key(0), encoded_key(3000))
+        assert len(await cut(None, 1000, part)) == 3
+        assert len(await cut(col("k") == 7, 1)) == 1
+        assert len(await cut((col("k") > 7) & (col("k") < 7), 1)) == 1
+
+
+def encoded_key(number: int) -> bytes:
+    return (number + 2**63).to_bytes(8)

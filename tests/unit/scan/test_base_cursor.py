@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from bisect import bisect_right
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -80,7 +81,9 @@ class FollowedBucket(OfflineBucket):
         rows = self.rows().combine_chunks()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(base_writer, "BATCH_ROWS", batch_rows)
-            writer = BaseWriter(directory, self.definition, 0, zone_columns=zone_columns)
+            writer = BaseWriter(
+                directory, self.definition, 0, zone_columns=zone_columns, now_micros=time.time_ns() // 1000
+            )
             for batch in rows.to_batches():
                 writer.write(batch, self.keys.encode(batch)[0])
             offset = self.bucket.state.log_offset

@@ -42,7 +42,7 @@ def stream(
 ) -> Iterator[Message | float]:
     rows = ChangeRows(FIRST, None, where)
     stops = StopsAt(None if stop is None else {0: stop})
-    source = LogSource("reader", rows, {0: tail}, View({0: 0}, 0, 0), stops, lambda: SECOND)
+    source = LogSource("reader", rows, {0: tail}, View({0: 0}, 0, 0), stops, lambda: SECOND, now_micros=lambda: 5)
     opened = OpenedLog(
         source=source,
         tokens=LogTokenWriter(FINGERPRINT),

@@ -52,7 +52,9 @@ def read(scan: OpenedScan, chunk_rows: int = 8192, chunks: int = 10**9) -> tuple
                 break
             rows += exact_rows(chunk.batch)
             left = None if left is None else left - chunk.batch.num_rows
-            token = scan.tokens.token(source.position(), left)
+            position = source.position()
+            assert position is not None
+            token = scan.tokens.token(position, left)
             chunks -= 1
     assert BucketCursor.open_cursors == 0
     return rows, token

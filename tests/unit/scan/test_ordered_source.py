@@ -211,7 +211,9 @@ def test_a_scan_resumed_after_every_chunk_reads_each_row_once(
             break
         found += chunk.batch["v"].to_pylist()
         assert len(found) <= 3000, "rows come again"
-        token = opened.tokens.token(opened.source.position(), None)
+        position = opened.source.position()
+        assert position is not None
+        token = opened.tokens.token(position, None)
         opened.source.close()
     expected = [place for place in range(3000) if where is None or repr(where) != repr(col("v") != 5) or place != 5]
     assert found == (expected[::-1] if reverse else expected)
@@ -244,7 +246,7 @@ def test_a_damaged_row_names_its_bucket_and_leaves_nothing_open(table: Offline) 
     opened = scan(table)
     assert opened.source.next_chunk(128, ROOM) is not None
     run = opened.source._runs[3]  # type: ignore[attr-defined]
-    run._cursor._values = iter([b"no row"])
+    run._cursor._reader._fast = iter([b"no row"])
     with pytest.raises(DataLoss) as caught:
         values(opened, 8192)
     assert caught.value.details["bucket"] == "3"

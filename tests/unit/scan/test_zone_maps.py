@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def test_a_batch_with_a_row_to_keep_is_never_ruled_out(drawn: Any, data: st.Data
     rows = pa.RecordBatch.from_arrays(numbered, schema=pa.schema(fields))
     definition = define(rows.schema, "number")
     with tempfile.TemporaryDirectory() as name:
-        writer = BaseWriter(Path(name), definition, 0)
+        writer = BaseWriter(Path(name), definition, 0, now_micros=time.time_ns() // 1000)
         writer.write(
             pa.RecordBatch.from_arrays(rows.columns, schema=definition.schema.arrow),
             pa.array([b"%d" % number for number in range(rows.num_rows)], pa.binary()),

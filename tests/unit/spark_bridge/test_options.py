@@ -86,7 +86,14 @@ def test_every_option_is_read_in_every_spelling() -> None:
         ({"key_prefix": "a", "key_end": "b"}, "option key_prefix does not go with key_start"),
         ({"pushdown": "yes"}, "option pushdown is true or false"),
         ({"pushdown": "true"}, 'option pushdown cannot be had with PySpark 4.3.*option."where"'),
-        ({"option.table": "game.scores"}, "CREATE TEMPORARY VIEW"),
+        ({"timestampAsOf": "2026-01-01"}, 'no option "timestampasof": a table is read as it is now; pin a snapshot'),
+        ({"versionAsOf": "3"}, "a table is read as it is now"),
+        ({"startingOffsets": "earliest"}, "readStream takes option start"),
+        ({"readChangeFeed": "true"}, r'readStream and option."row_kinds", "true"'),
+        ({"read.stream.maxRowsPerTrigger": "3"}, "option max_rows_per_trigger"),
+        ({"kafka.bootstrap.servers": "x:1"}, "option url is the server"),
+        ({"dbtable": "game.scores"}, "option table, or load"),
+        ({"numPartitions": "3"}, "option splits"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options: dict[str, str], message: str) -> None:
@@ -95,7 +102,7 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, str], message: str
 
 
 def test_a_read_without_a_table_says_what_keeps_options() -> None:
-    with pytest.raises(UsageError, match=r"option table is missing.*CREATE TEMPORARY VIEW"):
+    with pytest.raises(UsageError, match=r"option table is missing.*In SQL, say CREATE TABLE.*without columns"):
         parse(url="host:1")
 
 

@@ -10,9 +10,10 @@ import pytest
 from spark_bridge.stream_offset import INITIAL, Rows, StreamOffset
 from table_model.errors import UsageError
 
-CHANGES = StreamOffset(table="t", consumer_id="c", log_offsets={0: 1, 10: 2**63 - 1, 9: 5})
-FIRST = StreamOffset(table="t", consumer_id="c", log_offsets={0: 1}, since={0: 0})
-AMONG_ROWS = StreamOffset(table="t", consumer_id="c", log_offsets={0: 1}, rows=Rows(snapshot_id="s", parts=7, next=3))
+CHANGES = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1, 10: 2**63 - 1, 9: 5})
+FIRST = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1}, since={0: 0})
+ROWS = Rows(snapshot_id="s", parts=7, next=3)
+AMONG_ROWS = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1}, rows=ROWS)
 
 
 @pytest.mark.parametrize("offset", [CHANGES, FIRST, AMONG_ROWS])
@@ -28,7 +29,7 @@ def test_the_offset_of_a_query_that_has_not_begun_is_always_the_same() -> None:
 
 
 def test_buckets_stand_in_order_however_they_came() -> None:
-    other = StreamOffset(table="t", consumer_id="c", log_offsets={9: 5, 10: 2**63 - 1, 0: 1})
+    other = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={9: 5, 10: 2**63 - 1, 0: 1})
     assert json.dumps(other.to_json()) == json.dumps(CHANGES.to_json())
 
 

@@ -10,6 +10,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from spark_bridge.options import ReadOptions
 from spark_bridge.stream_options import StreamOptions
 from table_model.errors import UsageError
+from table_model.log_offsets import LogOffsets
 from table_model.log_positions import StartFrom, StopAt
 
 
@@ -53,6 +54,7 @@ def test_a_query_begins_with_the_whole_table_and_its_snapshot_lives_a_day_unless
         ("last:5", StartFrom.last(5)),
         ("2026-01-31T12:00:00Z", StartFrom.timestamp(dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC))),
         ('{"0": 17, "1": 3}', StartFrom.offsets({0: 17, 1: 3})),
+        (LogOffsets.of({0: 17, 1: 3}, "a").to_json(), StartFrom.offsets(LogOffsets.of({0: 17, 1: 3}, "a"))),
     ],
 )
 def test_every_form_of_a_start_is_read(text: str, start: StartFrom) -> None:
@@ -63,6 +65,8 @@ def test_every_form_of_a_stop_is_read() -> None:
     noon = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
     assert parse(stop="2026-01-31T12:00:00+00:00").stop == StopAt.timestamp(noon)
     assert parse(stop='{"0": 17}').stop == StopAt.offsets({0: 17})
+    known = LogOffsets.of({0: 17}, "a")
+    assert parse(stop=known.to_json()).stop == StopAt.offsets(known)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +79,7 @@ def test_every_form_of_a_stop_is_read() -> None:
         ({"start": "last:0"}, "option start is full"),
         ({"start": '{"0": "x"}'}, "option start is full"),
         ({"start": '{"0": 1'}, "option start is full"),
+        ({"start": '{"log_offsets": {"0": 1}}'}, "option start is full"),
         ({"row_kinds": "yes"}, "option row_kinds is true or false, not 'yes'"),
         ({"max_rows_per_trigger": "1"}, "option max_rows_per_trigger is a whole number from 2 to"),
         ({"max_bytes_per_trigger": "x"}, "option max_bytes_per_trigger is a whole number, not 'x'"),

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from streaming_server.clock import ServerClock
 from streaming_server.storage.bucket import BucketState
 from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.offsets import count_of, epoch_of, make_offset
 from table_model.errors import DataLoss
+from tests.support.clocks import DAY, FakeClocks
 from tests.support.dying_writer import DEFINITION, write_and_die
 from tests.support.offline import OfflineBucket, check_bucket, check_log, opened
 from tests.support.tables import SCORES, define
@@ -120,14 +122,16 @@ def test_an_unclean_stop_without_changes_begins_no_epoch(path: Path) -> None:
         assert bucket.bucket.state.epoch == 0
 
 
-def test_commit_times_never_decrease_when_the_clock_goes_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(path, DEFINITION) as bucket:
-        for number, seconds in enumerate((2000, 1000, 3000, 0)):
-            monkeypatch.setattr("time.time_ns", lambda seconds=seconds: seconds * 10**9)
+def test_commit_times_never_decrease_when_the_clock_goes_back(path: Path) -> None:
+    machine = FakeClocks()
+    with opened(path, DEFINITION, ServerClock(machine)) as bucket:
+        for number, seconds in enumerate((0, -1000, 2000, -3000)):
+            machine.set_wall(seconds)
             bucket.upsert(score("ann", number))
-        assert [int(record.commit_micros[0]) // 10**6 for record in bucket.log()] == [2000, 2000, 3000, 3000]
-    monkeypatch.setattr("time.time_ns", lambda: 10**9)
-    with opened(path, DEFINITION) as bucket:
+        check_log(bucket.log())
+    # The server's clock was lost, and the machine's is wrong.
+    machine.set_wall(-DAY)
+    with opened(path, DEFINITION, ServerClock(machine)) as bucket:
         bucket.upsert(score("ann", 9))
         check_log(bucket.log())
 

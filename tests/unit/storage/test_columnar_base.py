@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -52,7 +53,7 @@ def written(
     directory: Path, definition: TableDefinition, rows: pa.RecordBatch, keys: pa.BinaryArray, *cuts: int, **options: Any
 ) -> ColumnarBase:
     """A base of these rows, which are written in parts from cut to cut."""
-    writer = BaseWriter(directory, definition, 3, **options)
+    writer = BaseWriter(directory, definition, 3, now_micros=time.time_ns() // 1000, **options)
     borders = [0, *sorted(min(cut, rows.num_rows) for cut in cuts), rows.num_rows]
     for start, end in pairwise(borders):
         writer.write(rows.slice(start, end - start), keys.slice(start, end - start))
@@ -153,7 +154,7 @@ def test_batches_are_cut_by_bytes_and_a_row_that_is_longer_is_a_batch_of_its_own
 
 def test_small_slices_do_not_keep_the_large_batches_that_they_are_of(tmp_path: Path) -> None:
     definition = define(NUMBERS)
-    writer = BaseWriter(tmp_path, definition, 0)
+    writer = BaseWriter(tmp_path, definition, 0, now_micros=time.time_ns() // 1000)
     encoder = KeyEncoder(definition)
     before, most = pa.total_allocated_bytes(), 0
     for number in range(100):
@@ -251,7 +252,7 @@ def test_the_newest_base_is_used_and_all_else_of_ours_removed(tmp_path: Path) ->
     table = texts(["a"])
     names = [written(directory, *table).info.name for _ in range(12)]
     assert names == sorted(set(names))
-    unfinished = BaseWriter(directory, table[0], 3)
+    unfinished = BaseWriter(directory, table[0], 3, now_micros=time.time_ns() // 1000)
     unfinished.write(*table[1:])
     (directory / "notes.txt").write_text("of somebody else")
     newest = newest_base(directory, "bucket 3")
@@ -297,12 +298,12 @@ def test_a_base_that_nobody_has_any_more_holds_no_file(tmp_path: Path) -> None:
 
 def test_a_discarded_base_leaves_nothing_and_a_finished_one_stays(tmp_path: Path) -> None:
     table = texts(["a"])
-    writer = BaseWriter(tmp_path, table[0], 0)
+    writer = BaseWriter(tmp_path, table[0], 0, now_micros=time.time_ns() // 1000)
     writer.write(*table[1:])
     writer.discard()
     writer.discard()
     assert list(tmp_path.iterdir()) == []
-    writer = BaseWriter(tmp_path, table[0], 0)
+    writer = BaseWriter(tmp_path, table[0], 0, now_micros=time.time_ns() // 1000)
     path = writer.finish(1)
     writer.discard()
     assert list(tmp_path.iterdir()) == [path]

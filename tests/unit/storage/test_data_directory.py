@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from streaming_server.storage.checked_json import read_checked_json, write_checked_json
-from streaming_server.storage.data_directory import DataDirectory, DirectoryLocked
+from streaming_server.storage.data_directory import DataDirectory, DirectoryLocked, ForeignDirectory
 from table_model.errors import ScanKvError, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOLD = """
 import sys
@@ -62,11 +59,59 @@ def test_a_stale_lock_file_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_the_trash_is_emptied_at_the_start(tmp_path: Path) -> None:
+    DataDirectory(tmp_path).close()
     (tmp_path / "trash" / "dropped-x" / "buckets" / "0000").mkdir(parents=True)
     (tmp_path / "trash" / "file").write_text("x")
     directory = DataDirectory(tmp_path)
     directory.close()
     assert not list(directory.trash.iterdir())
+
+
+@pytest.mark.parametrize("entry", ["trash/letter.txt", "tables/game/notes.md", "CURRENT", ".bashrc"])
+def test_a_directory_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, entry: str) -> None:
+    (tmp_path / entry).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / entry).write_text("precious")
+    before = contents(tmp_path)
+    with pytest.raises(ForeignDirectory) as caught:
+        DataDirectory(tmp_path)
+    assert f'"{Path(entry).parts[0]}"' in caught.value.message
+    assert str(tmp_path) in caught.value.message
+    assert contents(tmp_path) == before
+
+
+def test_a_long_foreign_directory_is_named_by_a_few_entries(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / f"file{number:03}\n").touch()
+    with pytest.raises(ForeignDirectory, match=r'"file000\\n", "file001\\n", "file002\\n" and 97 more') as caught:
+        DataDirectory(tmp_path)
+    assert "\n" not in caught.value.message
+
+
+def test_an_empty_directory_a_fresh_mount_and_what_a_crash_left_at_first_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    DataDirectory(tmp_path).close()
+    assert (tmp_path / "lost+found").is_dir()
+    for left in ("LOCK", "scankv.json.partial"):
+        crashed = tmp_path / f"crashed-{left}"
+        crashed.mkdir()
+        (crashed / left).touch()
+        DataDirectory(crashed).close()
+        DataDirectory(crashed).close()
+
+
+def test_tables_are_private_also_in_a_directory_that_others_may_enter(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    for path in (tmp_path, tmp_path / "new"):
+        DataDirectory(path).close()
+        made = [path / name for name in ("tables", "trash", "transactions", "LOCK")]
+        assert [oct(each.stat().st_mode & 0o077) for each in made] == ["0o0"] * 4
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    # Whose directory it was before says who may list it.
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+def contents(path: Path) -> dict[str, str | None]:
+    return {str(each): each.read_text() if each.is_file() else None for each in path.rglob("*")}
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:

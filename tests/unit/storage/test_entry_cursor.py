@@ -45,13 +45,12 @@ def read(cursor: EntryCursor, step: int = 1000) -> tuple[list[bytes], list[bytes
     keys: list[bytes] = []
     values: list[bytes] = []
     try:
-        while found := cursor.next_entries(step)[0:2]:
-            if not found[0]:
-                break
+        while (found := cursor.next_entries(step)) is not None:
             assert len(found[0]) == len(found[1]) <= step
             keys += found[0]
             values += found[1]
-        assert cursor.next_entries(step) == ([], [])
+        assert cursor.next_entries(step) is None
+        assert cursor.ended
         assert cursor.entries_scanned == len(keys)
         return keys, values
     finally:

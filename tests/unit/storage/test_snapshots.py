@@ -12,7 +12,14 @@ import pytest
 from streaming_server.storage.bucket import BucketState
 from streaming_server.storage.checkpoint import Checkpoint
 from streaming_server.storage.offsets import epoch_of
-from streaming_server.storage.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
+from streaming_server.storage.snapshots import (
+    PinnedBucket,
+    StoredLease,
+    ViewDirectory,
+    ViewManifest,
+    bytes_held,
+    views_in,
+)
 from table_model.errors import DataLoss
 from table_model.key_range import KeyRange
 from tests.support.dying_writer import DEFINITION, write_and_die
@@ -57,7 +64,7 @@ def test_a_view_is_read_back_as_it_was_written(table: Path, trash: Path) -> None
     whole_view(table, "one").write_lease("other", 1.5)
     (view,) = views_in(table, trash)
     assert view.manifest() == manifest_of("one")
-    assert view.leases() == {"lease": 5.0, "other": 1.5}
+    assert view.leases() == {"lease": StoredLease(5.0, False), "other": StoredLease(1.5, False)}
     assert view.read_splits() is None
     view.write_splits({"a": 1})
     assert view.read_splits() == {"a": 1}
@@ -66,7 +73,7 @@ def test_a_view_is_read_back_as_it_was_written(table: Path, trash: Path) -> None
 def test_a_lease_is_changed_and_removed(table: Path) -> None:
     view = whole_view(table, "one")
     view.write_lease("lease", 6.0)
-    assert view.leases() == {"lease": 6.0}
+    assert view.leases() == {"lease": StoredLease(6.0, False)}
     view.remove_lease("lease")
     view.remove_lease("lease")
     assert view.leases() == {}
@@ -122,7 +129,7 @@ def test_a_lease_that_cannot_be_read_is_still_there(table: Path) -> None:
     stored = json.loads(file.read_text())
     stored["content"]["ttl_seconds"] = 6.0
     file.write_text(json.dumps(stored))
-    assert view.leases() == {"lease": None}
+    assert view.leases() == {"lease": StoredLease(None, shared=True)}
 
 
 @pytest.fixture

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from streaming_server.clock import ServerClock
 from streaming_server.storage.decisions import Committed, Decision, Decisions
 from streaming_server.storage.frames import write_at
 from streaming_server.storage.staging import UPSERT, StagedPart, StagedRequest, StagingDirectory, payloads
 from streaming_server.storage.transaction_log import TransactionLog
-from table_model.errors import DataLoss
+from table_model.errors import DataLoss, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-DECISION = Decision(number=0, token="t0", id="job:1", micros=5, rows=7, tables={"a.b": "i"}, files=((0, 3), (2, 1)))
+DECISION = Decision(
+    number=0, token="t0", id="job:1", micros=5, served_micros=4, rows=7, tables={"a.b": "i"}, files=((0, 3), (2, 1))
+)
 COMMITTED = DECISION.committed({"a.b": {0: 17, 3: 2**50}})
 REQUEST = StagedRequest(
     part="p",
@@ -31,26 +34,29 @@ REQUEST = StagedRequest(
 
 
 def test_decisions_are_unfinished_until_they_are_done_over_restarts_and_rewriting(tmp_path: Path) -> None:
-    decisions = Decisions(tmp_path)
+    decisions = Decisions(tmp_path, ServerClock())
     epoch = decisions.epoch
     for number in range(3):
         assert decisions.next_number() == number
         decisions.decide(replace(DECISION, number=number, token=f"t{number}"))
-    decisions.finish(replace(COMMITTED, token="t1"))
+    decisions.note_done(replace(COMMITTED, token="t1"))
+    decisions.write_owed()
     for _ in range(2):
         decisions.close()
-        decisions = Decisions(tmp_path)
+        decisions = Decisions(tmp_path, ServerClock())
         assert list(decisions.unfinished.values()) == [DECISION, replace(DECISION, number=2, token="t2")]
         done = decisions.take_done()
         assert done == [replace(COMMITTED, token="t1")]
         assert decisions.epoch == epoch
         decisions.rewrite(done)
     assert decisions.next_number() == 3
-    decisions.finish(COMMITTED)
-    decisions.finish(replace(COMMITTED, token="t2"))
+    decisions.note_done(COMMITTED)
+    decisions.write_owed()
+    decisions.note_done(replace(COMMITTED, token="t2"))
+    decisions.write_owed()
     decisions.rewrite([])
     decisions.close()
-    decisions = Decisions(tmp_path)
+    decisions = Decisions(tmp_path, ServerClock())
     assert (decisions.unfinished, decisions.take_done(), decisions.epoch) == ({}, [], epoch)
     assert decisions.next_number() == 4, "numbers are not used again, however the log is shortened"
     decisions.close()
@@ -80,7 +86,7 @@ def test_a_torn_record_is_none_and_a_missing_or_damaged_durable_one_is_data_loss
 
 
 def test_after_a_failed_sync_nothing_more_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decisions = Decisions(tmp_path)
+    decisions = Decisions(tmp_path, ServerClock())
     decisions.decide(DECISION)
     original = write_at
 
@@ -95,7 +101,7 @@ def test_after_a_failed_sync_nothing_more_is_decided(tmp_path: Path, monkeypatch
         decisions.decide(replace(DECISION, number=1, token="t1"))
     assert decisions.is_uncertain
     monkeypatch.undo()
-    with pytest.raises(OSError, match="could not be synced earlier"):
+    with pytest.raises(Unavailable, match="could not be synced, so no transaction"):
         decisions.decide(replace(DECISION, number=2, token="t2"))
     decisions.close()
 
@@ -112,7 +118,7 @@ def test_a_part_is_loaded_as_it_was_staged_up_to_where_it_is_torn(tmp_path: Path
     directory.sync()
     (loaded,) = directory.parts()
     assert (loaded.part, loaded.number, loaded.requests, loaded.rows, loaded.size) == ("p", 4, 3, 6, part.size)
-    assert loaded.tables["a.b"].buckets == {0, 1, 2}
+    assert loaded.tables["a.b"].buckets == {0: 1, 1: 1, 2: 1}
     assert loaded.tables["a.b"].access == {(("k", "v"), ("lock",))}
     found = list(payloads(part.path, 3))
     assert found == [(replace(REQUEST, buckets={n: 0}), bytes([n]) * 100) for n in range(3)]

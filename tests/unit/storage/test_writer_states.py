@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from streaming_server.clock import ServerClock
 from streaming_server.engine.merging.outcome import merge_upsert
 from streaming_server.engine.prepare import prepare
 from streaming_server.storage.bucket import Bucket
@@ -23,6 +23,7 @@ from streaming_server.storage.writer_states import (
 )
 from table_model.errors import DataLoss, TooManyWriters, WriterExpired, WriterFenced
 from table_model.limits import WRITER_WINDOW
+from tests.support.clocks import DAY, HOUR, FakeClocks
 from tests.support.offline import OfflineBucket, opened, resources
 from tests.support.tables import SCORES, define
 
@@ -146,28 +147,61 @@ def test_an_unknown_writer_is_a_new_one_unless_its_request_is_old(path: Path) ->
             bucket.bucket.answer_of(replace(FIRST, sequence=12, age_seconds=UNNAMED_TTL_SECONDS))
 
 
-def limited(path: Path, limits: WriterLimits) -> OfflineBucket:
+def limited(path: Path, limits: WriterLimits, clock: ServerClock | None = None) -> OfflineBucket:
     bucket = OfflineBucket(path, DEFINITION)
     bucket.bucket.close()
-    bucket.bucket = Bucket(path, "bucket 0000", compression="none", resources=resources(), writer_limits=limits)
+    bucket.bucket = Bucket(
+        path,
+        "bucket 0000",
+        compression="none",
+        resources=resources(),
+        clock=clock or ServerClock(),
+        writer_limits=limits,
+    )
     return bucket
 
 
 def test_writers_expire_and_then_are_refused_for_what_is_old(path: Path) -> None:
-    bucket = limited(path, WriterLimits(ttl_seconds=0.05))
+    machine = FakeClocks()
+    bucket = limited(path, WriterLimits(ttl_seconds=60), ServerClock(machine))
     try:
         write(bucket, FIRST)
         bucket.bucket.open_writer("named", 1, 0)
         assert bucket.bucket.writers.is_sweep_due()
-        until = time.time() + 60
-        while bucket.bucket.writers.get("job") or bucket.bucket.writers.get("named"):
-            bucket.bucket.writers.sweep()
-            assert time.time() < until
+        for jump in (2 * HOUR, -5 * HOUR, 300 * DAY):
+            machine.set_wall(jump)
+            assert bucket.bucket.writers.sweep() == 0
+        machine.pass_time(60)
+        assert bucket.bucket.writers.sweep() == 1
+        # One that was not opened is known for longer than its requests are applied without it.
+        assert bucket.bucket.writers.get("named") is None
+        assert bucket.bucket.answer_of(FIRST) is not None
+        machine.pass_time(6)
+        assert bucket.bucket.writers.sweep() == 1
         assert bucket.bucket.answer_of(FIRST) is None
         with pytest.raises(WriterExpired):
-            bucket.bucket.answer_of(replace(FIRST, age_seconds=0.05))
+            bucket.bucket.answer_of(replace(FIRST, age_seconds=60))
         with pytest.raises(WriterExpired):
             bucket.bucket.answer_of(WriteIdentity(writer="named", epoch=1, sequence=0))
+    finally:
+        bucket.bucket.close()
+
+
+def test_writers_of_a_bucket_whose_server_has_lost_its_service_time_live_on_for_their_time_to_live(path: Path) -> None:
+    machine = FakeClocks()
+    clock = ServerClock(machine)
+    machine.pass_time(100 * DAY)
+    bucket = limited(path, WriterLimits(ttl_seconds=60), clock)
+    write(bucket, FIRST)
+    bucket.bucket.close()
+    bucket = limited(path, WriterLimits(ttl_seconds=60), ServerClock(machine))
+    try:
+        assert bucket.bucket.writers.sweep() == 0
+        machine.pass_time(65)
+        assert bucket.bucket.writers.sweep() == 0
+        assert bucket.bucket.answer_of(FIRST) is not None
+        machine.pass_time(1)
+        assert bucket.bucket.writers.sweep() == 1
     finally:
         bucket.bucket.close()
 

@@ -100,6 +100,14 @@ def conjunctions(batch: pa.RecordBatch, paths: Sequence[FieldPath]) -> st.Search
     return st.one_of(leaves, parts, predicates(batch, paths))
 
 
+def disjunctions(batch: pa.RecordBatch, paths: Sequence[FieldPath]) -> st.SearchStrategy[Predicate]:
+    """Predicates as they are asked of several keys: some conjunctions joined by OR, perhaps within a conjunction."""
+    leaves = st.one_of(*(leaves_of(path, batch) for path in paths))
+    parts = st.lists(leaves, min_size=2, max_size=3).map(lambda found: And(tuple(found)))
+    either = st.lists(st.one_of(parts, parts, leaves, parts.map(Not)), min_size=2, max_size=4).map(tuple).map(Or)
+    return st.one_of(either, either.map(Not), st.tuples(either, leaves).map(And))
+
+
 def _joined(inner: st.SearchStrategy[Predicate]) -> st.SearchStrategy[Predicate]:
     parts = st.lists(inner, min_size=2, max_size=3).map(tuple)
     return st.one_of(parts.map(And), parts.map(Or), inner.map(Not))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from table_model.buckets import KeyPlaces, bucket_of, bucket_of_one
 from table_model.key_codec import KeyCodec
 from table_model.key_range import KeyRange
+from table_model.key_ranges import KeyRanges
 
 
 @given(st.lists(st.binary(max_size=20), max_size=20), st.integers(1, 1024))
@@ -47,10 +48,23 @@ def test_the_places_of_keys_are_their_buckets(bucket_key: list[str]) -> None:
     columns = [pa.array(values[name], KEY.field(name).type) for name in bucket_key]
     expected = bucket_of(KeyCodec([KEY.field(name).type for name in bucket_key]).encode(columns), 7)
     keys = [CODEC.encode_one(row) for row in rows]
-    found = places.of_points(keys)
-    assert {key: bucket for bucket, keys in found.items() for key in keys} == dict(
+    found = places.of_ranges(KeyRanges.of_keys(sorted(keys)), range(7))
+    assert {key: bucket for bucket, ranges in found.items() for key in ranges.keys} == dict(
         zip(keys, expected.tolist(), strict=True)
     )
+
+
+def test_ranges_lie_in_the_buckets_in_which_their_keys_can_be() -> None:
+    key, later = CODEC.encode_one([5, "x"]), CODEC.encode_one([8, "x"])
+    six = KeyRange.under(CODEC.encode_one([6, "x"])[:4])
+    ranges = KeyRanges.of(KeyRange(key, key + b"\0"), six, KeyRange(later, None))
+    found = KeyPlaces(KEY, ["a"], 7).of_ranges(ranges, range(7))
+    of_five, of_six = (bucket_of_one(part[:4], 7) for part in (key, six.start or b""))
+    for bucket in range(7):
+        expected = ([0] if bucket == of_five else []) + ([1] if bucket == of_six else []) + [2]
+        assert found[bucket] == ranges.at(expected)
+    assert KeyPlaces(KEY, ["a"], 7).of_ranges(KeyRanges.of(six), [0, of_six]).keys() == {of_six}
+    assert KeyPlaces(KEY, ["b"], 7).of_ranges(KeyRanges.of_keys([b"no key"]), range(7)).keys() <= set(range(7))
 
 
 def test_a_range_lies_in_one_bucket_where_all_its_keys_have_one_bucket_key() -> None:

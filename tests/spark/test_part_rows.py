@@ -11,20 +11,24 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from aio_client import ScanCancelled, SnapshotLost, sync
+from aio_client import ScanCancelled, SchemaMismatch, SnapshotLost, sync
+from aio_client.read_ahead import BATCH_ROWS
 from spark_bridge.conform import arrow_schema
 from spark_bridge.options import ReadOptions
-from spark_bridge.partition_stream import BATCH_ROWS, read_part
+from spark_bridge.part_rows import read_part
 from spark_bridge.planning import planned
 from tests.spark.large_table import LARGE_ROWS, make_large
+from tests.spark.task import task_context
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from spark_bridge.planning import ReadPlan, ScanPart
+    from spark_bridge.parts import Part
+    from spark_bridge.planning import ReadPlan
     from tests.support.server_process import ServerProcess
 
+QUERY = "01a20299-61d2-7a06-961e-8fdef4f404c6"
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
 
 
@@ -32,17 +36,34 @@ def plan(server: ServerProcess, table: str, **options: Any) -> ReadPlan:
     return planned(replace(ReadOptions(table=table, url=server.url), **options))
 
 
-def read(plan: ReadPlan, part: ScanPart) -> Generator[pa.RecordBatch, None, None]:
-    """As in another process."""
-    return read_part(pickle.loads(pickle.dumps(part)), arrow_schema(plan.schema))
+def read(
+    plan: ReadPlan, part: Part, execution: str | None = "0", stage: int = 0
+) -> Generator[pa.RecordBatch, None, None]:
+    """As in another process, by a task of an execution, or outside of one; it has begun when this returns."""
+    query = {"spark.sql.execution.query.id": QUERY, "spark.sql.execution.id": execution} if execution else {}
+    with task_context(0, query, stage=stage):
+        rows = read_part(pickle.loads(pickle.dumps(part)), arrow_schema(plan.schema))
+        return with_first(next(rows, None), rows)
+
+
+def with_first(
+    first: pa.RecordBatch | None, others: Generator[pa.RecordBatch, None, None]
+) -> Generator[pa.RecordBatch, None, None]:
+    try:
+        if first is not None:
+            yield first
+        yield from others
+    finally:
+        others.close()
 
 
 def keys(batches: list[pa.RecordBatch]) -> list[int]:
     return [key for batch in batches for key in batch.column("k").to_pylist()]
 
 
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "scankv-part"]
+def threads() -> int:
+    """Those of clients."""
+    return sum(thread.name == "scankv-client" for thread in threading.enumerate())
 
 
 @pytest.fixture
@@ -55,7 +76,7 @@ def small(client: sync.Client, name: str) -> sync.Table:
 def test_a_reader_that_waits_holds_up_the_scan_and_one_that_stops_frees_all(
     shared_server: ServerProcess, client: sync.Client, large: sync.Table
 ) -> None:
-    whole = plan(shared_server, large.name)
+    whole, before = plan(shared_server, large.name), threads()
     batches = read(whole, whole.parts[0])
     first = next(batches)
     assert 0 < first.num_rows < BATCH_ROWS
@@ -65,19 +86,19 @@ def test_a_reader_that_waits_holds_up_the_scan_and_one_that_stops_frees_all(
         return scan.idle_seconds > 0.5
 
     wait_until(came_to_rest, "held up by a reader that reads nothing", timeout=60)
-    assert len(threads()) == 1
+    assert threads() == before + 1
     batches.close()
-    assert threads() == []
+    assert threads() == before
     wait_until(lambda: all(each.table != large.name for each in client.live_scans()), "no live scan")
 
 
 def test_a_dropped_reader_frees_all(shared_server: ServerProcess, client: sync.Client, small: sync.Table) -> None:
-    whole = plan(shared_server, small.name)
+    whole, before = plan(shared_server, small.name), threads()
     batches = read(whole, whole.parts[0])
     next(batches)
     del batches
     gc.collect()
-    assert threads() == []
+    assert threads() == before
     wait_until(lambda: all(each.table != small.name for each in client.live_scans()), "no live scan")
 
 
@@ -97,7 +118,7 @@ def test_a_part_goes_on_exactly_when_the_server_is_killed_and_started_again(serv
 def test_an_error_in_the_middle_reaches_the_reader_behind_the_rows_before_it(
     shared_server: ServerProcess, client: sync.Client, large: sync.Table
 ) -> None:
-    whole = plan(shared_server, large.name)
+    whole, before = plan(shared_server, large.name), threads()
     batches = read(whole, whole.parts[0])
     found = [next(batches)]
     (scan,) = (each for each in client.live_scans() if each.table == large.name)
@@ -105,7 +126,7 @@ def test_an_error_in_the_middle_reaches_the_reader_behind_the_rows_before_it(
     with pytest.raises(ScanCancelled):
         found.extend(batches)
     assert 0 < len(keys(found)) < LARGE_ROWS
-    assert threads() == []
+    assert threads() == before
 
 
 def test_two_hundred_parts_leave_nothing_behind(
@@ -116,62 +137,80 @@ def test_two_hundred_parts_leave_nothing_behind(
     assert sorted(keys([batch for part in whole.parts for batch in read(whole, part)])) == list(range(1000))
     assert threading.active_count() <= before
     assert [each for each in client.live_scans() if each.table == small.name] == []
-    assert [each.ttl for each in client.snapshots(small.name)] == [60]
+    assert sorted(each.ttl for each in client.snapshots(small.name)) == [60, 600]
 
 
-def test_the_lease_drops_to_a_minute_with_the_last_part_and_a_later_reader_renews_it(
+def lease(client: sync.Client, table: sync.Table) -> sync.Snapshot:
+    """That of the tasks; the plan has one of a minute."""
+    (snapshot,) = (each for each in client.snapshots(table.name) if each.ttl != 60)
+    return snapshot
+
+
+def test_the_parts_of_one_execution_are_of_one_instant_and_those_of_the_next_one_of_another(
     shared_server: ServerProcess, client: sync.Client, small: sync.Table
 ) -> None:
-    whole = plan(shared_server, small.name, splits=3, snapshot_ttl=300.0)
-    assert lease(client, small) == 300
-    for part in [whole.parts[1], whole.parts[1], whole.parts[0]]:
-        list(read(whole, part))
-        assert lease(client, small) == 300
-    list(read(whole, whole.parts[2]))
-    assert lease(client, small) == 60
-    again = read(whole, whole.parts[2])
-    next(again)
-    assert lease(client, small) == 300
-    again.close()
-    assert lease(client, small) == 300, "a part that was not read to its end does not count"
+    whole, other = plan(shared_server, small.name, splits=3), plan(shared_server, small.name, splits=2)
+    small.upsert([{"k": 1000, "text": "before the first task"}])
+    found = keys(list(read(whole, whole.parts[0], "1")))
+    small.delete(list(range(1000)))
+    for part in whole.parts[1:]:
+        found += keys(list(read(whole, part, "1")))
+    assert sorted(found) == list(range(1001))
+    # A table that is loaded twice is read at one instant, too, and a part that is read again gives the same rows.
+    assert sorted(keys([rows for part in other.parts for rows in read(other, part, "1")])) == list(range(1001))
+    assert keys([rows for part in whole.parts for rows in read(whole, part, "2")]) == [1000]
+    assert len(client.snapshots(small.name)) == 4
 
 
-def test_a_part_counts_as_read_only_when_its_reader_is_done_with_the_last_batch(
+def test_outside_of_an_execution_each_stage_of_each_load_reads_one_instant(
+    shared_server: ServerProcess, client: sync.Client, small: sync.Table
+) -> None:
+    whole, other = plan(shared_server, small.name, splits=2), plan(shared_server, small.name)
+    first = keys(list(read(whole, whole.parts[0], None, stage=7)))
+    small.delete(list(range(1000)))
+    assert sorted(first + keys(list(read(whole, whole.parts[1], None, stage=7)))) == list(range(1000))
+    assert [keys(list(read(whole, part, None, stage=8))) for part in whole.parts] == [[], []]
+    assert list(read(other, other.parts[0], None, stage=7)) == []
+
+
+def test_no_task_reads_another_instant_when_the_snapshot_of_its_execution_has_ended(
+    shared_server: ServerProcess, client: sync.Client, small: sync.Table
+) -> None:
+    whole = plan(shared_server, small.name, splits=2, snapshot_ttl=300.0)
+    list(read(whole, whole.parts[0], "1"))
+    assert lease(client, small).ttl == 300
+    lease(client, small).release()
+    for part in whole.parts:
+        with pytest.raises(SnapshotLost, match=r"has ended before the query.*Run the query again; option snapshot_ttl"):
+            list(read(whole, part, "1"))
+    assert sorted(keys([rows for part in whole.parts for rows in read(whole, part, "2")])) == list(range(1000))
+
+
+def test_a_table_that_was_created_again_is_not_read_by_parts_of_the_one_before(
     shared_server: ServerProcess, client: sync.Client, small: sync.Table
 ) -> None:
     whole = plan(shared_server, small.name)
-    reading = read(whole, whole.parts[0])
-    found = [next(reading)]
-    while len(keys(found)) < 1000:
-        found.append(next(reading))
-    wait_until(lambda: all(each.table != small.name for each in client.live_scans()), "read to its end")
-    assert {lease(client, small) for _ in range(50)} == {600}
-    assert list(reading) == []
-    assert lease(client, small) == 60
+    client.drop_table(small.name)
+    again = client.create_table(small.name, SCHEMA, primary_key=["k"], buckets=7)
+    again.upsert([{"k": 1, "text": "x"}])
+    with pytest.raises(SchemaMismatch, match=r"dropped and created again since.*create the view again"):
+        list(read(whole, whole.parts[0]))
+    assert client.snapshots(small.name) == []
 
 
-def lease(client: sync.Client, table: sync.Table) -> float:
-    (snapshot,) = client.snapshots(table.name)
-    return snapshot.ttl
-
-
-def test_a_hundred_reads_keep_short_leases_only(
+def test_a_column_that_is_added_later_is_not_read(
     shared_server: ServerProcess, client: sync.Client, small: sync.Table
 ) -> None:
-    for _ in range(100):
-        whole = plan(shared_server, small.name)
-        list(read(whole, whole.parts[0]))
-    assert {each.ttl for each in client.snapshots(small.name)} == {60}
-    assert len({each.view_id for each in client.snapshots(small.name)}) == 1
+    whole = plan(shared_server, small.name)
+    client.alter_table(small.name, add_columns=pa.schema([("more", pa.string())]))
+    assert sorted(keys(list(read(whole, whole.parts[0])))) == list(range(1000))
 
 
 def test_a_task_that_reads_for_longer_than_the_lease_lives_keeps_it(
     shared_server: ServerProcess, client: sync.Client, large: sync.Table
 ) -> None:
-    whole = plan(shared_server, large.name)
-    (part,) = whole.parts
-    assert part.lease is not None
-    reading = read(whole, replace(part, lease=replace(part.lease, ttl=9.0)))
+    whole = plan(shared_server, large.name, snapshot_ttl=9.0)
+    reading = read(whole, whole.parts[0], "longer")
     next(reading)
 
     def remaining() -> float:
@@ -188,16 +227,6 @@ def test_a_task_that_reads_for_longer_than_the_lease_lives_keeps_it(
     reading.close()
 
 
-def test_an_expired_snapshot_says_to_load_again(
-    shared_server: ServerProcess, client: sync.Client, small: sync.Table
-) -> None:
-    whole = plan(shared_server, small.name, snapshot_ttl=60.0)
-    (snapshot,) = client.snapshots(small.name)
-    snapshot.release()
-    with pytest.raises(SnapshotLost, match=r"has expired.*load\(\) again.*snapshot_ttl"):
-        list(read(whole, whole.parts[0]))
-
-
 def test_a_snapshot_of_the_user_is_neither_renewed_nor_shortened(
     shared_server: ServerProcess, client: sync.Client, small: sync.Table
 ) -> None:
@@ -207,7 +236,7 @@ def test_a_snapshot_of_the_user_is_neither_renewed_nor_shortened(
     assert sorted(keys([batch for part in whole.parts for batch in read(whole, part)])) == list(range(1000))
     assert [each.ttl for each in client.snapshots(small.name)] == [500]
     snapshot.release()
-    with pytest.raises(SnapshotLost, match=r"option snapshot names.*load\(\) again"):
+    with pytest.raises(SnapshotLost, match=r"option snapshot names.*take another one"):
         list(read(whole, whole.parts[0]))
     with pytest.raises(SnapshotLost, match=r"option snapshot: table .* has no snapshot"):
         plan(shared_server, small.name, snapshot=snapshot.id)

@@ -1,0 +1,225 @@
+"""Tables written down in a TOML file: name, columns, key, buckets, options, indexes, and how rows become one.
+
+table = "ops.carrier_day"
+schema = "carrier string, day date, flights int64, delay_sum int64, worst int32"
+key = ["carrier", "day"]
+buckets = 4
+indexes = ["delay_sum", ["day", "worst"]]
+
+[options]
+merge_engine = "aggregate"
+
+[aggregates]
+flights = "count"
+delay_sum = "sum"
+worst = { function = "max", ignore_retract = true }
+
+A table with sequence groups has one `[[sequence_groups]]` for each, with the lists `sequence` and `columns`. The same
+values, as JSON, are in the metadata of exported files.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from table_model.agg import Aggregator
+from table_model.errors import UsageError, did_you_mean
+from table_model.toml import toml_value
+from table_model.types import format_schema, parse_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from aio_client import sync
+
+_REQUIRED: Final = ("table", "schema", "key")
+_NAME_LISTS: Final = {"key": "primary_key", "bucket_key": "bucket_key", "sequence_column": "sequence_column"}
+_PLAIN: Final = (*_REQUIRED, "bucket_key", "buckets", "indexes", "version_column", "sequence_column")
+_SECTIONS: Final = ("options", "aggregates")
+_FIELDS: Final = (*_PLAIN, *_SECTIONS, "sequence_groups")
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """What a file says.
+
+    Attributes:
+        table: `database.table`.
+        schema: The columns.
+        arguments: The other arguments of `create_table`, but for the options.
+        options: The table options.
+    """
+
+    table: str
+    schema: pa.Schema
+    arguments: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any], source: str) -> TableFile:
+        """Reads the values of a file.
+
+        Args:
+            values: By field, as TOML or JSON has them.
+            source: What errors call the file.
+
+        Raises:
+            UsageError: A field is missing, does not exist, or has another form.
+            ScanKvError: The columns cannot be read.
+        """
+        for name in values:
+            if name not in _FIELDS:
+                raise UsageError(f'{source}: there is no field "{name}"{did_you_mean(name, _FIELDS)}')
+        for name in _REQUIRED:
+            if name not in values:
+                raise UsageError(f'{source}: the field "{name}" is missing')
+        for name in ("table", "schema", "version_column"):
+            if not isinstance(values.get(name, ""), str):
+                raise UsageError(f'{source}: the field "{name}" is a text')
+        arguments: dict[str, Any] = {
+            argument: _names(source, values[name], f'the field "{name}"')
+            for name, argument in _NAME_LISTS.items()
+            if name in values
+        }
+        arguments |= {name: values[name] for name in ("buckets", "version_column") if name in values}
+        if "indexes" in values:
+            each_index = _list(source, values, "indexes")
+            arguments["indexes"] = [_columns(source, each, "an index") for each in each_index]
+        if "sequence_groups" in values:
+            arguments["sequence_groups"] = dict(
+                _sequence_group(source, each) for each in _list(source, values, "sequence_groups")
+            )
+        aggregates = _section(source, values, "aggregates")
+        if aggregates:
+            arguments["aggregates"] = {column: _aggregator(source, column, each) for column, each in aggregates.items()}
+        return cls(values["table"], parse_schema(values["schema"]), arguments, _options(source, values))
+
+    def create(self, client: sync.Client) -> sync.Table:
+        """Creates the table."""
+        return client.create_table(self.table, self.schema, **self.arguments, **self.options)
+
+
+def read_table_file(path: Path) -> TableFile:
+    """Reads a file. Raises UsageError, naming it and what is wrong."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from error
+    return TableFile.of_values(values, str(path))
+
+
+def definition_of(table: sync.Table, columns: pa.Schema | None = None) -> dict[str, Any]:
+    """The whole definition of a table as the values of a file; what is as default is left out.
+
+    Args:
+        table: The table.
+        columns: An earlier version of its columns, as a snapshot has it. Indexes and aggregates of columns that were
+            added since are left out.
+    """
+    schema = table.schema if columns is None else columns
+    known = set(schema.names)
+    values: dict[str, Any] = {
+        "table": table.name,
+        "schema": format_schema(schema),
+        "key": table.primary_key,
+        "bucket_key": table.bucket_key if table.bucket_key != table.primary_key else [],
+        "buckets": table.buckets,
+        "indexes": [list(index) for index in table.indexes if known.issuperset(index)],
+        "version_column": table.version_column,
+        "sequence_column": list(table.sequence_column),
+        "options": {name: _option(text) for name, text in table.options.items()},
+        "aggregates": {name: _written(each) for name, each in table.aggregates.items() if name in known},
+        "sequence_groups": [
+            {"sequence": list(sequence), "columns": list(grouped)}
+            for sequence, grouped in table.sequence_groups.items()
+        ],
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """The values of a table as a file that `create -f` reads."""
+    lines = [f"{name} = {toml_value(value)}" for name, value in values.items() if name in _PLAIN]
+    for name in _SECTIONS:
+        if name in values:
+            lines += ["", f"[{name}]", *(f"{_key(key)} = {toml_value(each)}" for key, each in values[name].items())]
+    for group in values.get("sequence_groups", ()):
+        lines += ["", "[[sequence_groups]]", *(f"{key} = {toml_value(each)}" for key, each in group.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if name.isascii() and name.replace("_", "").isalnum() else toml_value(name)
+
+
+def _option(text: str) -> str | bool | int:
+    """An option, which the server gives as text, as people write it."""
+    return {"true": True, "false": False}.get(text, int(text) if text.isdecimal() else text)
+
+
+def _written(aggregate: Aggregator) -> str | dict[str, str | bool]:
+    truths: dict[str, str | bool] = {"true": True, "false": False}
+    parameters = {name: truths.get(value, value) for name, value in aggregate.parameters}
+    return {"function": aggregate.function, **parameters} if parameters else aggregate.function
+
+
+def _options(source: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    options = _section(source, values, "options")
+    for name, value in options.items():
+        if name in (*_FIELDS, "primary_key", "name"):
+            raise UsageError(f'{source}: "{name}" is no option: write it above [options]')
+        if not isinstance(value, str | bool | int):
+            raise UsageError(f'{source}: the option "{name}" is a text, a whole number, true or false')
+    return options
+
+
+def _section(source: str, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = values.get(name, {})
+    if not isinstance(section, dict):
+        raise UsageError(f'{source}: "{name}" is a section, as [{name}]')
+    return section
+
+
+def _list(source: str, values: Mapping[str, Any], name: str) -> list[Any]:
+    if not isinstance(values[name], list):
+        form = ": [[sequence_groups]]" if name == "sequence_groups" else ' of columns: ["a", ["b", "c"]]'
+        raise UsageError(f'{source}: the field "{name}" is a list{form}')
+    return list(values[name])
+
+
+def _sequence_group(source: str, group: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if not isinstance(group, dict) or set(group) != {"sequence", "columns"}:
+        raise UsageError(f"{source}: each of [[sequence_groups]] has the lists sequence and columns")
+    sequence, columns = (
+        _columns(source, group[name], f'"{name}" of a sequence group') for name in ("sequence", "columns")
+    )
+    return sequence, columns
+
+
+def _columns(source: str, value: object, what: str) -> tuple[str, ...]:
+    """A column by its name, which may have commas, or a list of such."""
+    return tuple(_names(source, [value] if isinstance(value, str) else value, what))
+
+
+def _names(source: str, names: object, what: str) -> list[str]:
+    if isinstance(names, str):
+        return [part.strip() for part in names.split(",")]
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise UsageError(f"{source}: {what} is a list of columns")
+    return names
+
+
+def _aggregator(source: str, column: str, value: object) -> Aggregator:
+    try:
+        return Aggregator.of_config(value)
+    except ValueError:
+        raise UsageError(
+            f'{source}: the aggregate of "{column}" is the name of a function, or {{ function = "...", ... }}'
+        ) from None

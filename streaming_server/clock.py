@@ -1,0 +1,315 @@
+"""The clocks of a server: the only module that reads the machine's, and the rules by which the server uses them.
+
+A server uses three times; docs/clocks.md says which of its parts uses which.
+
+- Monotonic time, for everything that is kept in memory: leases, locks, sessions. A restart begins it again.
+- Service time, for everything that is kept on disk and expires: the time for which servers have run on a data
+  directory. Nobody can set it, and a restart never advances it, so nothing expires earlier than its time to live.
+- Commit time, for data: the wall clock, except that it never goes back and does not follow a jump.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, Protocol
+
+from table_model.errors import InvalidRequest
+
+MAX_DOUBTFUL_SPANS: Final = 16
+"""Spans of doubtful commit times that are remembered, the latest ones."""
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_NOTICEABLE_NANOS: Final = 1_000_000_000
+
+_log: Final = logging.getLogger(__name__)
+
+
+class MachineClocks(Protocol):
+    """The clocks of the machine. Thread-safe."""
+
+    @property
+    def boot(self) -> str:
+        """Names the start of the machine from which `uptime_nanos` counts; empty where the system does not say."""
+
+    def monotonic(self) -> float:
+        """Seconds from an unknown start; nobody sets it. Stands still while the machine is suspended."""
+
+    def uptime_nanos(self) -> int:
+        """Nanoseconds since the machine started, including those for which it was suspended; nobody sets it."""
+
+    def wall_nanos(self) -> int:
+        """Nanoseconds since 1970 by the wall clock, which may be set at any time."""
+
+
+class SystemClocks:
+    """The real ones."""
+
+    def __init__(self) -> None:
+        try:
+            self.boot = _BOOT_ID.read_text().strip()
+        except OSError:
+            self.boot = ""
+
+    def monotonic(self) -> float:
+        """See `MachineClocks`."""
+        return time.monotonic()
+
+    def uptime_nanos(self) -> int:
+        """See `MachineClocks`."""
+        return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+    def wall_nanos(self) -> int:
+        """See `MachineClocks`."""
+        return time.time_ns()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockLimits:
+    """How far the wall clock is trusted.
+
+    Attributes:
+        max_step_seconds: Commit time follows the wall clock forward over at most so much at once; more is a jump.
+        trust_seconds: A jump forward is followed once the wall clock has kept it for as long as it is wide, or for so
+            long where it is wider.
+    """
+
+    max_step_seconds: float = 300.0
+    trust_seconds: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTimes:
+    """What a data directory keeps of the clocks of its servers, in nanoseconds.
+
+    Attributes:
+        service: For how long servers have run.
+        commit: The commit time.
+        wall: The wall clock at that moment, since 1970.
+        uptime: The machine's uptime at that moment.
+        boot: The start of the machine that `uptime` and `jumped` count from.
+        jumped: The uptime when the wall clock jumped last.
+        agreed: The last commit time at which commit time and wall clock agreed.
+        doubtful: The spans of commit time in which times given from outside may mean something else, ascending.
+    """
+
+    service: int
+    commit: int
+    wall: int
+    uptime: int
+    boot: str
+    jumped: int
+    agreed: int
+    doubtful: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockStatus:
+    """What there is to report of the clocks.
+
+    Attributes:
+        offset_millis: How far the wall clock is ahead of commit time; negative when it is behind.
+        jumps: How often the wall clock has jumped since the server started.
+    """
+
+    offset_millis: int
+    jumps: int
+
+
+def next_commit_time(commit: int, elapsed: int, wall: int, max_step: int) -> int:
+    """The commit time after some time has passed, all in nanoseconds.
+
+    It follows the wall clock forward, as long as that takes no step of over `max_step`. Ahead of the wall clock it goes
+    at half the pace until the two meet, so that no time is given to everything that is committed until then. Where the
+    wall clock has jumped forward it goes at its own pace.
+    """
+    expected = commit + elapsed
+    if wall < expected:
+        return max(commit + elapsed // 2, wall)
+    return wall if wall - expected <= max_step else expected
+
+
+class ServerClock:
+    """The one clock of a server. Thread-safe.
+
+    Args:
+        machine: The clocks to read.
+        stored: What an earlier server on the same data directory has left. None: nothing.
+        limits: How far the wall clock is trusted.
+    """
+
+    def __init__(
+        self,
+        machine: MachineClocks | None = None,
+        stored: StoredTimes | None = None,
+        limits: ClockLimits | None = None,
+    ) -> None:
+        self._machine = SystemClocks() if machine is None else machine
+        limits = ClockLimits() if limits is None else limits
+        self._max_step = int(limits.max_step_seconds * 1e9)
+        self._trust = int(limits.trust_seconds * 1e9)
+        self._lock = threading.Lock()
+        self._jumps = 0
+        self._doubtful: tuple[tuple[int, int], ...] = ()
+        self._counted = self._machine.monotonic()
+        uptime, wall = self._machine.uptime_nanos(), self._machine.wall_nanos()
+        self._wall, self._uptime, self._jumped = wall, uptime, uptime
+        self._commit = self._agreed = wall
+        # Rule: time during which no server ran expires nothing.
+        self._service = 0 if stored is None else stored.service
+        if stored is not None:
+            self._take_over(stored)
+        self._offset = self._wall - self._commit
+        self._advance()
+        self._stored_at = self._commit, self._uptime
+
+    def _take_over(self, stored: StoredTimes) -> None:
+        self._commit, self._agreed, self._doubtful = stored.commit, stored.agreed, stored.doubtful
+        if stored.boot and stored.boot == self._machine.boot and stored.uptime <= self._uptime:
+            self._wall, self._uptime, self._jumped = stored.wall, stored.uptime, stored.jumped
+            return
+        # For how long the machine was away the wall clock alone can say.
+        if self._wall >= stored.commit:
+            if stored.commit - stored.wall > self._max_step:
+                self._doubt(stored.agreed, stored.commit)
+            elif stored.wall - stored.commit > self._max_step:
+                self._doubt(stored.commit, stored.wall)
+            if self._wall - stored.commit > self._trust:
+                _log.warning("by the wall clock, no server ran for %s", _text(self._wall - stored.commit))
+            self._commit = self._wall
+        elif stored.commit - self._wall > self._max_step:
+            self._jumps += 1
+            self._report_jump(self._wall - stored.commit)
+
+    def monotonic(self) -> float:
+        """Seconds that nobody sets, for what is kept in memory."""
+        return self._machine.monotonic()
+
+    def service_micros(self) -> int:
+        """Microseconds for which servers have run on the data directory: for what is kept on disk and expires."""
+        with self._lock:
+            return self._service_now() // 1000
+
+    def commit_micros(self) -> int:
+        """The commit time, in microseconds since 1970: never less than before."""
+        with self._lock:
+            self._advance()
+            return self._commit // 1000
+
+    def status(self) -> ClockStatus:
+        """What there is to report of the clocks."""
+        with self._lock:
+            self._advance()
+            return ClockStatus(offset_millis=(self._wall - self._commit) // 1_000_000, jumps=self._jumps)
+
+    def check_time(self, micros: int, what: str) -> None:
+        """Refuses a time given from outside where it may not mean what its giver thinks.
+
+        Rule: no request reads from, or to, another place than its timestamp says without being told.
+
+        Args:
+            micros: The time, in microseconds since 1970.
+            what: What errors call it.
+
+        Raises:
+            InvalidRequest: The wall clock had jumped around that time, and commit time had not followed it.
+        """
+        with self._lock:
+            self._advance()
+            spans = (*self._doubtful, self._open_span())
+        for start, end in spans:
+            if start < micros * 1000 <= end:
+                until = "on" if end == math.inf else f"to {int(end) // 1000}"
+                raise InvalidRequest(
+                    f"{what} is at {micros} microseconds since 1970, and from {start // 1000} {until} commits may have "
+                    "other times than they should, because the clock of the server's machine has jumped: give log "
+                    "offsets, or a time outside of that"
+                )
+
+    def store(self) -> StoredTimes:
+        """What to keep for the next server."""
+        with self._lock:
+            self._advance()
+            self._stored_at = self._commit, self._uptime
+            return StoredTimes(
+                service=self._service_now(),
+                commit=self._commit,
+                wall=self._wall,
+                uptime=self._uptime,
+                boot=self._machine.boot,
+                jumped=self._jumped,
+                agreed=self._agreed,
+                doubtful=self._doubtful,
+            )
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether commit time is no longer what a server after a crash would work out of what is stored."""
+        with self._lock:
+            self._advance()
+            commit, uptime = self._stored_at
+            worked_out = next_commit_time(commit, self._uptime - uptime, self._wall, self._max_step)
+            return abs(self._commit - worked_out) > _NOTICEABLE_NANOS
+
+    def _service_now(self) -> int:
+        now = self._machine.monotonic()
+        self._service += max(0, int((now - self._counted) * 1e9))
+        self._counted = now
+        return self._service
+
+    def _advance(self) -> None:
+        uptime, wall = self._machine.uptime_nanos(), self._machine.wall_nanos()
+        elapsed, before = max(0, uptime - self._uptime), self._offset
+        step = wall - (self._wall + elapsed)
+        self._wall, self._uptime = wall, uptime
+        if abs(step) > self._max_step:
+            self._jumped = uptime
+            self._jumps += 1
+            self._report_jump(step)
+        self._commit = next_commit_time(self._commit, elapsed, wall, self._max_step)
+        self._offset = wall - self._commit
+        if self._offset > self._max_step and uptime - self._jumped >= min(self._offset, self._trust):
+            _log.warning("commit time now follows the wall clock, which has been %s ahead", _text(self._offset))
+            self._doubt(self._commit, wall)
+            self._commit, self._offset = wall, 0
+        if abs(self._offset) <= self._max_step:
+            if before < -self._max_step:
+                self._doubt(self._agreed, self._commit)
+            self._agreed = self._commit
+
+    def _open_span(self) -> tuple[int, float]:
+        """The span of commit time that is in doubt now; empty while commit time and the wall clock agree."""
+        if self._offset > self._max_step:
+            return self._commit, self._wall
+        if self._offset < -self._max_step:
+            # The wall clock is believed to be right now: since it was left, commits have later times than they should.
+            return self._agreed, math.inf
+        return 0, 0
+
+    def _doubt(self, start: int, end: int) -> None:
+        self._doubtful = (*self._doubtful, (start, end))[-MAX_DOUBTFUL_SPANS:]
+
+    def _report_jump(self, step: int) -> None:
+        if step > 0:
+            _log.error(
+                "the wall clock has jumped %s forward: commits go on at the pace of before, and follow it once it has "
+                "stayed there for %s; set it right if it is wrong",
+                _text(step),
+                _text(min(step, self._trust)),
+            )
+        else:
+            _log.error(
+                "the wall clock has jumped %s back: commit times do not go back, and advance at half the pace while "
+                "they are ahead of it; set it right if it is wrong",
+                _text(-step),
+            )
+
+
+def _text(nanos: int) -> str:
+    """A duration for people."""
+    return str(timedelta(seconds=round(nanos / 1e9)))

@@ -1,0 +1,63 @@
+"""Keeping the server's clock on disk, so that a restart continues it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from streaming_server.clock import ServerClock
+    from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.storage.clock_file import ClockFile
+
+_LOOK_SECONDS: Final = 1.0
+"""How often the wall clock is looked at, so that a jump is noticed although nothing is written."""
+
+_STORE_SECONDS: Final = 30.0
+"""How often the clock is stored. A crash takes service time back by at most so much: things expire that much later."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class ClockKeeper:
+    """Stores the server's clock now and then. Bound to the event loop.
+
+    Args:
+        clock: The clock.
+        file: Where it is kept.
+        executor: Runs what blocks.
+    """
+
+    def __init__(self, clock: ServerClock, file: ClockFile, executor: StorageExecutor) -> None:
+        self._clock = clock
+        self._file = file
+        self._executor = executor
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts. Call `close` in the end."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stops, and stores the clock for the next server. Call it while the executor runs."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._store()
+
+    async def _run(self) -> None:
+        await self._store()
+        stored = self._clock.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._clock.has_stepped or self._clock.monotonic() >= stored + _STORE_SECONDS:
+                await self._store()
+                stored = self._clock.monotonic()
+
+    async def _store(self) -> None:
+        try:
+            await self._executor.run(self._file.write, self._clock.store())
+        except OSError:
+            # The next server continues from an older state of it, which is safe.
+            _log.exception("storing the clock")

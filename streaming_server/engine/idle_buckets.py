@@ -1,0 +1,79 @@
+"""Closes the files of buckets that nobody uses, so that a server may have many more buckets than it has in use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from table_model.errors import ScanKvError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from streaming_server.engine.live_bucket import LiveBucket
+    from streaming_server.engine.live_table import LiveTable
+
+_SECONDS: Final = 1.0
+"""How often it is looked, at most."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class IdleBuckets:
+    """Bounds the open buckets of the tables in use. Bound to the event loop.
+
+    A bucket is opened by whoever asks for it, and closed here: after so long a time in which nobody did, or when there
+    are too many, those asked for the longest time ago first. What is in use stays open, however many there are.
+
+    Args:
+        tables: The tables in use, at any time.
+        most: How many buckets may be open that nobody uses.
+        idle_seconds: After how long one of them is closed.
+    """
+
+    def __init__(self, tables: Callable[[], Iterable[LiveTable]], *, most: int, idle_seconds: float) -> None:
+        self._tables = tables
+        self._most = most
+        self._idle_seconds = idle_seconds
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts looking."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stops, after the bucket that is being closed."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(min(_SECONDS, self._idle_seconds / 2))
+            try:
+                await self.look(time.monotonic())
+            except Exception:
+                _log.exception("closing idle buckets")
+
+    async def look(self, now: float) -> None:
+        """Closes what is to be closed as of a time of the monotonic clock."""
+        found = [live for table in list(self._tables()) for live in table.buckets if live.is_open]
+        found.sort(key=lambda live: live.used)
+        too_many = len(found) - self._most
+        for live in found:
+            if too_many <= 0 and live.used > now - self._idle_seconds:
+                break
+            # Whoever waits for a mutex is about to use the bucket.
+            if live.may_rest and not live.mutex.locked() and await _rest(live):
+                too_many -= 1
+
+
+async def _rest(live: LiveBucket) -> bool:
+    try:
+        async with live.mutex:
+            return await live.rest()
+    except ScanKvError as error:
+        _log.warning("closing bucket %s of %s, which is idle: %s", live.number, live.table, error.message)
+        return False

@@ -1,0 +1,75 @@
+"""Cursors that are read one after another as one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from streaming_server.scan.chunk_source import BatchMessage, Cursor, StoredRows
+
+T = TypeVar("T")
+
+
+class CursorChain:
+    """A `Cursor` over ranges of one bucket, each of which has a cursor of its own. Makes each when it comes to it.
+
+    Every cursor proves the end of its range; so the end of the last one proves the end of all.
+
+    Args:
+        cursors: Make the cursors, in the order in which they are read, whenever they are called: all of one moment.
+
+    Attributes:
+        rows_scanned: Rows read so far.
+    """
+
+    def __init__(self, cursors: Sequence[Callable[[], Cursor]]) -> None:
+        self._cursors = cursors
+        self._made = 1
+        self._current = cursors[0]()
+        self.rows_scanned = self._finished_rows = 0
+        self._last: bytes | None = None
+
+    @property
+    def message(self) -> BatchMessage | None:
+        """As that of the cursor that is read."""
+        return self._current.message
+
+    @property
+    def stored(self) -> StoredRows | None:
+        """As that of the cursor that is read."""
+        return self._current.stored
+
+    @property
+    def last_key(self) -> bytes | None:
+        """The encoded key up to which it has read, None before the first."""
+        key = self._current.last_key
+        return self._last if key is None else key
+
+    def next_batch(self, max_rows: int, max_bytes: int) -> pa.RecordBatch | None:
+        """The next rows, perhaps none; None at the end of the last cursor. Raises DataLoss."""
+        return self._next(lambda cursor: cursor.next_batch(max_rows, max_bytes))
+
+    def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | pa.StructArray | None:
+        """The next rows in the form of the cursors, perhaps none; None at the end. Raises DataLoss."""
+        return self._next(lambda cursor: cursor.next_rows(max_rows, max_bytes))
+
+    def _next(self, read: Callable[[Cursor], T | None]) -> T | None:
+        while (found := read(self._current)) is None:
+            if self._made == len(self._cursors):
+                return None
+            self._last = self.last_key
+            self._finished_rows += self._current.rows_scanned
+            self._current.close()
+            self._current = self._cursors[self._made]()
+            self._made += 1
+        self.rows_scanned = self._finished_rows + self._current.rows_scanned
+        return found
+
+    def close(self) -> None:
+        """Frees the cursor that is read, and makes no other. Closing twice is allowed."""
+        self._current.close()
+        self._made = len(self._cursors)

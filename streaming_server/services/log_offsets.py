@@ -1,0 +1,19 @@
+"""Log offsets in requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from table_model.errors import InvalidRequest
+from table_model.limits import MAX_BUCKETS
+from table_model.log_offsets import LogOffsets
+
+if TYPE_CHECKING:
+    from protos.scankv.v1 import scan_pb2
+
+
+def log_offsets(message: scan_pb2.LogOffsets) -> LogOffsets:
+    """Reads log offsets with the incarnation that they are of. Raises InvalidRequest."""
+    if len(message.by_bucket) > MAX_BUCKETS or any(offset < 0 for offset in message.by_bucket.values()):
+        raise InvalidRequest("log offsets are those of a table's buckets, and not negative")
+    return LogOffsets.of(dict(sorted(message.by_bucket.items())), message.table_incarnation)

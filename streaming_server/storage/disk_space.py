@@ -1,0 +1,60 @@
+"""Out of space: the one error for it, which names the directory and says what to do.
+
+Every write to the data directory must fail with `DiskFull` when the disk has no space left: RocksDB's through
+`RocksStore.failure`, those to files of our own inside `naming_full_disk`.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from table_model.errors import DiskFull
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_ERRNOS: Final = frozenset([errno.ENOSPC, errno.EDQUOT])
+_ENOUGH_BYTES: Final = 1 << 20
+_ADVICE: Final = "free some space, by dropping tables or releasing snapshots, or make the disk larger"
+
+
+@contextmanager
+def naming_full_disk(directory: Path) -> Iterator[None]:
+    """Raises DiskFull, naming the directory, for an OSError in the block that says that there is no space left."""
+    try:
+        yield
+    except OSError as error:
+        if not is_out_of_space(error):
+            raise
+        raise disk_full(directory) from error
+
+
+def is_out_of_space(error: OSError) -> bool:
+    """Whether an error says that the disk, or the quota, has no space left."""
+    return error.errno in _ERRNOS
+
+
+def disk_full(directory: Path | str, advice: str = _ADVICE) -> DiskFull:
+    """The error for a write that found no space.
+
+    Args:
+        directory: Where it was made.
+        advice: What to do.
+    """
+    return DiskFull(f"the disk of {directory} is full ({_free(directory)}): {advice}", directory=directory)
+
+
+def has_space(directory: Path) -> bool:
+    """Whether there is space enough to try again to write."""
+    return shutil.disk_usage(directory).free >= _ENOUGH_BYTES
+
+
+def _free(directory: Path | str) -> str:
+    try:
+        return f"{shutil.disk_usage(directory).free:,} bytes free"
+    except OSError:
+        return "its free bytes cannot be read"

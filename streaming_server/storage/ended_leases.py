@@ -1,0 +1,90 @@
+"""The ids of shared leases of a table that have ended, which are not taken again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_IDS: Final = 10_000
+"""Ids that are remembered, those that ended last."""
+
+_LONGEST_FILE_BYTES: Final = 4 * MOST_IDS * 65
+
+_log: Final = logging.getLogger(__name__)
+
+
+class EndedLeases:
+    """Remembers, on disk too, which shared leases of a table have ended. Goes with its table.
+
+    `write` blocks, and may be called in any thread; everything else belongs to the event loop.
+
+    Args:
+        table: The table's directory.
+    """
+
+    def __init__(self, table: Path) -> None:
+        self._path = table / "ended_snapshots"
+        # In the order in which they ended.
+        self._ids: dict[str, None] = {}
+        self._writing = threading.Lock()
+
+    def __contains__(self, lease_id: str) -> bool:
+        return lease_id in self._ids
+
+    def load(self) -> None:
+        """Reads what is on disk.
+
+        No damage of this file may keep the table from being served, so ids that cannot be read are forgotten.
+        """
+        try:
+            text = self._path.read_text(encoding="ascii", errors="replace")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _log.error("the snapshots that have ended cannot be read, and may be taken again: %s", error)
+            return
+        for lease_id in text.splitlines():
+            self._remember(lease_id)
+
+    def add(self, lease_id: str) -> None:
+        """Remembers an id from now on."""
+        self._remember(lease_id)
+
+    def write(self, lease_id: str) -> None:
+        """Makes an id that was added durable. Blocks.
+
+        A full disk must not keep a lease from ending: then the id is remembered until the server stops.
+        """
+        try:
+            with self._writing:
+                self._append(lease_id)
+        except OSError as error:
+            _log.error("that the snapshot %s has ended cannot be written down: %s", lease_id, error)
+
+    def _append(self, lease_id: str) -> None:
+        if self._path.exists() and self._path.stat().st_size > _LONGEST_FILE_BYTES:
+            self._rewrite()
+            return
+        # The line break comes first, so that an id that a crash has cut short spoils no other.
+        with self._path.open("a", encoding="ascii") as file:
+            file.write(f"\n{lease_id}")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _rewrite(self) -> None:
+        fresh = self._path.with_suffix(".new")
+        with fresh.open("w", encoding="ascii") as file:
+            file.write("\n".join(list(self._ids)))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._path)
+
+    def _remember(self, lease_id: str) -> None:
+        self._ids[lease_id] = None
+        while len(self._ids) > MOST_IDS:
+            del self._ids[next(iter(self._ids))]

@@ -1,0 +1,128 @@
+"""A disk without space: what is refused says so, all is read, tables can be dropped, and every start succeeds."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import DiskFull, ScanKvError
+from aio_client.sync import connect
+from tests.support.server_process import ServerProcess
+from tests.support.small_disk import small_disk
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from aio_client.sync import Client, Table
+    from tests.support.small_disk import SmallDisk
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.binary())])
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk", 24 << 20) as disk:
+        yield disk
+
+
+@pytest.fixture
+def full_server(disk: SmallDisk) -> Iterator[ServerProcess]:
+    """A server on a small disk."""
+    with ServerProcess(disk.path / "data", "--set", "write_buffer_bytes=8388608") as server:
+        yield server
+
+
+def fill(disk: SmallDisk) -> None:
+    """Takes all of the space that is left."""
+    with (disk.path / "filler").open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def fill_by_writing(table: Table) -> int:
+    """Writes rows until there is no space left; how many were acknowledged."""
+    acknowledged: list[int] = []
+
+    def write() -> None:
+        while len(acknowledged) < 1000:
+            number = len(acknowledged)
+            table.upsert([{"k": number, "v": number.to_bytes(4, "big") * 50_000}])
+            acknowledged.append(number)
+
+    with pytest.raises(DiskFull, match=r"is full .* free some space") as refused:
+        write()
+    assert refused.value.reason == "DISK_FULL"
+    return len(acknowledged)
+
+
+def can_write(table: Table) -> bool:
+    try:
+        table.upsert([{"k": 0, "v": b"new"}])
+    except DiskFull:
+        return False
+    return True
+
+
+def new_table(client: Client, name: str) -> Table:
+    return client.create_table(name, SCHEMA, primary_key=["k"], buckets=2)
+
+
+def test_a_server_killed_on_a_full_disk_starts_serves_reads_and_drops_tables_and_then_writes_again(
+    full_server: ServerProcess, disk: SmallDisk
+) -> None:
+    with connect(full_server.url) as client:
+        kept, big = new_table(client, "full.kept"), new_table(client, "full.big")
+        kept.upsert([{"k": number, "v": b"old"} for number in range(100)])
+        with client.transaction(id="job:1") as tx:
+            tx.upsert(kept, [{"k": 100, "v": b"old"}])
+        rows = fill_by_writing(big)
+        fill(disk)
+        for _ in range(2):
+            full_server.kill()
+            fill(disk)
+            full_server.restart()
+            assert kept.count() == 101
+            assert len(kept.scan().to_arrow()) == 101
+            assert sorted(big.scan().to_arrow()["k"].to_pylist()) == list(range(rows))
+            assert kept.get(7) == {"k": 7, "v": b"old"}
+            fill(disk)
+            with pytest.raises(DiskFull, match="is full"):
+                kept.upsert([{"k": 0, "v": b"new"}])
+            with pytest.raises(DiskFull, match="is full"):
+                new_table(client, "full.more")
+            with pytest.raises(DiskFull, match="is full"), client.transaction() as tx:
+                tx.upsert(kept, [{"k": 0, "v": b"new"}])
+            with pytest.raises(DiskFull, match="is full"), kept.snapshot(ttl=60):
+                pass
+        client.drop_table("full.big")
+        wait_until(lambda: can_write(kept), "writing", timeout=60)
+        with client.transaction(id="job:2") as tx:
+            tx.upsert(kept, [{"k": 1, "v": b"new"}])
+        full_server.kill()
+        full_server.restart()
+        assert kept.get(0) == {"k": 0, "v": b"new"}
+        assert kept.get(1) == {"k": 1, "v": b"new"}
+        assert kept.count() == 101
+    assert "Traceback" not in full_server.log
+
+
+def test_a_running_server_writes_again_once_there_is_space(full_server: ServerProcess, disk: SmallDisk) -> None:
+    with connect(full_server.url) as client:
+        table = new_table(client, "full.running")
+        table.upsert([{"k": number, "v": b"old"} for number in range(100)])
+        reader = table.scan().stream()
+        fill(disk)
+        rows = fill_by_writing(table)
+        assert table.count() == max(rows, 100)
+        assert not can_write(table)
+        assert len(list(reader)) > 0
+        (disk.path / "filler").unlink()
+        wait_until(lambda: can_write(table), "writing", timeout=60)
+        assert table.get(0) == {"k": 0, "v": b"new"}
+        with pytest.raises(ScanKvError, match="exists"):
+            new_table(client, "full.running")

@@ -1,0 +1,267 @@
+"""What goes wrong with one committed transaction, and what is served all the same: all other buckets, every start."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from streaming_server.config import ServerConfig
+from streaming_server.engine.bucket_steps import apply_rows
+from streaming_server.engine.merging.preparing import MERGE
+from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.tables import Tables
+from streaming_server.engine.transactions import StagedAs
+from streaming_server.storage.decisions import Committed
+from streaming_server.storage.staging import UPSERT
+from streaming_server.storage.transaction_log import TransactionLog
+from table_model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
+from tests.support.snapshots import new_table
+from tests.support.tables import SCORES, ipc_stream, scores
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from streaming_server.engine.live_table import LiveTable
+
+pytestmark = pytest.mark.asyncio
+
+ONE, TWO, OTHER = "game.one", "game.two", "game.other"
+PLAYERS = [f"p{number}" for number in range(12)]
+
+
+@asynccontextmanager
+async def started(data: Path) -> AsyncIterator[Tables]:
+    """The tables as a server has them once it has started."""
+    tables = Tables(ServerConfig(data=data, block_cache_bytes=1 << 20, storage_threads=2))
+    try:
+        await tables.recover()
+        tables.start()
+        yield tables
+    finally:
+        await tables.close()
+
+
+async def commit(tables: Tables, value: int, *names: str, id_: str = "") -> Committed:
+    """One transaction that sets the scores of all players, in some tables."""
+    begun = await tables.transactions.begin(
+        BeginTerms(id=id_, attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
+    )
+    assert isinstance(begun, OpenTransaction)
+    for number, name in enumerate(names):
+        data = ipc_stream(SCORES, scores(PLAYERS, [value] * len(PLAYERS)))
+        place = StagedAs(token=begun.token, part="main", sequence=number)
+        await tables.transactions.stage(place, tables.table(name), UPSERT, data, kind=MERGE)
+    return await tables.transactions.commit(begun.token, id_, ())
+
+
+async def scores_of(table: LiveTable, bucket: int | None = None) -> set[int | None]:
+    """The different scores of a table, or of the players in one of its buckets."""
+    keys = scores(PLAYERS, [0] * len(PLAYERS)).select(["player"])
+    _, buckets = table.keys.encode(keys)
+    chosen = keys.filter([bucket in (None, each) for each in buckets.tolist()])
+    batch, _, _ = await table.lookup(ipc_stream(keys.schema, chosen), None)
+    return set(batch["score"].to_pylist())
+
+
+def crash(data: Path, copy: Path) -> Path:
+    """What the disk has when the process is killed now."""
+    return shutil.copytree(data, copy)
+
+
+def failing(
+    error: Callable[[], Exception], *, when: Callable[..., bool], then: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Fails when something holds of its arguments."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        if when(*args, **options):
+            raise error()
+        return then(*args, **options)
+
+    return call
+
+
+def no_space() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_commit_that_cannot_be_noted_as_done_is_noted_before_the_next_and_no_start_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = TransactionLog.append
+    fails = failing(no_space, when=lambda _, record, **__: "done" in record, then=append)
+    async with started(tmp_path / "data") as tables:
+        await new_table(tables, ONE)
+        monkeypatch.setattr(TransactionLog, "append", fails)
+        await commit(tables, 1, ONE)
+        # The decision would fit, but the bucket would forget that the first one is applied.
+        with pytest.raises(OSError, match="No space left"):
+            await commit(tables, 2, ONE)
+        assert await scores_of(tables.table(ONE)) == {1}
+        first = crash(tmp_path / "data", tmp_path / "first")
+        monkeypatch.undo()
+        await commit(tables, 3, ONE)
+        second = crash(tmp_path / "data", tmp_path / "second")
+    for copy, value in ((first, 1), (second, 3)):
+        async with started(copy) as tables:
+            assert await scores_of(tables.table(ONE)) == {value}
+            await commit(tables, 4, ONE)
+            assert await scores_of(tables.table(ONE)) == {4}
+
+
+async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_starts_and_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(tmp_path / "data") as tables:
+        await new_table(tables, ONE)
+        await new_table(tables, TWO)
+        await commit(tables, 1, ONE, TWO)
+        module = "streaming_server.engine.roll_forward.apply_rows"
+        monkeypatch.setattr(module, failing(no_space, when=lambda *_: True, then=lambda *_: None))
+        with pytest.raises(ScanKvError, match="is committed, and could not be written"):
+            await commit(tables, 2, ONE, TWO, id_="job:1")
+        monkeypatch.undo()
+        data = crash(tmp_path / "data", tmp_path / "crashed")
+    damage = data / "tables" / "game" / "one" / "buckets" / "0001" / "CURRENT"
+    content = damage.read_bytes()
+    damage.write_bytes(b"nonsense")
+    for start in range(3):
+        async with started(data) as tables:
+            one, two = tables.table(ONE), tables.table(TWO)
+            with pytest.raises(DataLoss, match=r"bucket 1 of game.one"):
+                await scores_of(one, 1)
+            with pytest.raises(DataLoss, match=r"is committed, and could not be written to bucket 1 of game\.one"):
+                await tables.transactions.begin(BeginTerms(id="job:1", attempt="again", finds_conflicts=False, ttl=60))
+            if start == 0:
+                assert await scores_of(one, 0) == await scores_of(one, 2) == await scores_of(two) == {2}
+                # More than the bucket keeps the answers of.
+                for value in range(3, 30):
+                    await commit(tables, value, TWO)
+            assert await scores_of(two) == {29}
+    damage.write_bytes(content)
+    async with started(data) as tables:
+        assert await scores_of(tables.table(ONE)) == {2}
+        assert await scores_of(tables.table(TWO)) == {29}
+        repeated = await tables.transactions.begin(
+            BeginTerms(id="job:1", attempt="again", finds_conflicts=False, ttl=60)
+        )
+        assert isinstance(repeated, Committed)
+        assert sorted(repeated.log_offsets) == [ONE, TWO]
+        assert sorted(repeated.log_offsets[ONE]) == [0, 1, 2]
+
+
+async def test_damaged_staged_rows_of_a_decided_transaction_block_its_buckets_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(tmp_path / "data") as tables:
+        for name in (ONE, TWO, OTHER):
+            await new_table(tables, name)
+            await commit(tables, 1, name)
+        # One bucket has all of it, one nothing.
+        whole = tables.table(ONE).buckets[0]
+        monkeypatch.setattr(
+            "streaming_server.engine.roll_forward.apply_rows",
+            failing(no_space, when=lambda live, *_: live is not whole, then=apply_rows),
+        )
+        with pytest.raises(ScanKvError, match="is committed"):
+            await commit(tables, 2, ONE, TWO)
+        monkeypatch.undo()
+        with pytest.raises(Unavailable, match="lacks what a committed transaction has written"):
+            await scores_of(tables.table(TWO))
+        assert await scores_of(tables.table(ONE), 0) == {2}
+        data = crash(tmp_path / "data", tmp_path / "crashed")
+    (part,) = data.glob("transactions/*/0.part")
+    content = part.read_bytes()
+    part.write_bytes(content[: len(content) // 2])
+    for _ in range(2):
+        async with started(data) as tables:
+            assert await scores_of(tables.table(ONE), 0) == {2}
+            for name, bucket in ((ONE, 1), (ONE, 2), (TWO, None)):
+                with pytest.raises(DataLoss, match=r"staged requests .* are damaged.*drop the table"):
+                    await scores_of(tables.table(name), bucket)
+            await commit(tables, 5, OTHER)
+            assert await scores_of(tables.table(OTHER)) == {5}
+    shutil.copytree(data, tmp_path / "dropped")
+    part.write_bytes(content)
+    async with started(data) as tables:
+        assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(TWO)) == {2}
+        assert not list(data.glob("transactions/*/0.part"))
+    async with started(tmp_path / "dropped") as tables:
+        await tables.drop(TWO)
+        await tables.drop(ONE)
+        assert not list((tmp_path / "dropped").glob("transactions/*/")), "nothing lacks it any more"
+        await new_table(tables, ONE)
+        await commit(tables, 7, ONE)
+    async with started(tmp_path / "dropped") as tables:
+        assert await scores_of(tables.table(ONE)) == {7}
+
+
+async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_space_and_shows_no_half_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = failing(
+        lambda: DiskFull("the disk is full"),
+        when=lambda live, *_: (live.table, live.number) == (ONE, 1),
+        then=apply_rows,
+    )
+    async with started(tmp_path / "data") as tables:
+        for name in (ONE, TWO):
+            await new_table(tables, name)
+            await commit(tables, 1, name)
+        monkeypatch.setattr("streaming_server.engine.roll_forward.apply_rows", full)
+        with pytest.raises(DiskFull, match=r"is committed, and could not be written to bucket 1 of game\.one"):
+            await commit(tables, 2, ONE, TWO, id_="job:7")
+        data = crash(tmp_path / "data", tmp_path / "crashed")
+        for _ in range(2):
+            with pytest.raises(DiskFull, match=r"bucket 1 of game.one lacks what a committed transaction has written"):
+                await scores_of(tables.table(ONE))
+            assert await scores_of(tables.table(TWO)) == {2}
+            await tables.transactions.retry()
+        monkeypatch.undo()
+        await tables.transactions.retry()
+        assert await scores_of(tables.table(ONE)) == {2}
+        assert not list((tmp_path / "data").glob("transactions/*/"))
+        assert not tables.transactions.open
+    monkeypatch.setattr("streaming_server.engine.roll_forward.apply_rows", full)
+    async with started(data) as tables:
+        with pytest.raises(DiskFull):
+            await scores_of(tables.table(ONE))
+        monkeypatch.undo()
+        await tables.transactions.retry()
+        assert await scores_of(tables.table(ONE)) == {2}
+        again = await tables.transactions.begin(BeginTerms(id="job:7", attempt="x", finds_conflicts=False, ttl=60))
+        assert isinstance(again, Committed)
+
+
+async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothing_else(tmp_path: Path) -> None:
+    async with started(tmp_path / "data") as tables:
+        for name in (ONE, OTHER):
+            await new_table(tables, name)
+            await commit(tables, 1, name)
+        begun = await tables.transactions.begin(BeginTerms(id="", attempt="x", finds_conflicts=False, ttl=60))
+        assert isinstance(begun, OpenTransaction)
+        data = ipc_stream(SCORES, scores(PLAYERS, [2] * len(PLAYERS)))
+        place = StagedAs(token=begun.token, part="main", sequence=0)
+        await tables.transactions.stage(place, tables.table(ONE), UPSERT, data, kind=MERGE)
+        copy = crash(tmp_path / "data", tmp_path / "crashed")
+    (log,) = [path for path in (copy / "transactions").glob("log-*") if not path.suffix]
+    content = log.read_bytes()
+    log.write_bytes(content[: len(content) // 2])
+    for _ in range(2):
+        async with started(copy) as tables:
+            assert await scores_of(tables.table(OTHER)) == {1}
+            await tables.table(OTHER).upsert(ipc_stream(SCORES, scores(["p1"], [1])), 0)
+            with pytest.raises(DataLoss, match=r"may lack what a committed transaction has written"):
+                await scores_of(tables.table(ONE))
+            with pytest.raises(DataLoss, match=r"transaction log .* is damaged"):
+                await commit(tables, 3, OTHER)
+    log.write_bytes(content)
+    async with started(copy) as tables:
+        assert await scores_of(tables.table(ONE)) == {1}
+        assert [each.token for each in tables.transactions.open] == [begun.token]

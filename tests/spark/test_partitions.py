@@ -1,0 +1,68 @@
+"""How many tasks a read has, and of what: as the server's explanation of it says, without reading the table for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from spark_bridge.options import ReadOptions
+from spark_bridge.planning import planned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+    from aio_client import sync
+    from tests.support.server_process import ServerProcess
+
+ROWS = 20_000
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("part", pa.string(), nullable=False)])
+
+
+@pytest.fixture(scope="module")
+def numbers(client: sync.Client) -> sync.Table:
+    """20,000 rows in 4 buckets, by the whole key."""
+    table = client.create_table("spark.numbers", SCHEMA, primary_key=["id", "part"], buckets=4)
+    table.upsert(pa.table({"id": range(ROWS), "part": [f"p{n % 10}" for n in range(ROWS)]}, schema=SCHEMA))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks", "rows"),
+    [
+        ({"where": "id = 5 AND part = 'p5'"}, 1, 1),
+        ({"where": "id = 5"}, 1, 1),
+        ({"where": "id IN (5, 700, 19000)"}, 1, 3),
+        ({"where": "(id = 5 AND part = 'p5') OR (id = 6 AND part = 'p6')"}, 1, 2),
+        ({"where": "id < 5 AND id > 5"}, 1, 0),
+        ({"key_prefix": "17"}, 1, 1),
+        ({"key_start": "100", "key_end": "299"}, 1, 200),
+        ({"key_start": "100", "key_end": "299", "splits": 3}, 3, 200),
+        ({"where": "id < 8000"}, 4, 8000),
+        ({"where": "id < 4000 OR id >= 16000"}, 4, 8000),
+        ({"where": "part = 'p3'"}, 10, 2000),
+        ({"splits": 4}, 4, ROWS),
+        ({"splits": 9}, 9, ROWS),
+        ({}, 10, ROWS),
+    ],
+)
+def test_tasks_are_as_many_as_what_is_read_needs(
+    load: Callable[..., DataFrame], numbers: sync.Table, options: dict[str, object], tasks: int, rows: int
+) -> None:
+    limits = {} if "splits" in options else {"rows_per_split": 2000}
+    read = load(numbers.name, **options, **limits)
+    assert read.rdd.getNumPartitions() == tasks
+    found = [row.id for row in read.collect()]
+    assert (len(found), len(set(found))) == (rows, rows)
+
+
+def test_whole_buckets_are_handed_out_where_that_is_enough(shared_server: ServerProcess, numbers: sync.Table) -> None:
+    for options in ({"splits": 4}, {"splits": 2, "key_start": "100", "key_end": "299"}, {"rows_per_split": 5000}):
+        read = ReadOptions(table=numbers.name, url=shared_server.url, **options)
+        parts = [part.spec for part in planned(read).parts]
+        assert len(parts) == options.get("splits", 4)
+        assert sorted(bucket for part in parts for bucket in part.buckets or ()) == [0, 1, 2, 3]
+        assert len({part.key_range for part in parts}) == 1

@@ -1,0 +1,262 @@
+"""A cursor over key ranges and single keys finds exactly what is there, as of its making, and reports damage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_server.storage import range_reader
+from streaming_server.storage.cursor import BucketCursor
+from streaming_server.storage.ranges_cursor import STEP_SECONDS, RangesCursor
+from table_model.errors import DataLoss
+from table_model.key_range import KeyRange
+from table_model.key_ranges import KeyRanges
+from tests.support.offline import OfflineBucket, bucket_path, definition_in, opened
+from tests.support.prepared import flip, prepared_table, rows_file, value_of
+from tests.support.tables import define
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+DEFINITION = define(pa.schema([("k", pa.int64()), ("v", pa.string())]))
+ROWS = 2000
+ROOM = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfflineBucket]:
+    """A bucket with the even numbers, in a file and in memory, and with deleted odd ones."""
+    with opened(tmp_path_factory.mktemp("points") / "b" / "0000", DEFINITION) as offline:
+        offline.upsert(*({"k": number, "v": "v"} for number in range(ROWS)))
+        offline.bucket.flush()
+        offline.delete(*({"k": number} for number in range(1, ROWS, 2)))
+        yield offline
+
+
+def cursor_of(offline: OfflineBucket, numbers: list[int], *, reverse: bool = False) -> RangesCursor:
+    keys = KeyRanges.of_keys([key_of(offline, number) for number in sorted(numbers)])
+    return offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), keys, reverse=reverse)
+
+
+def key_of(offline: OfflineBucket, number: int) -> bytes:
+    return offline.keys.codec.encode_one([number])
+
+
+def ranges_of(offline: OfflineBucket, bounds: list[int]) -> KeyRanges:
+    """Ranges between each two numbers, from the first of them up to, but without, the second."""
+    pairs = zip(bounds[::2], bounds[1::2], strict=False)
+    return KeyRanges.of(*(KeyRange(key_of(offline, low), key_of(offline, high)) for low, high in pairs))
+
+
+def read(cursor: RangesCursor, max_rows: int = 8192, max_bytes: int = ROOM) -> list[int]:
+    found: list[int] = []
+    try:
+        while (batch := cursor.next_batch(max_rows, max_bytes)) is not None:
+            assert batch.num_rows <= max_rows
+            found += batch["k"].to_pylist()
+    finally:
+        cursor.close()
+    return found
+
+
+@given(
+    numbers=st.sets(st.integers(-50, ROWS + 50), max_size=600),
+    reverse=st.booleans(),
+    max_rows=st.sampled_from([1, 100, 8192]),
+    max_bytes=st.sampled_from([1, 200, ROOM]),
+)
+@settings(max_examples=15)
+def test_it_finds_the_keys_that_are_there_in_order(
+    offline: OfflineBucket, numbers: set[int], reverse: bool, max_rows: int, max_bytes: int
+) -> None:
+    cursor = cursor_of(offline, sorted(numbers), reverse=reverse)
+    there = sorted((number for number in numbers if number in range(0, ROWS, 2)), reverse=reverse)
+    assert read(cursor, max_rows, max_bytes) == there
+    assert cursor.rows_scanned == len(there)
+    assert BucketCursor.open_cursors == 0
+
+
+@given(
+    bounds=st.lists(st.integers(-50, ROWS + 50), unique=True, max_size=40).map(sorted),
+    singles=st.sets(st.integers(0, 50), max_size=10),
+    open_ended=st.booleans(),
+    reverse=st.booleans(),
+    max_rows=st.sampled_from([1, 7, 100, 8192]),
+    max_bytes=st.sampled_from([1, 200, ROOM]),
+    resumed=st.booleans(),
+)
+@settings(max_examples=40)
+def test_it_finds_what_is_in_ranges_and_goes_on_from_wherever_it_was(
+    offline: OfflineBucket,
+    bounds: list[int],
+    singles: set[int],
+    open_ended: bool,
+    reverse: bool,
+    max_rows: int,
+    max_bytes: int,
+    resumed: bool,
+) -> None:
+    ranges = ranges_of(offline, [bound + 110 for bound in bounds])
+    keys = KeyRanges.of_keys([key_of(offline, number) for number in sorted(singles)])
+    ranges = KeyRanges(keys.starts + ranges.starts, keys.ends + ranges.ends)
+    if open_ended:
+        ranges = KeyRanges.of(*ranges, KeyRange(key_of(offline, ROWS + 300), None))
+    expected = sorted((n for n in range(0, ROWS, 2) if key_of(offline, n) in ranges), reverse=reverse)
+    found: list[int] = []
+    left = ranges
+    while left:
+        cursor = offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), left, reverse=reverse)
+        try:
+            while (batch := cursor.next_batch(max_rows, max_bytes)) is not None:
+                assert batch.num_rows <= max_rows
+                found += batch["k"].to_pylist()
+                if resumed:
+                    break
+            if batch is None:
+                break
+            assert cursor.last_key is not None
+            left = left.behind(cursor.last_key, reverse=reverse)
+        finally:
+            cursor.close()
+    assert found == expected
+    assert BucketCursor.open_cursors == 0
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_step_ends_when_it_took_long_and_tells_how_far_it_came(offline: OfflineBucket, reverse: bool) -> None:
+    keys = KeyRanges.of_keys([key_of(offline, number) for number in range(1, ROWS, 2)])
+    ticks = iter(range(1_000_000))
+    decoder = offline.codec.decoder(["k"])
+    cursor = RangesCursor(
+        offline.bucket._store, decoder, keys, 100, reverse=reverse, clock=lambda: next(ticks) * STEP_SECONDS / 9.5
+    )
+    assert cursor.last_key is None
+    batch = cursor.next_batch(8192, ROOM)
+    assert batch is not None
+    assert batch.num_rows == 0
+    assert cursor.last_key == key_of(offline, ROWS - 19 if reverse else 19)
+    cursor.close()
+
+
+@given(
+    spared=st.sets(st.integers(0, ROWS), max_size=12),
+    bounds=st.lists(st.integers(-50, ROWS + 50), unique=True, max_size=20).map(sorted),
+    open_ended=st.booleans(),
+    reverse=st.booleans(),
+    max_rows=st.sampled_from([1, 7, 8192]),
+    resumed=st.booleans(),
+)
+@settings(max_examples=40)
+def test_ranges_among_deleted_rows_are_exact_however_small_the_steps(
+    tmp_path_factory: pytest.TempPathFactory,
+    spared: set[int],
+    bounds: list[int],
+    open_ended: bool,
+    reverse: bool,
+    max_rows: int,
+    resumed: bool,
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(range_reader, "CHECKED_SKIPS", 60)
+        patched.setattr(range_reader, "STEP_SECONDS", 0.0)
+        with opened(tmp_path_factory.mktemp("deleted") / "b" / "0000", DEFINITION) as offline:
+            offline.upsert(*({"k": number, "v": "v"} for number in range(ROWS)))
+            offline.delete(*({"k": number} for number in range(ROWS) if number not in spared))
+            ranges = ranges_of(offline, bounds)
+            if open_ended:
+                ranges = KeyRanges.of(*ranges, KeyRange(key_of(offline, ROWS + 50), None))
+            expected = sorted((n for n in spared if n < ROWS and key_of(offline, n) in ranges), reverse=reverse)
+            assert read_on(offline, ranges, reverse, max_rows, resumed) == expected
+
+
+def read_on(offline: OfflineBucket, left: KeyRanges, reverse: bool, max_rows: int, resumed: bool) -> list[int]:
+    """What is in the ranges; `resumed`: with a new cursor after each batch."""
+    found: list[int] = []
+    while left:
+        cursor = offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), left, reverse=reverse)
+        try:
+            while (batch := cursor.next_batch(max_rows, ROOM)) is not None:
+                found += batch["k"].to_pylist()
+                if resumed:
+                    break
+            if batch is None:
+                break
+            assert cursor.last_key is not None
+            left = left.behind(cursor.last_key, reverse=reverse)
+        finally:
+            cursor.close()
+    return found
+
+
+def test_ranges_show_the_moment_of_the_making(offline: OfflineBucket) -> None:
+    ranges = ranges_of(offline, [10, 13, ROWS + 1000, ROWS + 1002])
+    cursor = offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges)
+    offline.upsert({"k": ROWS + 1000, "v": "later"})
+    offline.delete({"k": 10})
+    assert read(cursor) == [10, 12]
+    assert read(offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges)) == [12, ROWS + 1000]
+    offline.upsert({"k": 10, "v": "v"})
+    offline.delete({"k": ROWS + 1000})
+
+
+def test_it_shows_the_moment_of_its_making(offline: OfflineBucket) -> None:
+    cursor = cursor_of(offline, [10, ROWS + 1000])
+    offline.upsert({"k": ROWS + 1000, "v": "later"})
+    offline.delete({"k": 10})
+    assert read(cursor) == [10]
+    assert read(cursor_of(offline, [10, ROWS + 1000])) == [ROWS + 1000]
+    offline.upsert({"k": 10, "v": "v"})
+    offline.delete({"k": ROWS + 1000})
+
+
+@pytest.mark.parametrize("harmed", [0, 3000, 5999])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_key_in_a_damaged_block_is_data_loss_and_never_missing(tmp_path: Path, harmed: int, reverse: bool) -> None:
+    rows = 6000
+    prepared_table(tmp_path, "test.t", rows, buckets=1)
+    path = bucket_path(tmp_path, "test.t", 0)
+    file = rows_file(path)
+    flip(file, file.read_bytes().find(value_of(harmed).encode()) + 3)
+    with opened(path, definition_in(tmp_path, "test.t")) as offline:
+        lost = 0
+        for number in range(max(0, harmed - 1200), min(rows, harmed + 1200), 7):
+            try:
+                assert read(cursor_of(offline, [number], reverse=reverse)) == [number]
+            except DataLoss:
+                lost += 1
+                assert abs(number - harmed) < 700
+        assert 0 < lost
+        with pytest.raises(DataLoss):
+            read(cursor_of(offline, list(range(rows)), reverse=reverse))
+    assert BucketCursor.open_cursors == 0
+
+
+@pytest.mark.parametrize("harmed", [0, 3000, 5999])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_range_with_a_damaged_block_is_data_loss_and_never_short(tmp_path: Path, harmed: int, reverse: bool) -> None:
+    """Where in a block a range begins or ends makes no difference."""
+    rows = 6000
+    prepared_table(tmp_path, "test.t", rows, buckets=1)
+    path = bucket_path(tmp_path, "test.t", 0)
+    file = rows_file(path)
+    flip(file, file.read_bytes().find(value_of(harmed).encode()) + 3)
+    with opened(path, definition_in(tmp_path, "test.t")) as offline:
+        lost = 0
+        for low in range(max(0, harmed - 1200), min(rows, harmed + 1200), 60):
+            ranges = ranges_of(offline, [low, low + 25, low + 30, low + 50])
+            try:
+                found = read(offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges, reverse=reverse))
+            except DataLoss:
+                lost += 1
+                continue
+            assert sorted(found) == [
+                n for n in range(rows) if n in range(low, low + 25) or n in range(low + 30, low + 50)
+            ]
+        assert 0 < lost
+    assert BucketCursor.open_cursors == 0

@@ -1,0 +1,76 @@
+"""`import scankv` and short commands take little time, and import nothing that is large and not needed.
+
+Times are of the processor, and compared with what pyarrow and grpc alone take in the same run, so that neither a slow
+machine nor a busy one matters. On a machine where these two take 0.2 s, 0.75 of it is 150 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.support.server_process import ServerProcess
+
+HEAVY = {"pandas", "polars", "duckdb", "pyspark", "sqlglot", "matplotlib", "streamlit", "rocksdict"}
+FOR_FEW_COMMANDS = {"pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet", "rich.progress"}
+ALONE = "import pyarrow, grpc"
+IMPORT = "from scankv import connect, col"
+TABLES = "import sys; sys.argv[1:] = ['tables']; from scankv.cli import main; main()"
+# The first one may have to write the bytecode.
+MOST_RUNS = 8
+
+
+def python(code: str, url: str = "") -> str:
+    """What a new interpreter prints; it keeps its bytecode, as an installed package has it."""
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "SCANKV_URL": url}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True, timeout=120
+    ).stdout
+
+
+def processor_seconds(code: str, url: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    python(code, url)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def imported_by(code: str) -> set[str]:
+    return set(python(f"{code}\nimport sys\nprint(*sys.modules)").split())
+
+
+def test_importing_and_listing_tables_take_little_more_than_arrow_and_grpc(shared_server: ServerProcess) -> None:
+    best = dict.fromkeys((ALONE, IMPORT, TABLES), float("inf"))
+    for _ in range(MOST_RUNS):
+        best = {code: min(least, processor_seconds(code, shared_server.url)) for code, least in best.items()}
+        imports, command = best[IMPORT] - best[ALONE], best[TABLES] - best[IMPORT]
+        if imports <= 0.75 * best[ALONE] and command <= 1.5 * best[ALONE]:
+            return
+    raise AssertionError(best)
+
+
+def test_nothing_large_is_imported_before_it_is_used() -> None:
+    assert imported_by("import scankv") & {"aio_client", "pyarrow", "grpc"} == set()
+    assert imported_by("import scankv; scankv.connect; import scankv.sync") & (HEAVY | FOR_FEW_COMMANDS) == set()
+    assert imported_by("import scankv.cli.app") & {"aio_client", "pyarrow", "grpc"} == set()
+    all_commands = "import typer; from scankv.cli.app import app; list(typer.main.get_command(app).commands.values())"
+    assert imported_by(all_commands) & (HEAVY | FOR_FEW_COMMANDS) == set()
+
+
+def test_no_module_has_arrow_import_pandas() -> None:
+    """Arrow's first conversion imports pandas, so no module may convert anything as it is imported.
+
+    The server has modules that do, and keeps pandas out of its process.
+    """
+    code = (
+        "import importlib, pkgutil, aio_client, scankv, table_model\n"
+        "for package in (aio_client, scankv, table_model):\n"
+        "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        if not module.name.endswith('__main__'):\n"
+        "            importlib.import_module(module.name)\n"
+    )
+    assert imported_by(code) & {"pandas", "polars", "duckdb"} == set()
