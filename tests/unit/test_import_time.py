@@ -21,7 +21,7 @@ ALONE = "import pyarrow, grpc"
 IMPORT = "from scankv import connect, col"
 TABLES = "import sys; sys.argv[1:] = ['tables']; from scankv.cli import main; main()"
 # The first one may have to write the bytecode.
-MOST_RUNS = 8
+MOST_RUNS = 20
 
 
 def python(code: str, url: str = "") -> str:

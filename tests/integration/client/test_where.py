@@ -174,7 +174,7 @@ async def test_a_column_or_type_that_does_not_fit_is_refused_before_a_scan_start
         await table.scan(where=col("k") == "text").to_arrow()
     with pytest.raises(SchemaMismatch, match=r"scroe.*did you mean"):
         await table.scan(["scroe"]).to_arrow()
-    with pytest.raises(UsageError, match="column names"):
+    with pytest.raises(UsageError, match="names of columns"):
         table.scan(["\ud800"])
     with pytest.raises(UsageError):
         table.scan(where="score >")

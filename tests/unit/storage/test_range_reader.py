@@ -35,7 +35,6 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "FAST_SKIPS", 3)
     monkeypatch.setattr(range_reader, "CHECKED_SKIPS", 60)
     monkeypatch.setattr(range_reader, "STEP_SECONDS", 0.0)
-    monkeypatch.setattr(ranges_cursor, "CHECKED_SKIPS", 60)
     monkeypatch.setattr(ranges_cursor, "STEP_SECONDS", 0.0)
 
 
