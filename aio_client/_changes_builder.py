@@ -40,16 +40,23 @@ class ChangesBuilder(ABC):
         """Where a scan of the changelog ends: `StopAt.LATEST`, `timestamp(...)`, `offsets(...)`; None for never."""
         return self._with(log=replace(self._log("stop_at"), stop=stop))
 
-    def with_catch_up(self, catch_up: Literal["all", "net"]) -> Self:
+    def with_catch_up(self, catch_up: Literal["all", "net"], *, behind: int | None = None) -> Self:
         """What comes of changes that lie far behind: each of them, or one net change for each key, deletes included.
 
         With "net", a bucket that is more changes behind than the server's `catch_up_changes` (100,000) gives of what
         lies before the end of its log, for each key that is not as it was, `+I`, `-D` or `-U` and `+U`, with offset and
         time of its last change. That holds at the start, and whenever the stream falls so far behind.
+
+        Args:
+            catch_up: "all" or "net".
+            behind: With "net", how many changes a bucket must be behind, 1 or more. Default: the server's setting.
+
+        Raises:
+            UsageError: An argument is none of these, or this is no scan of the changelog.
         """
         if catch_up not in tuple(CatchUp):
             raise UsageError(f'with_catch_up takes "all" or "net", not {catch_up!r}')
-        return self._with(log=replace(self._log("with_catch_up"), catch_up=CatchUp(catch_up)))
+        return self._with(log=replace(self._log("with_catch_up"), catch_up=CatchUp(catch_up), net_behind=behind))
 
     def with_unmatched(self, unmatched: Literal["refuse", "delete"]) -> Self:
         """What comes of rows that do not match the predicate of a scan of the changelog of a table without old rows.
@@ -77,7 +84,7 @@ class ChangesBuilder(ABC):
         """
         return self._with(log=replace(self._log("with_row_kind"), row_kind=True))
 
-    def with_consumer_id(self, consumer_id: str) -> Self:
+    def with_consumer_id(self, consumer_id: str, *, must_exist: bool = False) -> Self:
         """Reads the changes on behalf of a consumer, whose position the server keeps.
 
             async with table.changes(consumer_id="billing").stream() as stream:
@@ -96,6 +103,8 @@ class ChangesBuilder(ABC):
 
         Args:
             consumer_id: 1 to 128 of `A-Z a-z 0-9 . _ -`, not `.` or `..`.
+            must_exist: Whether the stream of a consumer that there is not raises ConsumerNotFound, instead of beginning
+                it: for one that must not start from scratch after it has expired, or by a misspelled id.
 
         Raises:
             UsageError: It is no such id, or this is no scan of the changelog.
@@ -103,7 +112,7 @@ class ChangesBuilder(ABC):
         log = self._log("with_consumer_id")
         if consumer_id is None:  # a setting that is missing: without an id, nothing would be kept
             raise UsageError("with_consumer_id takes the id of a consumer, not None")
-        return self._with(log=replace(log, consumer_id=consumer_id))
+        return self._with(log=replace(log, consumer_id=consumer_id, consumer_must_exist=must_exist))
 
     def with_poll_interval_ms(self, millis: int) -> Self:
         """Changes nothing, and is needless: the server sends changes when they are committed; nobody asks for them.

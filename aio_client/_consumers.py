@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from aio_client._commit import call_again
 from aio_client._protocol import changelog
 from protos.scankv.v1 import consumer_pb2
-from table_model.errors import InvalidRequest, UsageError
+from table_model.errors import ConsumerNotFound, InvalidRequest, UsageError
 from table_model.log_offsets import LogOffsets
 from table_model.log_positions import LogSpec, ScanSource, StartFrom
 from table_model.names import check_consumer_id
@@ -91,6 +93,7 @@ class ChangesOfTable(ABC):
         columns: Sequence[str] | None = None,
         where: Where | None = None,
         consumer_id: str | None = None,
+        must_exist: bool = False,
         shard: tuple[int, int] | None = None,
         clamp: bool = False,
     ) -> Scan:
@@ -107,6 +110,7 @@ class ChangesOfTable(ABC):
             columns: The columns of the table to return behind those of the change. Default: all.
             where: Which rows are seen: one that begins to match is `+I`, one that ceases to is `-D`. Default: all.
             consumer_id: The consumer that keeps the position, as for `Scan.with_consumer_id`. Default: none.
+            must_exist: Whether that consumer must be there already, as for `Scan.with_consumer_id`. Default: no.
             shard: `(i, n)` for one of `n` shares of the buckets, as for `Scan.with_shard`. Default: all buckets.
             clamp: Whether a start that is not there stands for the nearest change that is, as for `Scan.start_from`.
 
@@ -117,18 +121,28 @@ class ChangesOfTable(ABC):
         changes = self.scan(columns, where=where).with_source(ScanSource.LOG).start_from(start, clamp=clamp)
         changes = changes.stop_at(stop).with_row_kind()
         if consumer_id is not None:
-            changes = changes.with_consumer_id(consumer_id)
+            changes = changes.with_consumer_id(consumer_id, must_exist=must_exist)
+        elif must_exist:
+            raise UsageError("must_exist is of a consumer: give its consumer_id", option="must_exist")
         if shard is not None:
             if not isinstance(shard, tuple) or len(shard) != 2:
                 raise UsageError(f"shard is (i, n), the i-th of n shares, from 0 on, not {shard!r}")
             changes = changes.with_shard(*shard)
         return changes
 
-    async def consumers(self) -> list[Consumer]:
-        """The consumers of the table, by id, ascending. Opens the buckets in which they have positions."""
+    async def consumers(self, pattern: str | None = None) -> list[Consumer]:
+        """The consumers of the table, by id, ascending. Opens the buckets in which they have positions.
+
+        Args:
+            pattern: Only those whose id matches: `*` stands for any characters, `?` for one, `[a-c]` for one of some.
+                Default: all.
+        """
+        if pattern is not None:
+            _check_pattern(pattern)
         request = consumer_pb2.ListConsumersRequest(table=self.name)
         response = await call_again(self._transport, lambda: self._transport.services.consumers.ListConsumers, request)
-        return [Consumer.of(message) for message in response.consumers]
+        found = [Consumer.of(message) for message in response.consumers]
+        return found if pattern is None else [each for each in found if fnmatchcase(each.id, pattern)]
 
     async def reset_consumer(self, consumer_id: str, start: StartFrom, *, clamp: bool = False) -> LogOffsets:
         """Moves a consumer to any place, in all buckets that it has read. A stream of it ends with ConsumerFenced.
@@ -145,8 +159,8 @@ class ChangesOfTable(ABC):
         Raises:
             ConsumerNotFound: There is no such consumer.
             PositionExpired, PositionOutOfRange: The changelog does not have that place.
-            InvalidRequest: Offsets are not those of exactly the buckets that it has read.
-            TableRecreated: Offsets are of another table of the same name.
+            InvalidRequest: Offsets are not of all buckets that it has read; those of others are not looked at.
+        from table_model.log_offsets import LogOffsets
             UsageError: It is no id, or no start.
         """
         _check(consumer_id)
@@ -169,6 +183,31 @@ class ChangesOfTable(ABC):
         _check(consumer_id)
         request = consumer_pb2.DeleteConsumerRequest(table=self.name, consumer_id=consumer_id)
         await self._transport.call(lambda: self._transport.services.consumers.DeleteConsumer, request, repeatable=False)
+
+    async def delete_consumers(self, pattern: str) -> list[str]:
+        """Forgets all consumers whose id matches, one after another, as `delete_consumer` does.
+
+        Args:
+            pattern: As for `consumers`; `*` for all.
+
+        Returns:
+            The ids of those that were forgotten, ascending. One that has gone in the meantime is not among them.
+
+        Raises:
+            UsageError: It is no pattern.
+        """
+        _check_pattern(pattern)
+        deleted = []
+        for consumer in await self.consumers(pattern):
+            with suppress(ConsumerNotFound):
+                await self.delete_consumer(consumer.id)
+                deleted.append(consumer.id)
+        return deleted
+
+
+def _check_pattern(pattern: str) -> None:
+    if not isinstance(pattern, str) or not pattern:
+        raise UsageError(f'pattern is text such as "billing-*", or "*" for all, not {pattern!r}', option="pattern")
 
 
 def _check(consumer_id: str) -> None:

@@ -44,18 +44,19 @@ def scan_request(
         heartbeat_millis: How often it must be heard from. 0: as the server likes.
     """
     snapshot = None if spec.snapshot_id is None else scan_pb2.PinnedSnapshot(snapshot_id=spec.snapshot_id)
-    log = None if spec.log is None else _changelog_of(spec.log, spec.buckets, fence)
+    log = None if spec.log is None else _changelog_of(spec.log, fence)
     keys = spec.key_range
     return scan_pb2.ScanKvRequest(
         table=spec.table,
         live_kv=scan_pb2.LiveKv() if snapshot is None and log is None else None,
         snapshot=snapshot,
         log=log,
-        # Of no bucket at all, one is asked for its schema.
-        buckets=(0,) if spec.buckets == () else spec.buckets,
+        # Of no bucket at all, one is asked for the schema of its rows.
+        buckets=(0,) if spec.buckets == () and log is None else spec.buckets,
+        no_buckets=spec.buckets == () and log is not None,
         columns=None if spec.columns is None else scan_pb2.ColumnNames(names=spec.columns),
         where=None if spec.where is None else to_proto(spec.where),
-        limit=0 if spec.buckets == () else spec.limit,
+        limit=0 if spec.buckets == () and log is None else spec.limit,
         chunk=scan_pb2.ChunkBounds(max_rows=spec.chunk_rows or 0, max_bytes=spec.chunk_bytes or 0),
         resume_token=token or b"",
         # A scan that goes on has rows already, so that the others must come.
@@ -68,19 +69,21 @@ def scan_request(
     )
 
 
-def _changelog_of(log: LogSpec, buckets: tuple[int, ...] | None, fence: int) -> scan_pb2.Changelog:
-    if buckets == ():
-        return scan_pb2.Changelog(latest=scan_pb2.LogLatest())
+def _changelog_of(log: LogSpec, fence: int) -> scan_pb2.Changelog:
     message = changelog(log)
     if log.consumer_id is not None:
         message.consumer_id, message.consumer_fence = log.consumer_id, fence
+        message.consumer_must_exist = log.consumer_must_exist
     return message
 
 
 def changelog(log: LogSpec) -> scan_pb2.Changelog:
     """Writes where a stream of changes starts and ends as the message that asks for it."""
     message = scan_pb2.Changelog(
-        net_changes=log.catch_up is CatchUp.NET, clamp=log.clamp, unmatched_delete=log.unmatched is Unmatched.DELETE
+        net_changes=log.catch_up is CatchUp.NET,
+        net_behind=log.net_behind or 0,
+        clamp=log.clamp,
+        unmatched_delete=log.unmatched is Unmatched.DELETE,
     )
     start, stop = log.start, log.stop
     match start.kind:
@@ -154,6 +157,8 @@ class ScanLedger:
         self.chunks = 0
         self.rows_scanned = 0
         self.token = token
+        # Rows of no bucket are asked of one, without any, for their schema.
+        self._for_schema = spec.buckets == () and spec.log is None
         self._limit = spec.limit if limit is None else limit
         self._crc32c = 0
         self._batch_schema: pa.Schema | None = None
@@ -178,7 +183,7 @@ class ScanLedger:
             raise violation("the header first", kind or "another message")
         elif kind == "chunk":
             return self._book_chunk(message.chunk, received.record_batch)
-        elif kind == "heartbeat" and self.spec.buckets == ():
+        elif kind == "heartbeat" and self._for_schema:
             pass  # It is of the bucket that was asked for the schema.
         elif kind == "heartbeat":
             self._book_position(message.heartbeat)
@@ -211,9 +216,11 @@ class ScanLedger:
             raise violation(f"the columns {[*before, *wanted]}", str(schema.names))
         if self.schema is not None and list(schema)[: len(self.schema)] != list(self.schema):
             raise violation("the columns there were, and more", str(schema.names))
-        asked = (0,) if self.spec.buckets == () else self.spec.buckets
-        _compare("the buckets of the header", asked or range(len(header.log_offsets)), header.log_offsets)
-        if not header.log_offsets:
+        asked: Collection[int] | None = (0,) if self._for_schema else self.spec.buckets
+        if asked is None:
+            asked = range(len(header.log_offsets))
+        _compare("the buckets of the header", asked, header.log_offsets)
+        if not header.log_offsets and self.spec.buckets != ():
             raise violation("at least one bucket in the header", "none")
         # A server that began anew instead of going on would send rows twice.
         resumed = header.HasField("resumed_from")
@@ -223,10 +230,10 @@ class ScanLedger:
             )
         if header.unchanged and (resumed or header.version != self.spec.if_changed_since):
             raise violation("an answer to what was asked", "that nothing has changed since another version")
-        of_consumer = self.spec.log is not None and self.spec.log.consumer_id is not None and self.spec.buckets != ()
+        of_consumer = self.spec.log is not None and self.spec.log.consumer_id is not None
         if of_consumer is not bool(header.consumer_fence):
             raise violation("a fence in the header of a consumer's stream, and of no other", "the opposite")
-        if self.header is None and self.spec.buckets != ():
+        if self.header is None and not self._for_schema:
             self.token = header.resume_token or self.token
             self.next_offsets = dict(header.log_offsets)
             self.scanning = header.full

@@ -73,8 +73,11 @@ class Runner:
         Raises:
             UsageError: The client is closed, or was made before a fork.
         """
+        return self.result(self.start(function, *args))
+
+    def result(self, future: Future[_Result]) -> _Result:
+        """Waits for a call that `start` has made; an interrupt of the waiting cancels it."""
         try:
-            future = self.start(function, *args)
             try:
                 return _awaited(future)
             except BaseException:

@@ -100,7 +100,12 @@ class Scan(ScanBuilder):
         return explanation
 
     async def to_arrow(self) -> pa.Table:
-        """All rows as one table in memory; with the schema, also when there are none."""
+        """All rows as one table in memory; with the schema, also when there are none.
+
+        Raises:
+            UsageError: It is a stream of changes without an end, as for the methods below.
+        """
+        self._check_ends("to_arrow")
         async with self.stream() as stream:
             batches = [rows async for rows in stream]
         return pa.Table.from_batches(batches, schema=stream.schema)
@@ -138,6 +143,7 @@ class Scan(ScanBuilder):
             return frame
         from aio_client._sync_stream import stream_once
 
+        self._check_ends("to_polars")
         self._check_has_rows("to_polars")
         async with self.stream() as stream:
             schema = stream.schema
@@ -163,6 +169,7 @@ class Scan(ScanBuilder):
             UsageError: `con` is no connection.
             duckdb.Error: There is such a table, or DuckDB has no such type as a column's.
         """
+        self._check_ends("to_duckdb")
         check_connection(con, name)
         self._check_has_rows("to_duckdb")
         async with self.stream() as stream:

@@ -278,6 +278,16 @@ class ScanBuilder(ChangesBuilder):
         if self._spec.if_changed_since is not None:
             raise UsageError(f"{method} would take an unchanged table for an empty one: read the scan with stream()")
 
+    def _check_ends(self, method: str) -> None:
+        """Raises UsageError where the result could never be complete, or cannot be understood."""
+        self._readable()
+        log = self._spec.log
+        if log is not None and log.stop is None and self._spec.limit is None:
+            raise UsageError(
+                f"{method} would wait for ever, because these changes have no end: say where they end, as with "
+                "stop_at(StopAt.LATEST), or read them with stream()"
+            )
+
     def _within(self, keys: KeyRange) -> Self:
         return self._with(key_range=keys if self._spec.key_range is None else keys & self._spec.key_range)
 

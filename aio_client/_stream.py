@@ -127,25 +127,41 @@ class ScanStream:
             raise StopAsyncIteration
         return rows
 
-    async def commit(self) -> LogOffsets:
-        """Commits what was returned so far on behalf of the stream's consumer; durable when this returns.
+    async def commit(self, token: bytes | None = None) -> LogOffsets:
+        """Commits what was returned so far, or up to a token, on behalf of the stream's consumer; durable on return.
 
         Whoever has the consumer next goes on behind it. Reading on commits nothing. May be called between reads and
         after the end, as often as one likes; it is tried for the operation timeout.
+
+        Where one task reads ahead and others work on its batches, it hands out each batch with the `resume_token` of
+        then, and whoever has finished all batches up to one commits that token, while the reading goes on:
+
+            async for rows in stream:
+                await batches.put((rows, stream.resume_token))
+            ...
+            await stream.commit(token)
+
+        A position never goes back: committing an earlier token later changes nothing.
+
+        Args:
+            token: A `resume_token` of this stream. Default: that of the last batch that was returned.
 
         Returns:
             The consumer's offsets now: of every bucket that it ever read, the first change that is not committed.
 
         Raises:
             ConsumerFenced: Another stream has taken the consumer over, or it was reset, deleted, or has expired.
-            UsageError: The stream is not of a consumer, or was not started.
+            InvalidResumeToken: The token is damaged, or is of another table.
+            UsageError: The stream is not of a consumer, or was not started; or it is no token.
             Unavailable, DeadlineExceeded: There was no answer; it may have been committed.
         """
         spec = self._progress.spec
         if spec.log is None or spec.log.consumer_id is None:
             raise UsageError("commit is for the stream of a consumer: ask with with_consumer_id(...)")
-        offsets, token = self.log_offsets, self._progress.token
-        if spec.buckets == () or token is None:  # nothing was returned yet
+        if token is not None and (not isinstance(token, bytes) or not token):
+            raise UsageError(f"a token is bytes, as stream.resume_token gave it, not {type(token).__name__}")
+        offsets, token = self.log_offsets, self._progress.token if token is None else token
+        if token is None:  # nothing was returned yet
             return offsets
         return await commit_position(self._transport, spec.table, spec.log.consumer_id, self._progress.fence, token)
 
@@ -237,6 +253,11 @@ class ScanStream:
         """Whether rows of the table are still to come, as at the beginning of a full start, or changes alone."""
         self._header("phase")
         return "rows" if self._progress.scanning or self._progress.spec.log is None else "changes"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream is over: all rows were returned, it failed, or it was closed."""
+        return self._ended is not None
 
     def on_heartbeat(self, listener: Callable[[], None]) -> None:
         """Has a listener called while the stream is read, whenever it was heard from without rows."""

@@ -19,9 +19,9 @@ class ConsumersOfTable:
     _runner: Runner
     _table: AsyncTable
 
-    def consumers(self) -> list[Consumer]:
+    def consumers(self, pattern: str | None = None) -> list[Consumer]:
         """The consumers of the table, by id, ascending. See `aio_client.Table.consumers`."""
-        return self._runner.call(self._table.consumers)
+        return self._runner.call(self._table.consumers, pattern)
 
     def reset_consumer(self, consumer_id: str, start: StartFrom, *, clamp: bool = False) -> LogOffsets:
         """Moves a consumer to any place. See `aio_client.Table.reset_consumer`."""
@@ -30,3 +30,7 @@ class ConsumersOfTable:
     def delete_consumer(self, consumer_id: str) -> None:
         """Forgets a consumer. See `aio_client.Table.delete_consumer`."""
         self._runner.call(self._table.delete_consumer, consumer_id)
+
+    def delete_consumers(self, pattern: str) -> list[str]:
+        """Forgets all consumers whose id matches. See `aio_client.Table.delete_consumers`."""
+        return self._runner.call(self._table.delete_consumers, pattern)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
-from aio_client._runner import Runner
+from aio_client._runner import WAKE_SECONDS, Runner
 from table_model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
     from datetime import datetime
     from types import TracebackType
 
@@ -38,6 +43,14 @@ class ScanStream:
         self._stream = stream
         self._closes_runner = closes_runner
         self._interrupted: UsageError | None = None
+        # A read that goes on, and what had been returned when it began.
+        self._pending: Future[pa.RecordBatch | None] | None = None
+        self._returned: _Returned | None = None
+        self._turn = threading.Lock()
+
+    def __del__(self) -> None:
+        if (pending := getattr(self, "_pending", None)) is not None:
+            pending.cancel()  # It would keep the scan.
 
     def __enter__(self) -> Self:
         """Starts the scan and reads its header, so that `schema` and `log_offsets` are known."""
@@ -59,9 +72,9 @@ class ScanStream:
         """
         if self._interrupted is not None:
             raise self._interrupted
-        token = self._stream.resume_token
+        token = self.resume_token
         try:
-            rows = self._runner.call(_next, self._stream)
+            rows = self._runner.call(_next, self._stream) if self._pending is None else self._polled(None)
         except ScanKvError:
             raise
         except BaseException:
@@ -73,6 +86,67 @@ class ScanStream:
             raise StopIteration
         return rows
 
+    def poll(self, timeout: float) -> pa.RecordBatch | None:
+        """The next rows if they come in time; for a loop that has other things to do.
+
+            while not stream.ended:
+                rows = stream.poll(1.0)
+                if rows is not None:
+                    ...
+                    stream.commit()
+                report_lag()
+
+        The reading goes on between two polls, and rows that come then are given by the next one. Until then they count
+        as not returned: `resume_token`, `commit` and the other properties know nothing of them.
+
+        Args:
+            timeout: Seconds to wait at most, 0 or more, for the opening, too, and whatever becomes of the connection.
+
+        Returns:
+            Rows; None when there were none in time, and after the end, when `ended` is true.
+
+        Raises:
+            UsageError: It is no such number.
+            ScanKvError: As the iteration.
+        """
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+            raise UsageError(f"timeout is a number of seconds, at least 0, not {timeout!r}", option="timeout")
+        if self._interrupted is not None:
+            raise self._interrupted
+        token = self.resume_token
+        try:
+            rows = self._polled(timeout)
+        except ScanKvError:
+            raise
+        except BaseException:
+            self._interrupt(token)
+            raise
+        if self._closes_runner and self.ended:
+            self._runner.close()
+        return rows
+
+    def _polled(self, timeout: float | None) -> pa.RecordBatch | None:
+        """What a read gives that goes on between polls; None at the end, and when it is not over in time."""
+        if not self._turn.acquire(blocking=False):
+            raise UsageError("the scan is being read by another thread; give each thread its own stream")
+        try:
+            if self._pending is None:
+                self._returned = _Returned.of(self._stream)
+                self._pending = self._runner.start(_next, self._stream)
+            if timeout is not None and not _done_within(self._pending, timeout):
+                return None
+            try:
+                return self._runner.result(self._pending)
+            finally:
+                self._pending = self._returned = None
+        except BaseException:
+            if self._pending is not None:
+                self._pending.cancel()
+                self._pending = self._returned = None
+            raise
+        finally:
+            self._turn.release()
+
     def _interrupt(self, token: bytes | None) -> None:
         """Ends the scan for good: rows that came at that moment are lost, and nothing may go on behind them."""
         self._interrupted = UsageError(
@@ -82,11 +156,15 @@ class ScanStream:
         with suppress(ScanKvError):
             self.close()
 
-    def commit(self) -> LogOffsets:
-        """Commits what was returned so far on behalf of the stream's consumer. See `aio_client.ScanStream.commit`."""
+    def commit(self, token: bytes | None = None) -> LogOffsets:
+        """Commits what was returned so far, or up to a token. See `aio_client.ScanStream.commit`."""
         if self._interrupted is not None:
             raise self._interrupted
-        return self._runner.call(self._stream.commit)
+        if token is None and self._returned is not None:
+            token = self._returned.token
+            if token is None:
+                return self._stream.log_offsets
+        return self._runner.call(self._stream.commit, token)
 
     def close(self) -> None:
         """Ends the scan, so that the server frees its iterators. Idempotent, also after the end."""
@@ -123,7 +201,7 @@ class ScanStream:
     @property
     def bucket(self) -> int | None:
         """The bucket of the rows that were returned last. See `aio_client.ScanStream.bucket`."""
-        return self._stream.bucket
+        return self._stream.bucket if self._returned is None else self._returned.bucket
 
     @property
     def version(self) -> bytes:
@@ -143,7 +221,9 @@ class ScanStream:
     @property
     def resume_token(self) -> bytes | None:
         """What goes on behind the last batch that was returned. See `aio_client.ScanStream.resume_token`."""
-        return (self._stream if self._interrupted is None else self._interrupted).resume_token
+        if self._interrupted is not None:
+            return self._interrupted.resume_token
+        return self._stream.resume_token if self._returned is None else self._returned.token
 
     @property
     def resumptions(self) -> tuple[Resumption, ...]:
@@ -153,17 +233,32 @@ class ScanStream:
     @property
     def next_offsets(self) -> LogOffsets:
         """Of a scan of the changelog, for every bucket the offset behind what was returned."""
-        return self._stream.next_offsets
+        offsets = self._stream.next_offsets
+        if self._returned is None:
+            return offsets
+        # Before the first rows, where they begin.
+        return self._returned.next_offsets or self._stream.log_offsets
 
     @property
     def phase(self) -> Literal["rows", "changes"]:
         """Whether rows of the table are still to come, or changes alone. See `aio_client.ScanStream.phase`."""
-        return self._stream.phase
+        phase = self._stream.phase
+        if self._returned is None:
+            return phase
+        # Before the first rows, that of the header.
+        header = self._stream._progress.header
+        return self._returned.phase or ("rows" if header is None or header.full else "changes")
 
     @property
     def watermark(self) -> datetime | None:
         """Of a scan of the changelog: what was committed before this time was returned."""
-        return self._stream.watermark
+        watermark = self._stream.watermark
+        return watermark if self._returned is None else self._returned.watermark
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream is over, and all that came was returned. See `aio_client.ScanStream.ended`."""
+        return self._pending is None and self._stream.ended
 
     def on_heartbeat(self, listener: Callable[[], None]) -> None:
         """Has a listener called whenever the stream was heard from without rows, in the client's thread."""
@@ -172,6 +267,36 @@ class ScanStream:
     def statistics(self) -> ScanStatistics:
         """What the scan has done so far; final when it has ended."""
         return self._stream.statistics()
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    """What of a stream had been returned to its reader before a read that goes on."""
+
+    token: bytes | None
+    bucket: int | None = None
+    next_offsets: LogOffsets | None = None
+    phase: Literal["rows", "changes"] | None = None
+    watermark: datetime | None = None
+
+    @classmethod
+    def of(cls, stream: AsyncScanStream) -> _Returned:
+        """What has; of a stream that has not started, its token alone is known."""
+        token = stream.resume_token
+        if stream._progress.header is None:
+            return cls(token)
+        return cls(token, stream.bucket, stream.next_offsets, stream.phase, stream.watermark)
+
+
+def _done_within(future: Future[pa.RecordBatch | None], timeout: float) -> bool:
+    """Waits for a future, in steps in which an interrupt is noticed; whether it is done."""
+    deadline = time.monotonic() + timeout
+    while not future.done():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        wait([future], min(left, WAKE_SECONDS))
+    return True
 
 
 async def _next(stream: AsyncScanStream) -> pa.RecordBatch | None:

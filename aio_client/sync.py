@@ -578,6 +578,7 @@ class Scan(ScanBuilder):
         if not lazy:
             return self._runner.call(self._runner.client.scan(self._spec).to_polars)
         import_optional("polars")
+        self._check_ends("to_polars")
         self._check_has_rows("to_polars")
         with self.stream() as stream:
             schema = stream.schema
@@ -585,6 +586,7 @@ class Scan(ScanBuilder):
 
     def to_duckdb(self, con: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRelation:
         """All rows as a new table in DuckDB. See `aio_client.Scan.to_duckdb`."""
+        self._check_ends("to_duckdb")
         check_connection(con, name)
         self._check_has_rows("to_duckdb")
         with self.stream() as stream:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from table_model.errors import InvalidRequest, UsageError
-from table_model.limits import MAX_BUCKETS, MAX_LAST_CHANGES
+from table_model.limits import MAX_BUCKETS, MAX_LAST_CHANGES, MAX_NET_BEHIND
 from table_model.log_offsets import LogOffsets
 from table_model.names import check_consumer_id
 
@@ -164,7 +164,9 @@ class LogSpec:
         clamp: Whether a start that is not there stands for the nearest change that is.
         row_kind: Whether the rows come with what happened to them, which they must.
         consumer_id: The consumer whose position is read on at. None: none.
+        consumer_must_exist: Whether a consumer that there is not is refused instead of begun.
         catch_up: What comes of what lies far behind.
+        net_behind: How many changes a bucket must be behind for net changes. None: as the server is configured.
         unmatched: What comes of rows that do not match, where nobody knows if they did before.
     """
 
@@ -173,7 +175,9 @@ class LogSpec:
     clamp: bool = False
     row_kind: bool = False
     consumer_id: str | None = None
+    consumer_must_exist: bool = False
     catch_up: CatchUp = CatchUp.ALL
+    net_behind: int | None = None
     unmatched: Unmatched = Unmatched.REFUSE
 
     def __post_init__(self) -> None:
@@ -184,6 +188,13 @@ class LogSpec:
             raise UsageError(f"stop_at takes StopAt.LATEST, timestamp(...) or offsets(...), not {self.stop!r}")
         if not isinstance(self.catch_up, CatchUp):
             raise UsageError(f'catch_up is "all" or "net", not {self.catch_up!r}')
+        behind = self.net_behind
+        if behind is not None and (type(behind) is not int or not 1 <= behind <= MAX_NET_BEHIND):
+            raise UsageError(f"behind is a whole number of changes from 1 to {MAX_NET_BEHIND:,}, not {behind!r}")
+        if behind is not None and self.catch_up is not CatchUp.NET:
+            raise UsageError('behind says when net changes begin: give it with with_catch_up("net", behind=...)')
+        if not isinstance(self.consumer_must_exist, bool) or (self.consumer_must_exist and self.consumer_id is None):
+            raise UsageError(f"must_exist is True or False, with a consumer_id, not {self.consumer_must_exist!r}")
         if not isinstance(self.unmatched, Unmatched):
             raise UsageError(f'unmatched is "refuse" or "delete", not {self.unmatched!r}')
         if self.consumer_id is not None:

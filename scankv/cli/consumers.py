@@ -22,20 +22,16 @@ ConsumerId = Annotated[str, typer.Argument(metavar="ID", help="The consumer.", s
 def list_(
     table: TableName,
     consumer_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Only this one.", show_default=False)
+        str | None, typer.Argument(metavar="[ID]", help="Only this one; or a pattern as 'etl-*'.", show_default=False)
     ] = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
     """List the consumers of a table: how many changes each is behind, and when it committed last."""
     with sync.connect(url) as client:
-        consumers = client.table(table).consumers()
-    if consumer_id is not None:
-        consumers = [consumer for consumer in consumers if consumer.id == consumer_id]
-        if not consumers:
-            raise ConsumerNotFound(
-                f"the table {table} has no consumer {consumer_id}; see: scankv consumers list {table}"
-            )
+        consumers = client.table(table).consumers(consumer_id)
+    if consumer_id is not None and not consumers:
+        raise ConsumerNotFound(f"the table {table} has no consumer {consumer_id}; see: scankv consumers list {table}")
     if json:
         show_json([_summary(consumer) for consumer in consumers])
     elif consumers:
@@ -79,24 +75,25 @@ def reset(
 @app.command()
 def delete(
     table: TableName,
-    consumer_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Consumers.", show_default=False)],
+    consumer_ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Consumers, or patterns as 'etl-*'.", show_default=False)
+    ],
     url: Url = None,
 ) -> None:
     """Forget consumers; streams of them that are open end.
 
-    The exit code is 1 when one of them is not there; the others are forgotten all the same.
+    A pattern has * for any characters, ? for one, and [a-c] for one of some; put it in quotes. The exit code is 1 when
+    one of them is not there, or nothing matches; the others are forgotten all the same.
     """
     failed = False
     with sync.connect(url) as client:
         found = client.table(table)
         for consumer_id in consumer_ids:
-            try:
-                found.delete_consumer(consumer_id)
-            except ConsumerNotFound as error:
-                complain(error.message)
+            if not (deleted := found.delete_consumers(consumer_id)):
+                complain(f'the table {table} has no consumer "{consumer_id}"')
                 failed = True
-            else:
-                typer.echo(f"deleted {consumer_id} of {table}")
+            for each in deleted:
+                typer.echo(f"deleted {each} of {table}")
     if failed:
         raise typer.Exit(FAILED)
 

@@ -129,6 +129,7 @@ class Consumers:
 
         Raises:
             ConsumerFenced: It was to go on, and another one has the consumer now.
+            ConsumerNotFound: There is none, and it must exist.
             TooManyConsumers: There are as many as the server allows.
             InvalidRequest: It asks for other rows than the consumer is reading; or as `LiveTable.open_log`.
             DataLoss: The consumer is damaged; or as `LiveTable.open_log`, as all else.
@@ -272,9 +273,11 @@ class Consumers:
 
         Raises:
             ConsumerFenced: There is none for a stream that goes on.
+            ConsumerNotFound: There is none for a stream that needs one.
             TooManyConsumers: There cannot be another one.
         """
-        async with self._locked(group, plan.consumer_id, _gone if plan.consumer_fence else self._new) as consumer:
+        absent: Callable[[Group, str], Consumer] = _unknown if plan.consumer_must_exist else self._new
+        async with self._locked(group, plan.consumer_id, _gone if plan.consumer_fence else absent) as consumer:
             try:
                 yield consumer
             finally:

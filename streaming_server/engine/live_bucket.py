@@ -369,9 +369,9 @@ class LiveBucket:
             if not self._commit.is_idle:
                 return False
             use = self._bucket.family_bytes(), await self.run(self._bucket.log_use)
+            self._commit.pause()
             bucket, self._bucket = self._bucket, None
             self._looked_at = False
-            self._commit.pause()
             try:
                 await self._run_opening(bucket.close)
                 self._at_rest, self._use_at_rest = bucket.state, use

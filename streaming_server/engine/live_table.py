@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
@@ -437,7 +438,7 @@ class LiveTable:
                 {live.number: live for live, _ in opened},
                 lambda: self.definition,
                 self._keys.encoded,
-                self._catch_up,
+                self._catch_up if plan.net_behind is None else replace(self._catch_up, changes=plan.net_behind),
                 self.path / "catching-up",
             )
             opening = LogOpening(

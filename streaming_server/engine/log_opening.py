@@ -207,9 +207,8 @@ class LogOpening:
         if stop.kind is PositionKind.TIMESTAMP:
             return await self._starts.at(stop.micros)
         offsets = dict(stop.by_bucket)
-        if offsets.keys() != self._buckets.keys():
-            raise InvalidRequest(f"the stop must name exactly the buckets that are read: {sorted(self._buckets)}")
-        return offsets
+        self._starts.check_named(offsets)
+        return {number: offsets[number] for number in self._buckets}
 
 
 class Stops:

@@ -66,17 +66,24 @@ class LogStarts:
 
     def checked(self, offsets: Mapping[int, int], *, clamp: bool) -> dict[int, int]:
         """Offsets that a request names, as those to read on at. Raises as `of`."""
-        missing = [number for number in self._buckets if number not in offsets]
-        unknown = [number for number in offsets if number not in self._buckets]
-        if missing or unknown:
-            raise InvalidRequest(
-                f"the offsets must name exactly the buckets that are read, {sorted(self._buckets)}: "
-                f"missing {missing}, not read {unknown}"
-            )
+        self.check_named(offsets)
         return {
             number: bucket.log.span.checked(offsets[number], place=bucket.place, clamp=clamp)
             for number, (_, bucket) in self._buckets.items()
         }
+
+    def check_named(self, offsets: Mapping[int, int]) -> None:
+        """Raises InvalidRequest unless offsets name all buckets that are read, and none that the table does not have.
+
+        Those of other buckets are not looked at, so that one position of a whole table fits every share of it.
+        """
+        missing = [number for number in self._buckets if number not in offsets]
+        unknown = [number for number in offsets if not 0 <= number < self._definition.buckets]
+        if missing or unknown:
+            raise InvalidRequest(
+                f"the offsets must name the buckets that are read, {sorted(self._buckets)}: missing {missing}, not of "
+                f"the table {unknown}"
+            )
 
     async def at(self, micros: int) -> dict[int, int]:
         """The first changes committed at or after a time."""
@@ -90,7 +97,7 @@ class LogStarts:
         times: dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
         for number, (live, bucket) in self._buckets.items():
             times[number] = await live.run(_last_times, bucket, count, self._definition)
-        newest = np.concatenate(list(times.values()))
+        newest = np.concatenate([np.zeros(0, np.int64), *times.values()])
         if len(newest) > count:
             oldest = np.partition(newest, len(newest) - count)[len(newest) - count]
             room = count - int((newest > oldest).sum())

@@ -30,7 +30,7 @@ class LogPlan:
     """Which changes one request asks for. Immutable.
 
     Attributes:
-        buckets: The buckets, None for all.
+        buckets: The buckets, None for all; there may be none.
         columns: The columns of the table, None for all.
         where: What is true of the rows that are seen, None for all.
         where_message: The same as it was sent.
@@ -42,6 +42,8 @@ class LogPlan:
         net_changes: Whether buckets that are far behind give one net change for each key.
         consumer_id: The consumer that the stream is of, empty for none.
         consumer_fence: Which of its streams it is; 0 for one that takes the consumer over.
+        consumer_must_exist: Whether a consumer that there is not is refused.
+        net_behind: How many changes a bucket is behind then, at least. None: as the server is configured.
         unmatched_delete: Whether rows that do not match come as deleted ones where nobody knows if they did before.
     """
 
@@ -57,6 +59,8 @@ class LogPlan:
     net_changes: bool = False
     consumer_id: str = ""
     consumer_fence: int = 0
+    consumer_must_exist: bool = False
+    net_behind: int | None = None
     unmatched_delete: bool = False
 
     def check(self, definition: TableDefinition) -> None:

@@ -9,7 +9,7 @@ from streaming_server.services.log_offsets import log_offsets
 from streaming_server.services.scan_request import bucket_numbers, column_names
 from table_model.errors import InvalidRequest, InvalidResumeToken
 from table_model.expressions.wire import from_proto
-from table_model.limits import MAX_LAST_CHANGES, MAX_RESUME_TOKEN_BYTES
+from table_model.limits import MAX_LAST_CHANGES, MAX_NET_BEHIND, MAX_RESUME_TOKEN_BYTES
 from table_model.log_positions import PositionKind, StartFrom, StopAt
 from table_model.names import check_consumer_id
 
@@ -31,9 +31,11 @@ def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
     ):
         if asked:
             raise InvalidRequest(f"{name} is not for a scan of the changelog: {why}")
+    if request.no_buckets and request.buckets:
+        raise InvalidRequest("no_buckets and buckets contradict one another: leave one of them out")
     _check_consumer(request)
     return LogPlan(
-        buckets=bucket_numbers(request.buckets),
+        buckets=() if request.no_buckets else bucket_numbers(request.buckets),
         columns=column_names(request.columns) if request.HasField("columns") else None,
         where=from_proto(request.where) if request.HasField("where") else None,
         where_message=request.where.SerializeToString(deterministic=True),
@@ -45,13 +47,25 @@ def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
         net_changes=request.log.net_changes,
         consumer_id=request.log.consumer_id,
         consumer_fence=request.log.consumer_fence,
+        consumer_must_exist=request.log.consumer_must_exist,
+        net_behind=_net_behind(request.log),
         unmatched_delete=request.log.unmatched_delete,
     )
+
+
+def _net_behind(log: scan_pb2.Changelog) -> int | None:
+    if log.net_behind and not log.net_changes:
+        raise InvalidRequest("log.net_behind says when net_changes begin, which are not asked for")
+    if log.net_behind > MAX_NET_BEHIND:
+        raise InvalidRequest(f"log.net_behind is {log.net_behind}: it must be from 1 to {MAX_NET_BEHIND}")
+    return log.net_behind or None
 
 
 def _check_consumer(request: scan_pb2.ScanKvRequest) -> None:
     log = request.log
     if not log.consumer_id:
+        if log.consumer_must_exist:
+            raise InvalidRequest("log.consumer_must_exist is of a consumer: give its consumer_id")
         if log.consumer_fence:
             raise InvalidRequest("log.consumer_fence is of a stream of a consumer: give its consumer_id")
         return

@@ -176,7 +176,7 @@ class ScanService:
         table = self._tables.table(request.table)
         scan = LiveScan(
             table=request.table,
-            buckets=tuple(sorted(plan.buckets or range(len(table.buckets)))),
+            buckets=tuple(range(len(table.buckets)) if plan.buckets is None else sorted(plan.buckets)),
             snapshot_id="",
             peer=context.peer(),
             follows=True,

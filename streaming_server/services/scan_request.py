@@ -41,6 +41,8 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
             "if_changed_since and resume_token are of different scans: one that goes on returns the rows that are "
             "missing, whatever has changed; leave one of them out"
         )
+    if request.no_buckets:
+        raise InvalidRequest("no_buckets is for the changelog: rows of no bucket need not be asked for")
     if request.HasField("snapshot") and not request.snapshot.snapshot_id:
         raise InvalidRequest("snapshot.snapshot_id is empty: it must be the id of a pinned snapshot")
     return ReadPlan(

@@ -229,7 +229,8 @@ class ResetConsumerRequest(_message.Message):
     @_builtins.property
     def start(self) -> _scan_pb2.Changelog:
         """The place: `start` and `clamp` of it; the rest must not be set. With `full`, the next stream begins with all rows as
-        of its opening. Offsets are of exactly the buckets in which the consumer has a position.
+        of its opening. Offsets are of the buckets in which the consumer has a position; others
+        are not looked at.
         """
 
     def __init__(

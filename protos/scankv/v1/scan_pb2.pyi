@@ -81,6 +81,7 @@ class ScanKvRequest(_message.Message):
     ORDERED_FIELD_NUMBER: _builtins.int
     VIA_FIELD_NUMBER: _builtins.int
     HEARTBEAT_MILLIS_FIELD_NUMBER: _builtins.int
+    NO_BUCKETS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table, as `database.table`."""
     limit: _builtins.int
@@ -112,6 +113,10 @@ class ScanKvRequest(_message.Message):
     """The longest that the client can do without a message once the header has come, in milliseconds: where there is nothing
     to send for so long, a heartbeat is. The server's own interval counts where that is shorter, and 100 ms where this is.
     0: the server's own.
+    """
+    no_buckets: _builtins.bool
+    """Reads no bucket at all, as the share of a reader beyond the last bucket is; `buckets` is empty then. For the changelog:
+    the stream is as any other, and so is its consumer, but that no change ever comes.
     """
     @_builtins.property
     def live_kv(self) -> Global___LiveKv:
@@ -170,10 +175,11 @@ class ScanKvRequest(_message.Message):
         ordered: _builtins.bool = ...,
         via: Global___Via.ValueType = ...,
         heartbeat_millis: _builtins.int = ...,
+        no_buckets: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "via", b"via", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "via", b"via", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
@@ -227,6 +233,8 @@ class Changelog(_message.Message):
     CONSUMER_FENCE_FIELD_NUMBER: _builtins.int
     NET_CHANGES_FIELD_NUMBER: _builtins.int
     UNMATCHED_DELETE_FIELD_NUMBER: _builtins.int
+    CONSUMER_MUST_EXIST_FIELD_NUMBER: _builtins.int
+    NET_BEHIND_FIELD_NUMBER: _builtins.int
     timestamp_micros: _builtins.int
     """The first change committed at or after this time, in microseconds since 1970; the oldest there is when that is later.
     INVALID_REQUEST, as is such a stop, around a jump of the server's clock: see docs/clocks.md.
@@ -261,6 +269,10 @@ class Changelog(_message.Message):
     did before or not. So its readers may be told to delete what they do not have, but never keep a row that no longer
     matches. For a table that has rows before, it changes nothing.
     """
+    consumer_must_exist: _builtins.bool
+    """Refuses a consumer that there is not, instead of beginning it. Errors: NOT_FOUND CONSUMER_NOT_FOUND."""
+    net_behind: _builtins.int
+    """How many changes a bucket must be behind for `net_changes`, at least. 0: the server's `catch_up_changes`."""
     @_builtins.property
     def full(self) -> Global___LogFull:
         """All rows as of the opening as `+I` without offset and timestamp, then the changes from exactly there on."""
@@ -275,11 +287,13 @@ class Changelog(_message.Message):
 
     @_builtins.property
     def offsets(self) -> Global___LogOffsets:
-        """The offset of the first change of every bucket asked for. Errors: see `clamp`."""
+        """The offset of the first change of every bucket asked for; those of other buckets of the table are not looked at, so
+        that one position of the whole table can be given to each of several streams. Errors: see `clamp`.
+        """
 
     @_builtins.property
     def stop_offsets(self) -> Global___LogOffsets:
-        """Before these offsets, of every bucket asked for."""
+        """Before these offsets, of every bucket asked for; those of other buckets are not looked at."""
 
     @_builtins.property
     def stop_latest(self) -> Global___LogLatest:
@@ -302,10 +316,12 @@ class Changelog(_message.Message):
         consumer_fence: _builtins.int = ...,
         net_changes: _builtins.bool = ...,
         unmatched_delete: _builtins.bool = ...,
+        consumer_must_exist: _builtins.bool = ...,
+        net_behind: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_changes", b"net_changes", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "consumer_must_exist", b"consumer_must_exist", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_behind", b"net_behind", "net_changes", b"net_changes", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["full", "earliest", "latest", "timestamp_micros", "offsets", "last"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015

@@ -85,3 +85,11 @@ def test_consumers_are_deleted_and_those_that_are_not_there_named(scankv: Comman
     assert 'no consumer "nobody"' in finished.stderr
     assert scankv("consumers", "list", consumed, "--json").json == []
     assert "there are no consumers" in scankv("consumers", "list", consumed).stderr
+
+
+def test_consumers_are_listed_and_deleted_by_pattern(scankv: CommandLine, consumed: str) -> None:
+    assert [each["id"] for each in listed(scankv, consumed, "a*")] == ["audit"]
+    assert "no consumer nobody-*" in scankv.fails("consumers", "list", consumed, "nobody-*")
+    finished = scankv("consumers", "delete", consumed, "?illing", "nobody-*", "*", code=1)
+    assert finished.text == f"deleted billing of {consumed}\ndeleted audit of {consumed}\n"
+    assert 'no consumer "nobody-*"' in finished.stderr

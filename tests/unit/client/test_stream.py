@@ -139,7 +139,8 @@ async def test_what_the_header_says_is_refused_before_the_start(what: str) -> No
 async def test_a_broken_scan_is_an_error_that_stays(
     server: type[KeepsItsContract], error: type[ScanKvError], message: str
 ) -> None:
-    async with serving(server()) as url, connect(url) as client:
+    # One that is dropped before it has begun is made again, so that it fails with the operation.
+    async with serving(server()) as url, connect(url, operation_timeout=0.5) as client:
         stream = client.scan(SPEC).stream()
         with pytest.raises(error, match=message) as first:
             async for _ in stream:
