@@ -83,6 +83,11 @@ class TransactionPart:
         part, held = self._part, ids_of(locks)
         return self._runner.call(lambda: part.delete(table._table, keys, columns, mode=mode, locks=held))
 
+    def delete_all(self, table: Table, *, mode: WriteMode = "merge", locks: Sequence[ColumnLock | str] = ()) -> int:
+        """Stages the deletion of all rows of a table. See `aio_client.TransactionPart.delete_all`."""
+        part, held = self._part, ids_of(locks)
+        return self._runner.call(lambda: part.delete_all(table._table, mode=mode, locks=held))
+
     def get_for_update(self, table: Table, keys: object, *, missing: Literal["omit", "null"] = "omit") -> pa.Table:
         """The rows with these keys, which may not change until the commit. See `aio_client.TransactionPart`."""
         part = self._part

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from aio_client._data import Rows
-    from aio_client._merging import Names
+    from aio_client._merging import Names, WriteMode
     from aio_client._writes import Request
     from protos.scankv.v1 import scan_pb2, table_pb2
     from table_model.log_offsets import LogOffsets
@@ -92,12 +92,18 @@ class WriteKind:
 
     def request(self, batch: pa.RecordBatch) -> Request:
         """One request of this kind."""
-        mode = write_pb2.WRITE_MODE_OVERWRITE if self.overwrite else write_pb2.WRITE_MODE_UNSPECIFIED
+        mode = mode_of("overwrite" if self.overwrite else "merge")
         if self.deletes:
             return write_pb2.DeleteRequest(table=self.table, keys=to_ipc(batch), columns=self.columns, mode=mode)
         return write_pb2.UpsertRequest(
             table=self.table, rows=to_ipc(batch), schema_id=self.schema_id, columns=self.columns, mode=mode
         )
+
+
+def mode_of(mode: WriteMode) -> write_pb2.WriteMode.ValueType:
+    """A mode as requests have it. Raises UsageError for one that is none."""
+    check_mode(mode)
+    return write_pb2.WRITE_MODE_OVERWRITE if mode == "overwrite" else write_pb2.WRITE_MODE_UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,10 +184,7 @@ def _stage_deletes(client: sync.Client, name: str, transaction: sync.Transaction
     """Stages the deletion of all rows that there are now: the part, which is to be applied first, and its requests."""
     # What an earlier try has staged may be of other rows.
     part = client.transaction_part(transaction.token, f"deletes-{uuid.uuid4().hex}")
-    table = client.table(name)
-    with table.snapshot() as snapshot, table.scan(table.primary_key).at(snapshot).stream() as chunks:
-        for keys in _gathered(chunks):
-            part.delete(table, keys, mode="overwrite")
+    part.delete_all(client.table(name), mode="overwrite")
     return part.part, part.requests
 
 

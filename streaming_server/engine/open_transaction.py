@@ -76,6 +76,7 @@ class OpenTransaction:
         parts: What is staged, by the ids of the parts, in the order in which they were begun.
         lock: Held while something is staged.
         commit: The commit that is under way.
+        deleting: By part and number of their request, the deletions of whole tables that are being staged.
         has_ended: Whether it is over.
     """
 
@@ -89,6 +90,7 @@ class OpenTransaction:
     parts: dict[str, StagedPart] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     commit: asyncio.Task[Committed] | None = None
+    deleting: dict[tuple[str, int], asyncio.Task[int]] = field(default_factory=dict)
     has_ended: bool = False
 
     def __post_init__(self) -> None:
@@ -103,7 +105,7 @@ class OpenTransaction:
     @property
     def size(self) -> int:
         """Bytes that are staged."""
-        return sum(part.size for part in self.parts.values())
+        return sum(part.size + part.piece_bytes for part in self.parts.values())
 
     def check_open(self) -> None:
         """Raises TransactionLost or TransactionCommitted unless something may be staged."""

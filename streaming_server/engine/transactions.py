@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from streaming_server.engine.committed_transactions import CommittedTransactions
 from streaming_server.engine.committing import RETRY_SECONDS, Committing
+from streaming_server.engine.delete_all import DeleteAll
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction, lost, touched_by
 from streaming_server.engine.reaper import Reaper
 from streaming_server.engine.staged_lookup import with_staged
 from streaming_server.engine.staged_rows import check_of
 from streaming_server.engine.table_uses import TableUses
 from streaming_server.storage.decisions import Decisions
-from streaming_server.storage.staging import READ, StagedRequest, StagingDirectory, tokens_in
+from streaming_server.storage.staging import DELETE, READ, StagedRequest, StagingDirectory, staged_request, tokens_in
 from streaming_server.storage.transaction_log import UnreadableLog
 from table_model.errors import (
     DataLoss,
@@ -29,6 +30,7 @@ from table_model.errors import (
     TableNotFound,
     TooManyTransactions,
     TransactionCommitted,
+    Unavailable,
 )
 
 if TYPE_CHECKING:
@@ -217,6 +219,8 @@ class Transactions:
         if self._retrying is not None:
             self._retrying.cancel()
             await asyncio.wait([self._retrying])
+        for deleting in [task for each in self._open.values() for task in each.deleting.values()]:
+            deleting.cancel()
         while self._tasks:
             await asyncio.wait(list(self._tasks))
         self._decisions.close()
@@ -313,7 +317,7 @@ class Transactions:
             incarnation=definition.incarnation,
             action=action,
             rows=rows,
-            buckets=dict.fromkeys((part.bucket for part in parts), 0),
+            buckets=dict.fromkeys((part.bucket for part in parts), 1),
             schema_id=schema_id or definition.schema.id,
             indexes=indexes,
             columns=kind.columns,
@@ -323,6 +327,86 @@ class Transactions:
         )
         await self._append(transaction, place, request, data, table)
         return rows
+
+    async def stage_delete_all(
+        self, place: StagedAs, table: LiveTable, kind: WriteKind, column_locks: Sequence[str], wait: float
+    ) -> int | None:
+        """Stages the deletion of all rows that a table has now: how many they are; None while that is under way.
+
+        It goes on when the caller gives up; who calls again waits for it, or is told what came of it.
+
+        Args:
+            place: Which request of a transaction it is.
+            table: The table.
+            kind: What becomes of the rows.
+            column_locks: The ids of the column locks that the writer has.
+            wait: For how many seconds to wait for its end.
+
+        Raises:
+            TransactionLost, TransactionCommitted, RequestTooLarge, ScanKvError: As for `stage`.
+        """
+        transaction = self._staging(place.token)
+        key = (place.part, place.sequence)
+        task = transaction.deleting.get(key)
+        if task is None:
+            work = self._delete_all(transaction, place, table, kind, column_locks)
+            task = transaction.deleting[key] = self._to_its_end(work)
+            task.add_done_callback(lambda _: transaction.deleting.pop(key))
+        await asyncio.wait([task], timeout=wait)
+        if not task.done():
+            return None
+        if task.cancelled():
+            raise Unavailable("the server is being stopped")
+        error = task.exception()
+        if isinstance(error, ScanKvError):
+            raise copy(error) from error.__cause__
+        return task.result()
+
+    async def _delete_all(
+        self,
+        transaction: OpenTransaction,
+        place: StagedAs,
+        table: LiveTable,
+        kind: WriteKind,
+        column_locks: Sequence[str],
+    ) -> int:
+        def check(more: int) -> None:
+            # A commit waits for it, as for all that is being staged.
+            if transaction.has_ended:
+                raise lost(transaction.token)
+            transaction.renew()
+            self._check_room(transaction, more)
+
+        async with transaction.lock:
+            transaction.check_open()
+            part = transaction.part(place.part, place.sequence)
+            if part is None:
+                path = transaction.parts[place.part].path
+                return (await self._executor.run(staged_request, path, place.sequence)).rows
+            definition, indexes = table.definition, tuple(table.index_codecs)
+            with table.locks.admitted(kind.columns or None, column_locks):
+                pass
+            # Before the rows are looked at: a change behind that is a conflict.
+            await self._find_conflicts(transaction, table)
+            request = StagedRequest(
+                part=place.part,
+                table=definition.name,
+                incarnation=definition.incarnation,
+                action=DELETE,
+                rows=0,
+                buckets={},
+                schema_id=definition.schema.id,
+                indexes=indexes,
+                columns=kind.columns,
+                overwrite=kind.overwrite,
+                column_locks=tuple(sorted(set(column_locks))),
+            )
+            deleting = DeleteAll(table=table, part=part, kind=kind, executor=self._executor, check=check)
+            request = await deleting.stage(request)
+            check(request.piece_bytes)
+            await self._executor.run(part.append, request, b"")
+            transaction.parts[place.part] = part
+            return request.rows
 
     async def get_for_update(self, place: StagedAs, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
         """Looks keys up as `LiveTable.lookup`, and has the commit depend on them.
@@ -377,20 +461,30 @@ class Transactions:
             part = transaction.part(place.part, place.sequence)
             if part is None:
                 return
-            if transaction.size + len(data) > self._limits.bytes:
-                raise RequestTooLarge(
-                    f"the transaction would stage over {self._limits.bytes:,} bytes: commit it in several, or raise "
-                    "max_transaction_bytes"
-                )
-            if transaction.terms.finds_conflicts and request.table not in transaction.since and request.action != READ:
-                _check_has_changes(table)
-                transaction.since[request.table] = dict((await table.view_now(None)).log_offsets)
-                self._hold_log(transaction, table)
-                await self._executor.run(transaction.directory.note, transaction.content())
+            self._check_room(transaction, len(data))
+            if request.action != READ:
+                await self._find_conflicts(transaction, table)
             await self._executor.run(part.append, request, data)
             transaction.parts[place.part] = part
             if request.action == READ:
                 self._hold_log(transaction, table)
+
+    def _check_room(self, transaction: OpenTransaction, more: int) -> None:
+        """Raises RequestTooLarge unless so many bytes more may be staged."""
+        if transaction.size + more > self._limits.bytes:
+            raise RequestTooLarge(
+                f"the transaction would stage over {self._limits.bytes:,} bytes: commit it in several, or raise "
+                "max_transaction_bytes"
+            )
+
+    async def _find_conflicts(self, transaction: OpenTransaction, table: LiveTable) -> None:
+        """Notes from where on a change is a conflict, before the first write to a table. Hold the lock."""
+        name = table.definition.name
+        if transaction.terms.finds_conflicts and name not in transaction.since:
+            _check_has_changes(table)
+            transaction.since[name] = dict((await table.view_now(None)).log_offsets)
+            self._hold_log(transaction, table)
+            await self._executor.run(transaction.directory.note, transaction.content())
 
     def _hold_log(self, transaction: OpenTransaction, table: LiveTable) -> None:
         """Keeps the changes in which conflicts will be looked for."""

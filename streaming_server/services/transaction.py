@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from protos.scankv.v1 import transaction_pb2, transaction_pb2_grpc
+from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.lookup import ipc_of
+from streaming_server.services.write import overwrites
 from table_model.errors import InvalidRequest
+from table_model.limits import MAX_WAIT_MILLIS
 
 if TYPE_CHECKING:
     import grpc
@@ -79,6 +82,26 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             rows, found = await self._transactions.lookup(place, table, request.keys)
             return transaction_pb2.LookupStagedResponse(rows=ipc_of(rows).to_pybytes(), found=found)
         raise AssertionError("mapped_errors ends the call")
+
+    async def StageDeleteAll(
+        self,
+        request: transaction_pb2.StageDeleteAllRequest,
+        context: grpc.aio.ServicerContext[
+            transaction_pb2.StageDeleteAllRequest, transaction_pb2.StageDeleteAllResponse
+        ],
+    ) -> transaction_pb2.StageDeleteAllResponse:
+        """Stages the deletion of all rows of a table."""
+        async with mapped_errors(request, context):
+            if request.wait_millis > MAX_WAIT_MILLIS:
+                raise InvalidRequest(f"wait_millis is {request.wait_millis}: at most {MAX_WAIT_MILLIS}")
+            rows = await self._transactions.stage_delete_all(
+                StagedAs(token=request.token, part=request.part, sequence=request.sequence),
+                self._tables.table(request.table),
+                WriteKind(overwrite=overwrites(request.mode)),
+                request.column_locks,
+                request.wait_millis / 1000,
+            )
+        return transaction_pb2.StageDeleteAllResponse(done=rows is not None, rows=rows or 0)
 
     async def CommitTransaction(
         self,

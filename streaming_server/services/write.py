@@ -133,9 +133,14 @@ def _written(rows: int, offsets: Mapping[int, int], table: LiveTable) -> write_p
 
 def kind_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WriteKind:
     """What a request does with its rows. Raises InvalidRequest."""
-    if request.mode not in write_pb2.WriteMode.values():
-        raise InvalidRequest(f"mode {request.mode} is none that this server knows")
-    return WriteKind(columns=tuple(request.columns), overwrite=request.mode == write_pb2.WRITE_MODE_OVERWRITE)
+    return WriteKind(columns=tuple(request.columns), overwrite=overwrites(request.mode))
+
+
+def overwrites(mode: write_pb2.WriteMode.ValueType) -> bool:
+    """Whether rows replace what stands, whatever the engine. Raises InvalidRequest for a mode that is none."""
+    if mode not in write_pb2.WriteMode.values():
+        raise InvalidRequest(f"mode {mode} is none that this server knows")
+    return mode == write_pb2.WRITE_MODE_OVERWRITE
 
 
 def terms_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WriteTerms:

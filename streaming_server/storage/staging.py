@@ -2,6 +2,7 @@
 
 transactions/<token>/transaction.json   what it is
 transactions/<token>/<number>.part      the requests of one part, in their order, each a record with a checksum
+transactions/<token>/<number>-<n>.keys  the pieces of request n of that part, where the server has made it of many
 
 Nothing of it is promised until the commit, which makes the parts durable before it is decided. Large ones are made so
 piece by piece as they grow, so that the commit need not wait for all of it.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
@@ -44,13 +45,16 @@ class StagedRequest:
         incarnation: That of the table.
         action: UPSERT, DELETE or READ.
         rows: How many rows or keys it has.
-        buckets: Those that they are in; with READ, the offsets that it is as of.
+        buckets: Those that they are in, and how many pieces of it write there, mostly 1; with READ, the offsets that it
+            is as of.
         schema_id: The version of the table's schema that the rows were made for.
         indexes: The indexes that the table had when the rows were checked.
         columns: The columns that it names. Empty: all.
         overwrite: Whether the rows replace what stands.
         merges: Whether they are merged with what stands, which may be refused.
         column_locks: The ids of the column locks that the writer has.
+        pieces: How many requests, in a file of their own, it stands for; None: it has its rows or keys itself.
+        piece_bytes: Bytes of that file.
     """
 
     part: str
@@ -65,6 +69,8 @@ class StagedRequest:
     overwrite: bool = False
     merges: bool = False
     column_locks: tuple[str, ...] = ()
+    pieces: int | None = None
+    piece_bytes: int = 0
 
     @classmethod
     def from_head(cls, head: dict[str, Any]) -> StagedRequest:
@@ -99,7 +105,7 @@ class Touched:
         if request.action == READ:
             self.read_from = older_of(self.read_from, request.buckets)
             return
-        self.buckets.update(request.buckets.keys())
+        self.buckets.update(request.buckets)
         self.indexes.add(request.indexes)
         self.access.add((request.columns, request.column_locks))
         self.merges |= request.merges
@@ -129,6 +135,7 @@ class StagedPart:
         requests: How many they are.
         rows: How many rows and keys they write.
         size: Bytes of the file that they take.
+        piece_bytes: Bytes of the files beside it.
         tables: What they do to each table.
     """
 
@@ -137,6 +144,7 @@ class StagedPart:
     requests: int = 0
     rows: int = 0
     size: int = 0
+    piece_bytes: int = 0
     tables: dict[str, Touched] = field(default_factory=dict)
     _unsynced: int = 0
 
@@ -156,6 +164,7 @@ class StagedPart:
     def _note(self, request: StagedRequest, end: int) -> None:
         self.size = end
         self.requests += 1
+        self.piece_bytes += request.piece_bytes
         self.rows += 0 if request.action == READ else request.rows
         self.tables.setdefault(request.table, Touched(request.incarnation)).note(request)
 
@@ -177,6 +186,67 @@ class StagedPart:
         return part
 
 
+class Pieces:
+    """The pieces of a request that the server makes itself, of more keys than one request has. Its methods block.
+
+    Rule: a part has all of a request or nothing. The pieces are durable, by name too, before their request is appended;
+    until then they are nothing, and those of a try that a crash or an error has ended are written over.
+
+    Args:
+        part: The part.
+        number: Which request of it they are.
+    """
+
+    def __init__(self, part: StagedPart, number: int) -> None:
+        self._path = _pieces_of(part.path, number)
+        self._count = 0
+        self._rows = 0
+        self._size = 0
+        self._merges = False
+        self._buckets: Counter[int] = Counter()
+        self._unsynced = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of them so far."""
+        return self._size
+
+    def append(self, request: StagedRequest, payload: bytes) -> None:
+        """Adds a piece, a request itself."""
+        data = frame_of(asdict(request), payload)
+        sync = self._unsynced + len(data) >= _SYNC_BYTES
+        write_at(self._path, data, self._size, sync=sync)
+        self._unsynced = 0 if sync else self._unsynced + len(data)
+        self._size += len(data)
+        self._count += 1
+        self._rows += request.rows
+        self._merges |= request.merges
+        self._buckets.update(request.buckets)
+
+    def finish(self, request: StagedRequest) -> StagedRequest:
+        """Makes them durable; gives the request, which has nothing yet, with all that they have together."""
+        if self._count:
+            write_at(self._path, b"", 0, sync=True)
+            sync_directory(self._path.parent)
+        return replace(
+            request,
+            rows=self._rows,
+            buckets=dict(self._buckets),
+            merges=self._merges,
+            pieces=self._count,
+            piece_bytes=self._size,
+        )
+
+    def discard(self) -> None:
+        """Removes them."""
+        self._path.unlink(missing_ok=True)
+
+
+def _pieces_of(path: Path, number: int) -> Path:
+    """The file of the pieces of a request of the part in a file."""
+    return path.with_name(f"{path.stem}-{number}.keys")
+
+
 def load_parts(files: Iterable[tuple[Path, int]]) -> list[StagedPart]:
     """The parts in some files, of each so many requests, which are read in full. Blocks. Memory: one request.
 
@@ -195,6 +265,8 @@ def load_parts(files: Iterable[tuple[Path, int]]) -> list[StagedPart]:
 def payloads(path: Path, requests: int) -> Iterator[tuple[StagedRequest, bytes]]:
     """So many requests of a part, with their rows or keys. Blocks. Memory: one request.
 
+    Of one that has pieces, these are given in its place.
+
     Raises:
         DataLoss: They are not all there.
     """
@@ -203,12 +275,24 @@ def payloads(path: Path, requests: int) -> Iterator[tuple[StagedRequest, bytes]]
         for head, payload, _ in read_frames(path):
             if found == requests:
                 return
+            request = StagedRequest.from_head(head)
+            if request.pieces is None:
+                yield request, payload
+            else:
+                yield from payloads(_pieces_of(path, found), request.pieces)
             found += 1
-            yield StagedRequest.from_head(head), payload
     except OSError as error:
         raise DataLoss(f"the staged requests {path} cannot be read: {error}") from error
     if found < requests:
         raise DataLoss(f"the staged requests {path} are damaged: of {requests}, {found} can be read")
+
+
+def staged_request(path: Path, number: int) -> StagedRequest:
+    """One request of a part, without its rows or keys. Blocks. Raises DataLoss when it is not there."""
+    for found, (head, _, _) in enumerate(read_frames(path)):
+        if found == number:
+            return StagedRequest.from_head(head)
+    raise DataLoss(f"the staged requests {path} are damaged: number {number} cannot be read")
 
 
 class StagingDirectory:

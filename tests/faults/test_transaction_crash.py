@@ -30,7 +30,7 @@ def deaths_of(module: str, directory: Path) -> int:
 
 
 def test_a_transaction_is_whole_or_not_at_all_wherever_the_server_dies(tmp_path: Path) -> None:
-    # It has six requests, and a dozen write batches in three buckets of two tables.
+    # It has seven requests, one of several pieces, and a dozen write batches in three buckets of two tables.
     assert deaths_of("dying_transaction", tmp_path) > 40
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+import streaming_server.engine.delete_all
 import streaming_server.engine.net_rows
 import streaming_server.engine.roll_forward
 import streaming_server.storage.staging
@@ -160,6 +161,9 @@ async def begin_and_commit(tables: Tables) -> None:
     if not isinstance(begun, OpenTransaction):
         return
     plain, sums = tables.table(PLAIN), tables.table(SUMS)
+    # The rows that stand: each of them is written again, or deleted once more, so that the net changes stay the same.
+    first = StagedAs(token=begun.token, part="main", sequence=0)
+    assert await transactions.stage_delete_all(first, plain, MERGE, (), 60) == len(BEFORE[PLAIN])
     for number, (table, action, data) in enumerate(
         (
             (plain, UPSERT, rows(range(30), 1)),
@@ -167,13 +171,14 @@ async def begin_and_commit(tables: Tables) -> None:
             (plain, DELETE, keys_of(range(5))),
             (sums, UPSERT, rows(range(4), 7)),
             (plain, UPSERT, rows(range(25, 35), 2)),
-        )
+        ),
+        start=1,
     ):
         place = StagedAs(token=begun.token, part="main", sequence=number)
         await transactions.stage(place, table, action, data, kind=MERGE)
     place = StagedAs(token=begun.token, part="failed attempt", sequence=0)
     await transactions.stage(place, plain, UPSERT, rows(range(50), 666), kind=MERGE)
-    await transactions.commit(begun.token, ID, [("main", 5)])
+    await transactions.commit(begun.token, ID, [("main", 6)])
 
 
 async def commit_and_die(data: Path, steps: int) -> None:
@@ -259,6 +264,8 @@ def in_child(work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool
 def main(directory: Path) -> None:
     """Dies everywhere, in the commit and in the recovery."""
     DEATH.install()
+    for limit, value in (("_STEP_ROWS", 5), ("_PIECE_ROWS", 7)):
+        setattr(streaming_server.engine.delete_all, limit, value)
     for module in (streaming_server.engine.roll_forward, streaming_server.engine.net_rows):
         setattr(module, "step_rows", lambda *_: _STEP_ROWS)  # noqa: B010 (it is no export)
     in_child(make, directory / "made")

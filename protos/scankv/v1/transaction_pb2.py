@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos.scankv.v1 import write_pb2 as protos_dot_scankv_dot_v1_dot_write__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/scankv/v1/transaction.proto\x12\tscankv.v1\"\x8a\x01\n\x17\x42\x65ginTransactionRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12.\n\rconflict_mode\x18\x02 \x01(\x0e\x32\x17.scankv.v1.ConflictMode\x12\x12\n\nttl_millis\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\t\x12\x0e\n\x06writer\x18\x05 \x01(\t\"b\n\x18\x42\x65ginTransactionResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x37\n\tcommitted\x18\x02 \x01(\x0b\x32$.scankv.v1.CommitTransactionResponse\"a\n\x13GetForUpdateRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\t\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\"3\n\x14GetForUpdateResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x01(\x0c\"a\n\x13LookupStagedRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\t\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\"3\n\x14LookupStagedResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x01(\x0c\"5\n\x13TransactionPartSize\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\x04\"d\n\x18\x43ommitTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12-\n\x05parts\x18\x03 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\"T\n\x19\x43ommitTransactionResponse\x12)\n\x06tables\x18\x01 \x03(\x0b\x32\x19.scankv.v1.CommittedTable\x12\x0c\n\x04rows\x18\x02 \x01(\x04\"\xad\x01\n\x0e\x43ommittedTable\x12\r\n\x05table\x18\x01 \x01(\t\x12>\n\x0blog_offsets\x18\x02 \x03(\x0b\x32).scankv.v1.CommittedTable.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x03 \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"(\n\x17\x41\x62ortTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x1a\n\x18\x41\x62ortTransactionResponse\"\x19\n\x17ListTransactionsRequest\"L\n\x18ListTransactionsResponse\x12\x30\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1a.scankv.v1.OpenTransaction\"\xdf\x01\n\x0fOpenTransaction\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12.\n\rconflict_mode\x18\x03 \x01(\x0e\x32\x17.scankv.v1.ConflictMode\x12\x0e\n\x06tables\x18\x04 \x03(\t\x12\x0c\n\x04rows\x18\x05 \x01(\x04\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x12\n\nage_millis\x18\x07 \x01(\x04\x12\x12\n\nttl_millis\x18\x08 \x01(\x04\x12\x18\n\x10remaining_millis\x18\t \x01(\x04\x12\x12\n\ncommitting\x18\n \x01(\x08*c\n\x0c\x43onflictMode\x12\x1d\n\x19\x43ONFLICT_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43ONFLICT_MODE_LAST_WINS\x10\x01\x12\x17\n\x13\x43ONFLICT_MODE_ABORT\x10\x02\x32\xad\x04\n\x12TransactionService\x12[\n\x10\x42\x65ginTransaction\x12\".scankv.v1.BeginTransactionRequest\x1a#.scankv.v1.BeginTransactionResponse\x12O\n\x0cGetForUpdate\x12\x1e.scankv.v1.GetForUpdateRequest\x1a\x1f.scankv.v1.GetForUpdateResponse\x12O\n\x0cLookupStaged\x12\x1e.scankv.v1.LookupStagedRequest\x1a\x1f.scankv.v1.LookupStagedResponse\x12^\n\x11\x43ommitTransaction\x12#.scankv.v1.CommitTransactionRequest\x1a$.scankv.v1.CommitTransactionResponse\x12[\n\x10\x41\x62ortTransaction\x12\".scankv.v1.AbortTransactionRequest\x1a#.scankv.v1.AbortTransactionResponse\x12[\n\x10ListTransactions\x12\".scankv.v1.ListTransactionsRequest\x1a#.scankv.v1.ListTransactionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/scankv/v1/transaction.proto\x12\tscankv.v1\x1a\x1cprotos/scankv/v1/write.proto\"\x8a\x01\n\x17\x42\x65ginTransactionRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12.\n\rconflict_mode\x18\x02 \x01(\x0e\x32\x17.scankv.v1.ConflictMode\x12\x12\n\nttl_millis\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\t\x12\x0e\n\x06writer\x18\x05 \x01(\t\"b\n\x18\x42\x65ginTransactionResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x37\n\tcommitted\x18\x02 \x01(\x0b\x32$.scankv.v1.CommitTransactionResponse\"a\n\x13GetForUpdateRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\t\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\"3\n\x14GetForUpdateResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x01(\x0c\"a\n\x13LookupStagedRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\t\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\"3\n\x14LookupStagedResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\r\n\x05\x66ound\x18\x02 \x01(\x0c\"\xa4\x01\n\x15StageDeleteAllRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\t\x12\"\n\x04mode\x18\x05 \x01(\x0e\x32\x14.scankv.v1.WriteMode\x12\x14\n\x0c\x63olumn_locks\x18\x06 \x03(\t\x12\x13\n\x0bwait_millis\x18\x07 \x01(\x04\"4\n\x16StageDeleteAllResponse\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x0c\n\x04rows\x18\x02 \x01(\x04\"5\n\x13TransactionPartSize\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\x04\"d\n\x18\x43ommitTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12-\n\x05parts\x18\x03 \x03(\x0b\x32\x1e.scankv.v1.TransactionPartSize\"T\n\x19\x43ommitTransactionResponse\x12)\n\x06tables\x18\x01 \x03(\x0b\x32\x19.scankv.v1.CommittedTable\x12\x0c\n\x04rows\x18\x02 \x01(\x04\"\xad\x01\n\x0e\x43ommittedTable\x12\r\n\x05table\x18\x01 \x01(\t\x12>\n\x0blog_offsets\x18\x02 \x03(\x0b\x32).scankv.v1.CommittedTable.LogOffsetsEntry\x12\x19\n\x11table_incarnation\x18\x03 \x01(\t\x1a\x31\n\x0fLogOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"(\n\x17\x41\x62ortTransactionRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x1a\n\x18\x41\x62ortTransactionResponse\"\x19\n\x17ListTransactionsRequest\"L\n\x18ListTransactionsResponse\x12\x30\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1a.scankv.v1.OpenTransaction\"\xdf\x01\n\x0fOpenTransaction\x12\r\n\x05token\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12.\n\rconflict_mode\x18\x03 \x01(\x0e\x32\x17.scankv.v1.ConflictMode\x12\x0e\n\x06tables\x18\x04 \x03(\t\x12\x0c\n\x04rows\x18\x05 \x01(\x04\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x12\n\nage_millis\x18\x07 \x01(\x04\x12\x12\n\nttl_millis\x18\x08 \x01(\x04\x12\x18\n\x10remaining_millis\x18\t \x01(\x04\x12\x12\n\ncommitting\x18\n \x01(\x08*c\n\x0c\x43onflictMode\x12\x1d\n\x19\x43ONFLICT_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43ONFLICT_MODE_LAST_WINS\x10\x01\x12\x17\n\x13\x43ONFLICT_MODE_ABORT\x10\x02\x32\x84\x05\n\x12TransactionService\x12[\n\x10\x42\x65ginTransaction\x12\".scankv.v1.BeginTransactionRequest\x1a#.scankv.v1.BeginTransactionResponse\x12O\n\x0cGetForUpdate\x12\x1e.scankv.v1.GetForUpdateRequest\x1a\x1f.scankv.v1.GetForUpdateResponse\x12O\n\x0cLookupStaged\x12\x1e.scankv.v1.LookupStagedRequest\x1a\x1f.scankv.v1.LookupStagedResponse\x12U\n\x0eStageDeleteAll\x12 .scankv.v1.StageDeleteAllRequest\x1a!.scankv.v1.StageDeleteAllResponse\x12^\n\x11\x43ommitTransaction\x12#.scankv.v1.CommitTransactionRequest\x1a$.scankv.v1.CommitTransactionResponse\x12[\n\x10\x41\x62ortTransaction\x12\".scankv.v1.AbortTransactionRequest\x1a#.scankv.v1.AbortTransactionResponse\x12[\n\x10ListTransactions\x12\".scankv.v1.ListTransactionsRequest\x1a#.scankv.v1.ListTransactionsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,40 +34,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._loaded_options = None
   _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._serialized_options = b'8\001'
-  _globals['_CONFLICTMODE']._serialized_start=1414
-  _globals['_CONFLICTMODE']._serialized_end=1513
-  _globals['_BEGINTRANSACTIONREQUEST']._serialized_start=50
-  _globals['_BEGINTRANSACTIONREQUEST']._serialized_end=188
-  _globals['_BEGINTRANSACTIONRESPONSE']._serialized_start=190
-  _globals['_BEGINTRANSACTIONRESPONSE']._serialized_end=288
-  _globals['_GETFORUPDATEREQUEST']._serialized_start=290
-  _globals['_GETFORUPDATEREQUEST']._serialized_end=387
-  _globals['_GETFORUPDATERESPONSE']._serialized_start=389
-  _globals['_GETFORUPDATERESPONSE']._serialized_end=440
-  _globals['_LOOKUPSTAGEDREQUEST']._serialized_start=442
-  _globals['_LOOKUPSTAGEDREQUEST']._serialized_end=539
-  _globals['_LOOKUPSTAGEDRESPONSE']._serialized_start=541
-  _globals['_LOOKUPSTAGEDRESPONSE']._serialized_end=592
-  _globals['_TRANSACTIONPARTSIZE']._serialized_start=594
-  _globals['_TRANSACTIONPARTSIZE']._serialized_end=647
-  _globals['_COMMITTRANSACTIONREQUEST']._serialized_start=649
-  _globals['_COMMITTRANSACTIONREQUEST']._serialized_end=749
-  _globals['_COMMITTRANSACTIONRESPONSE']._serialized_start=751
-  _globals['_COMMITTRANSACTIONRESPONSE']._serialized_end=835
-  _globals['_COMMITTEDTABLE']._serialized_start=838
-  _globals['_COMMITTEDTABLE']._serialized_end=1011
-  _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._serialized_start=962
-  _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._serialized_end=1011
-  _globals['_ABORTTRANSACTIONREQUEST']._serialized_start=1013
-  _globals['_ABORTTRANSACTIONREQUEST']._serialized_end=1053
-  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_start=1055
-  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_end=1081
-  _globals['_LISTTRANSACTIONSREQUEST']._serialized_start=1083
-  _globals['_LISTTRANSACTIONSREQUEST']._serialized_end=1108
-  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_start=1110
-  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_end=1186
-  _globals['_OPENTRANSACTION']._serialized_start=1189
-  _globals['_OPENTRANSACTION']._serialized_end=1412
-  _globals['_TRANSACTIONSERVICE']._serialized_start=1516
-  _globals['_TRANSACTIONSERVICE']._serialized_end=2073
+  _globals['_CONFLICTMODE']._serialized_start=1665
+  _globals['_CONFLICTMODE']._serialized_end=1764
+  _globals['_BEGINTRANSACTIONREQUEST']._serialized_start=80
+  _globals['_BEGINTRANSACTIONREQUEST']._serialized_end=218
+  _globals['_BEGINTRANSACTIONRESPONSE']._serialized_start=220
+  _globals['_BEGINTRANSACTIONRESPONSE']._serialized_end=318
+  _globals['_GETFORUPDATEREQUEST']._serialized_start=320
+  _globals['_GETFORUPDATEREQUEST']._serialized_end=417
+  _globals['_GETFORUPDATERESPONSE']._serialized_start=419
+  _globals['_GETFORUPDATERESPONSE']._serialized_end=470
+  _globals['_LOOKUPSTAGEDREQUEST']._serialized_start=472
+  _globals['_LOOKUPSTAGEDREQUEST']._serialized_end=569
+  _globals['_LOOKUPSTAGEDRESPONSE']._serialized_start=571
+  _globals['_LOOKUPSTAGEDRESPONSE']._serialized_end=622
+  _globals['_STAGEDELETEALLREQUEST']._serialized_start=625
+  _globals['_STAGEDELETEALLREQUEST']._serialized_end=789
+  _globals['_STAGEDELETEALLRESPONSE']._serialized_start=791
+  _globals['_STAGEDELETEALLRESPONSE']._serialized_end=843
+  _globals['_TRANSACTIONPARTSIZE']._serialized_start=845
+  _globals['_TRANSACTIONPARTSIZE']._serialized_end=898
+  _globals['_COMMITTRANSACTIONREQUEST']._serialized_start=900
+  _globals['_COMMITTRANSACTIONREQUEST']._serialized_end=1000
+  _globals['_COMMITTRANSACTIONRESPONSE']._serialized_start=1002
+  _globals['_COMMITTRANSACTIONRESPONSE']._serialized_end=1086
+  _globals['_COMMITTEDTABLE']._serialized_start=1089
+  _globals['_COMMITTEDTABLE']._serialized_end=1262
+  _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._serialized_start=1213
+  _globals['_COMMITTEDTABLE_LOGOFFSETSENTRY']._serialized_end=1262
+  _globals['_ABORTTRANSACTIONREQUEST']._serialized_start=1264
+  _globals['_ABORTTRANSACTIONREQUEST']._serialized_end=1304
+  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_start=1306
+  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_end=1332
+  _globals['_LISTTRANSACTIONSREQUEST']._serialized_start=1334
+  _globals['_LISTTRANSACTIONSREQUEST']._serialized_end=1359
+  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_start=1361
+  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_end=1437
+  _globals['_OPENTRANSACTION']._serialized_start=1440
+  _globals['_OPENTRANSACTION']._serialized_end=1663
+  _globals['_TRANSACTIONSERVICE']._serialized_start=1767
+  _globals['_TRANSACTIONSERVICE']._serialized_end=2411
 # @@protoc_insertion_point(module_scope)

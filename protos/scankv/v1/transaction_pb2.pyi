@@ -19,6 +19,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from protos.scankv.v1 import write_pb2 as _write_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -229,6 +230,72 @@ class LookupStagedResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LookupStagedResponse: _TypeAlias = LookupStagedResponse  # noqa: Y015
+
+@_typing.final
+class StageDeleteAllRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    COLUMN_LOCKS_FIELD_NUMBER: _builtins.int
+    WAIT_MILLIS_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """As with a write."""
+    part: _builtins.str
+    sequence: _builtins.int
+    table: _builtins.str
+    """`database.table`."""
+    mode: _write_pb2.WriteMode.ValueType
+    """As in DeleteRequest."""
+    wait_millis: _builtins.int
+    """The server answers after this time at the latest, done or not. At most 60,000."""
+    @_builtins.property
+    def column_locks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+        part: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        table: _builtins.str = ...,
+        mode: _write_pb2.WriteMode.ValueType = ...,
+        column_locks: _abc.Iterable[_builtins.str] | None = ...,
+        wait_millis: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_locks", b"column_locks", "mode", b"mode", "part", b"part", "sequence", b"sequence", "table", b"table", "token", b"token", "wait_millis", b"wait_millis"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageDeleteAllRequest: _TypeAlias = StageDeleteAllRequest  # noqa: Y015
+
+@_typing.final
+class StageDeleteAllResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    """Whether the request is staged. Otherwise the server goes on with it: repeat the call."""
+    rows: _builtins.int
+    """How many rows it deletes, once it is staged."""
+    def __init__(
+        self,
+        *,
+        done: _builtins.bool = ...,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageDeleteAllResponse: _TypeAlias = StageDeleteAllResponse  # noqa: Y015
 
 @_typing.final
 class TransactionPartSize(_message.Message):

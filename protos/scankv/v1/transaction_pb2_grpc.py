@@ -49,6 +49,11 @@ class TransactionServiceStub:
                 request_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedRequest.SerializeToString,
                 response_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedResponse.FromString,
                 _registered_method=True)
+        self.StageDeleteAll = channel.unary_unary(
+                '/scankv.v1.TransactionService/StageDeleteAll',
+                request_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.StageDeleteAllRequest.SerializeToString,
+                response_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.StageDeleteAllResponse.FromString,
+                _registered_method=True)
         self.CommitTransaction = channel.unary_unary(
                 '/scankv.v1.TransactionService/CommitTransaction',
                 request_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.CommitTransactionRequest.SerializeToString,
@@ -93,6 +98,17 @@ class TransactionServiceServicer:
         engine. The commit does not depend on them.
         Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many requests
         as said; a merge has no result).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StageDeleteAll(self, request, context):
+        """Stages the deletion of all rows that the table has at the moment when the server begins with it, as one request of the
+        part: as a Delete of their keys would, but no key leaves the server. Rows that others insert later stay. Answered
+        before the end when that takes longer than `wait_millis`: repeat the call until `done`. Repeating it in any case does
+        no harm.
+        Errors: as for a Delete of a transaction.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,6 +160,11 @@ def add_TransactionServiceServicer_to_server(servicer, server):
                     servicer.LookupStaged,
                     request_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedRequest.FromString,
                     response_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedResponse.SerializeToString,
+            ),
+            'StageDeleteAll': grpc.unary_unary_rpc_method_handler(
+                    servicer.StageDeleteAll,
+                    request_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.StageDeleteAllRequest.FromString,
+                    response_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.StageDeleteAllResponse.SerializeToString,
             ),
             'CommitTransaction': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitTransaction,
@@ -242,6 +263,33 @@ class TransactionService:
             '/scankv.v1.TransactionService/LookupStaged',
             protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedRequest.SerializeToString,
             protos_dot_scankv_dot_v1_dot_transaction__pb2.LookupStagedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageDeleteAll(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.TransactionService/StageDeleteAll',
+            protos_dot_scankv_dot_v1_dot_transaction__pb2.StageDeleteAllRequest.SerializeToString,
+            protos_dot_scankv_dot_v1_dot_transaction__pb2.StageDeleteAllResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,13 @@ class TransactionServiceStub:
     Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many requests
     as said; a merge has no result).
     """
+    StageDeleteAll: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.StageDeleteAllRequest, _transaction_pb2.StageDeleteAllResponse]
+    """Stages the deletion of all rows that the table has at the moment when the server begins with it, as one request of the
+    part: as a Delete of their keys would, but no key leaves the server. Rows that others insert later stay. Answered
+    before the end when that takes longer than `wait_millis`: repeat the call until `done`. Repeating it in any case does
+    no harm.
+    Errors: as for a Delete of a transaction.
+    """
     CommitTransaction: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.CommitTransactionRequest, _transaction_pb2.CommitTransactionResponse]
     """Commits: answered when all is durable and seen. Repeating the call, also after the server has forgotten what was
     staged, gives the first answer: ids are remembered for 7 days (a setting), and of all ids that are equal up to their
@@ -95,6 +102,13 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     engine. The commit does not depend on them.
     Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many requests
     as said; a merge has no result).
+    """
+    StageDeleteAll: _aio.UnaryUnaryMultiCallable[_transaction_pb2.StageDeleteAllRequest, _transaction_pb2.StageDeleteAllResponse]  # type: ignore[assignment]
+    """Stages the deletion of all rows that the table has at the moment when the server begins with it, as one request of the
+    part: as a Delete of their keys would, but no key leaves the server. Rows that others insert later stay. Answered
+    before the end when that takes longer than `wait_millis`: repeat the call until `done`. Repeating it in any case does
+    no harm.
+    Errors: as for a Delete of a transaction.
     """
     CommitTransaction: _aio.UnaryUnaryMultiCallable[_transaction_pb2.CommitTransactionRequest, _transaction_pb2.CommitTransactionResponse]  # type: ignore[assignment]
     """Commits: answered when all is durable and seen. Repeating the call, also after the server has forgotten what was
@@ -147,6 +161,19 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         engine. The commit does not depend on them.
         Errors: as for Lookup; NOT_FOUND TRANSACTION_LOST; INVALID_ARGUMENT INVALID_REQUEST (the part has not as many requests
         as said; a merge has no result).
+        """
+
+    @_abc_1.abstractmethod
+    def StageDeleteAll(
+        self,
+        request: _transaction_pb2.StageDeleteAllRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_transaction_pb2.StageDeleteAllResponse, _abc.Awaitable[_transaction_pb2.StageDeleteAllResponse]]:
+        """Stages the deletion of all rows that the table has at the moment when the server begins with it, as one request of the
+        part: as a Delete of their keys would, but no key leaves the server. Rows that others insert later stay. Answered
+        before the end when that takes longer than `wait_millis`: repeat the call until `done`. Repeating it in any case does
+        no harm.
+        Errors: as for a Delete of a transaction.
         """
 
     @_abc_1.abstractmethod

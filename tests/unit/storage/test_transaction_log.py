@@ -10,7 +10,17 @@ import pytest
 from streaming_server.clock import ServerClock
 from streaming_server.storage.decisions import Committed, Decision, Decisions
 from streaming_server.storage.frames import write_at
-from streaming_server.storage.staging import UPSERT, StagedPart, StagedRequest, StagingDirectory, payloads
+from streaming_server.storage.staging import (
+    DELETE,
+    UPSERT,
+    Pieces,
+    StagedPart,
+    StagedRequest,
+    StagingDirectory,
+    load_parts,
+    payloads,
+    staged_request,
+)
 from streaming_server.storage.transaction_log import TransactionLog
 from table_model.errors import DataLoss, Unavailable
 
@@ -27,7 +37,7 @@ REQUEST = StagedRequest(
     incarnation="i",
     action=UPSERT,
     rows=2,
-    buckets={0: 0, 3: 0},
+    buckets={0: 1, 3: 1},
     columns=("k", "v"),
     column_locks=("lock",),
 )
@@ -112,7 +122,7 @@ def test_a_part_is_loaded_as_it_was_staged_up_to_where_it_is_torn(tmp_path: Path
     part = StagedPart(directory.part(4), "p")
     sizes = []
     for number in range(3):
-        part.append(replace(REQUEST, buckets={number: 0}), bytes([number]) * 100)
+        part.append(replace(REQUEST, buckets={number: 1}), bytes([number]) * 100)
         sizes.append(part.size)
     part.sync()
     directory.sync()
@@ -121,7 +131,7 @@ def test_a_part_is_loaded_as_it_was_staged_up_to_where_it_is_torn(tmp_path: Path
     assert loaded.tables["a.b"].buckets == {0: 1, 1: 1, 2: 1}
     assert loaded.tables["a.b"].access == {(("k", "v"), ("lock",))}
     found = list(payloads(part.path, 3))
-    assert found == [(replace(REQUEST, buckets={n: 0}), bytes([n]) * 100) for n in range(3)]
+    assert found == [(replace(REQUEST, buckets={n: 1}), bytes([n]) * 100) for n in range(3)]
     data = part.path.read_bytes()
     part.path.write_bytes(data[: sizes[1] + 7])
     (loaded,) = directory.parts()
@@ -133,6 +143,38 @@ def test_a_part_is_loaded_as_it_was_staged_up_to_where_it_is_torn(tmp_path: Path
     directory.remove()
     assert directory.content() is None
     assert not directory.path.exists()
+
+
+def test_the_pieces_of_a_request_are_given_in_its_place_and_all_of_them_or_none(tmp_path: Path) -> None:
+    directory = StagingDirectory(tmp_path, "token")
+    directory.create({})
+    part = StagedPart(directory.part(0), "p")
+    part.append(REQUEST, b"before")
+    torn = Pieces(part, 1)
+    for _ in range(5):
+        torn.append(REQUEST, b"of a try that a crash has ended" * 10)
+    # Nothing of it counts, and the next try writes over it.
+    assert [loaded.requests for loaded in directory.parts()] == [1]
+    made = [replace(REQUEST, action=DELETE, rows=3, buckets={number: 1, 7: 1}) for number in range(3)]
+    pieces = Pieces(part, 1)
+    for number, piece in enumerate(made):
+        pieces.append(piece, bytes([number]))
+    request = pieces.finish(replace(REQUEST, action=DELETE, rows=0, buckets={}))
+    part.append(request, b"")
+    part.append(REQUEST, b"behind")
+    (loaded,) = directory.parts()
+    assert (loaded.requests, loaded.rows, loaded.piece_bytes) == (3, 2 + 9 + 2, pieces.size)
+    assert loaded.tables["a.b"].buckets == {0: 3, 1: 1, 2: 1, 3: 2, 7: 3}
+    assert staged_request(part.path, 1) == request
+    expected = [(REQUEST, b"before"), *((piece, bytes([n])) for n, piece in enumerate(made)), (REQUEST, b"behind")]
+    assert list(payloads(part.path, 3)) == expected
+    (whole,) = load_parts([(part.path, 3)])
+    assert (whole.rows, whole.tables["a.b"].buckets) == (loaded.rows, loaded.tables["a.b"].buckets)
+    pieces.discard()
+    with pytest.raises(DataLoss, match="of 3, 0 can be read"):
+        list(payloads(part.path, 3))
+    with pytest.raises(DataLoss, match="number 3 cannot be read"):
+        staged_request(part.path, 3)
 
 
 def test_a_committed_transaction_knows_its_family(tmp_path: Path) -> None:
