@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def check() -> None:
@@ -62,7 +63,7 @@ def configured(builder: SparkSession.Builder) -> SparkSession.Builder:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         # Compiling little suits short runs.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     }
     for name, value in options.items():
         builder = builder.config(name, value)

@@ -159,7 +159,10 @@ def with_catalog() -> SparkSession:
     builder = java.configured(SparkSession.builder.master("local[2]")).enableHiveSupport()
     connection = f"jdbc:derby:;databaseName={directory}/metastore;create=true"
     builder = builder.config("spark.hadoop.javax.jdo.option.ConnectionURL", connection)
-    spark = builder.config("spark.sql.warehouse.dir", f"{directory}/warehouse").getOrCreate()
+    builder = builder.config("spark.sql.warehouse.dir", f"{directory}/warehouse")
+    # Derby keeps a log where the process was started, unless it is told where.
+    options = f"{java.JAVA_OPTIONS} -Dderby.stream.error.file={directory}/derby.log"
+    spark = builder.config("spark.driver.extraJavaOptions", options).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     return spark
 
