@@ -127,11 +127,12 @@ class World:
 
         What the server refuses although there was no fault since the block began is raised.
         """
-        faults = self.faults
+        faults, began_healthy = self.faults, self.healthy.is_set()
         try:
             yield
         except (ConnectionFailed, ServerRefused) as error:
-            if isinstance(error, ServerRefused) and self.healthy.is_set() and self.faults == faults:
+            # An error of a fault may come late, when the fault has passed: an abort may have waited for the server.
+            if isinstance(error, ServerRefused) and began_healthy and self.healthy.is_set() and self.faults == faults:
                 raise
             self.count_failure(error)
             await self.healthy.wait()
