@@ -57,5 +57,5 @@ class CallQueue:
             ) from error
 
     def leave(self) -> None:
-        """Gives a turn back, to whoever has waited longest."""
+        """Returns a turn; the caller that has waited longest gets it."""
         self._turns.release()

@@ -174,7 +174,7 @@ async def _pump(items: AsyncGenerator[_Item, None], handover: _Handover[_Item]) 
     except BaseException as failure:
         error = failure
     finally:
-        # Last of all: whoever has seen the end finds nothing left.
+        # Last of all, so that a caller that has seen the end finds nothing left.
         handover.put(_End(error))
 
 

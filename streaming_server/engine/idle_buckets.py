@@ -29,7 +29,7 @@ class IdleBuckets:
 
     Args:
         tables: The tables in use, at any time.
-        most: How many buckets may be open that nobody uses.
+        most: The largest number of unused buckets to keep open.
         idle_seconds: After how long one of them is closed.
     """
 

@@ -274,7 +274,7 @@ class RangeReader(Generic[T]):
             del iterator
 
     def _cross(self) -> bool:
-        """One step across a gap: whether the checked iterator stands on an entry behind it now.
+        """Takes one step across a gap; returns whether the checked iterator now stands on an entry after it.
 
         A piece of the gap is looked into that is as large as can be looked into at once. Found empty, it is crossed.
         """

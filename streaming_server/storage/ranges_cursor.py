@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from table_model.key_ranges import KeyRanges
 
 STEP_SECONDS: Final = 0.001
-"""About the longest that one step seeks and reads, since the event loop is held meanwhile."""
+"""The approximate duration after which a step ends: a step holds the event loop."""
 
 _FIRST_BLOCK, _LAST_BLOCK = 4, 256
 

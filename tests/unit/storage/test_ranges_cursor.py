@@ -108,22 +108,7 @@ def test_it_finds_what_is_in_ranges_and_goes_on_from_wherever_it_was(
     if open_ended:
         ranges = KeyRanges.of(*ranges, KeyRange(key_of(offline, ROWS + 300), None))
     expected = sorted((n for n in range(0, ROWS, 2) if key_of(offline, n) in ranges), reverse=reverse)
-    found: list[int] = []
-    left = ranges
-    while left:
-        cursor = offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), left, reverse=reverse)
-        try:
-            while (batch := cursor.next_batch(max_rows, max_bytes)) is not None:
-                assert batch.num_rows <= max_rows
-                found += batch["k"].to_pylist()
-                if resumed:
-                    break
-            if batch is None:
-                break
-            assert cursor.last_key is not None
-            left = left.behind(cursor.last_key, reverse=reverse)
-        finally:
-            cursor.close()
+    found = read_on(offline, ranges, reverse, max_rows, resumed, max_bytes)
     assert found == expected
     assert BucketCursor.open_cursors == 0
 
@@ -175,13 +160,16 @@ def test_ranges_among_deleted_rows_are_exact_however_small_the_steps(
             assert read_on(offline, ranges, reverse, max_rows, resumed) == expected
 
 
-def read_on(offline: OfflineBucket, left: KeyRanges, reverse: bool, max_rows: int, resumed: bool) -> list[int]:
+def read_on(
+    offline: OfflineBucket, left: KeyRanges, reverse: bool, max_rows: int, resumed: bool, max_bytes: int = ROOM
+) -> list[int]:
     """What is in the ranges; `resumed`: with a new cursor after each batch."""
     found: list[int] = []
     while left:
         cursor = offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), left, reverse=reverse)
         try:
-            while (batch := cursor.next_batch(max_rows, ROOM)) is not None:
+            while (batch := cursor.next_batch(max_rows, max_bytes)) is not None:
+                assert batch.num_rows <= max_rows
                 found += batch["k"].to_pylist()
                 if resumed:
                     break
