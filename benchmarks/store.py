@@ -57,9 +57,12 @@ class Store:
         return path
 
     def copy(self, name: str) -> Path:
-        """A data directory with the same table files, as hard links; everything that RocksDB changes is copied."""
+        """A data directory with the same table files, as hard links; everything that RocksDB changes is copied.
+
+        A server may run on the original: files that it is just writing are left out.
+        """
         path = self.data.with_name(name)
-        shutil.copytree(self.data, path, copy_function=_link_table_files)
+        shutil.copytree(self.data, path, ignore=shutil.ignore_patterns("*.partial"), copy_function=_link_table_files)
         return path
 
 

@@ -108,7 +108,7 @@ class BucketCursor:
         while wanted > 0 and room > max_bytes // 2:
             step = min(max(room // self.longest_row, 1), wanted)
             part = reader.read(step)
-            values += part
+            values = values + part if values else part
             if len(part) < step or step == wanted or _estimated_bytes(part) > max_bytes // 2:
                 break
             wanted -= step
