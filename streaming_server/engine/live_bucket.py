@@ -19,9 +19,10 @@ from streaming_server.scan.base_view import BaseView
 from streaming_server.storage.bucket import Bucket, LogUse
 from streaming_server.storage.disk_space import has_space
 from streaming_server.storage.disk_use import FamilyBytes
+from streaming_server.storage.file_limit import check_files_left, has_files_left
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
-from table_model.errors import DataLoss, DiskFull, ScanKvError
+from table_model.errors import DataLoss, DiskFull, InternalError, ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -44,7 +45,7 @@ MAX_VIEWS_BYTES = 64 << 20
 the newest one. Each has its own sorted rows: where readers keep more, the next scans read RocksDB."""
 
 REPAIR_SECONDS = 5.0
-"""How often a bucket that takes no writes, because the disk was full, is opened again, at most."""
+"""How often a bucket that takes no writes, for want of space or of files, is opened again, at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -285,7 +286,7 @@ class LiveBucket:
         return bucket
 
     async def _repair(self) -> None:
-        """Opens a bucket again that takes no writes, because the disk was full, once there is space. Hold the mutex.
+        """Opens a bucket again that takes no writes, for want of space or files, once there are some. Hold the mutex.
 
         Until then it is read as it is; and while a scan reads it, since its lock is given back only behind that.
         """
@@ -293,7 +294,7 @@ class LiveBucket:
         assert self._bucket is not None
         assert self._commit is not None
         in_use = self.before is not None or (self._bucket.readers and not self._bucket.is_read_only)
-        if self.upkeep.locked() or in_use or not has_space(self._path):
+        if self.upkeep.locked() or in_use or not has_space(self._path) or not has_files_left():
             return
         async with self.upkeep, self._commit.syncing:
             try:
@@ -322,6 +323,7 @@ class LiveBucket:
 
     def _open(self) -> None:
         # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
+        check_files_left(self._place)
         try:
             bucket = self._made()
         except DiskFull as error:
@@ -428,6 +430,8 @@ class LiveBucket:
             # The text alone: the error's traceback would keep iterators alive.
             self.damage = self.damage or error.message
             _log.error("DATA_LOSS in %s (%s): %s [%s]", self._place, self._path, error.message, error.__cause__)
+        elif isinstance(error, InternalError):
+            _log.error("%s (%s): %s [%s]", self._place, self._path, error.message, error.__cause__)
         return error
 
     async def wait_durable(self, offset: int) -> None:

@@ -272,7 +272,7 @@ class Bucket:
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no writes, because there was no space for one, until it is opened again."""
+        """Whether it takes no writes, because there was no space or no file for one, until it is opened again."""
         return self._store.is_read_only or self._store.is_full
 
     @property

@@ -12,6 +12,7 @@ import rocksdict
 
 from streaming_server.storage.disk_space import disk_full
 from streaming_server.storage.disk_use import FamilyBytes
+from streaming_server.storage.file_limit import too_many_files
 from streaming_server.storage.frames import write_at
 from streaming_server.storage.small_files import TableFile, small_runs
 from table_model.errors import DataLoss, InternalError, ScanKvError
@@ -78,12 +79,13 @@ class RocksStore:
     Not thread-safe: callers serialise writes and the making of iterators; `sync`, `flush` and `checkpoint` may run
     beside them. With `read_only` it is a checkpoint, which is never changed, or a bucket on a full disk, for which it
     has no lock. Every failure is a `ScanKvError` that names `place`: `DataLoss` for damage, `DiskFull` where there is
-    no space left, `InternalError` for anything else.
+    no space left, `ServerBusy` where too many files are open, `InternalError` for anything else.
 
     Attributes:
         place: What errors call it.
         is_read_only: As above.
-        is_full: Whether a write found no space left: RocksDB takes no more until it is opened again.
+        is_full: Whether a write found no space left, or no file could be opened for it: RocksDB takes no more until it
+            is opened again.
         readers: How many cursors read it: it must not be closed before they are.
     """
 
@@ -126,13 +128,17 @@ class RocksStore:
     def _families(self) -> list[rocksdict.Rdict]:
         return [family for family in (self.rows, self.log, self._index, self.meta) if family is not None]
 
-    def failure(self, error: Exception) -> ScanKvError:
+    def failure(self, error: Exception, *, of_write: bool = False) -> ScanKvError:
         """The error to raise for one of RocksDB's: damage is told from trouble by the status that begins its text."""
         if isinstance(error, ScanKvError):
             return error
         text = str(error)
         if text.startswith("Corruption") or "No such file" in text or "Result incomplete" in text:
             return DataLoss(f"{self.place} is damaged; the server's log has what RocksDB reports")
+        if "Too many open files" in text:
+            # Reads and copies lack files for a moment. A flush that did makes every later write fail.
+            self.is_full = self.is_full or of_write
+            return too_many_files(f"{self.place} cannot be read or written")
         if "No space left on device" in text or "Disk quota exceeded" in text:
             self.is_full = True
         # After the first one, RocksDB reports others.
@@ -150,7 +156,10 @@ class RocksStore:
             self._check_writable()
             self._db.write(batch.writes)
         except Exception as error:
-            raise self.failure(error) from error
+            raise self.failure(error, of_write=True) from error
+        finally:
+            # The frames of an error have the batch: what is in it would keep the store open, with its lock.
+            batch.let_go()
 
     def sync(self) -> None:
         """Makes everything written before the call durable. Releases the interpreter lock while the disk works."""
@@ -205,8 +214,8 @@ class RocksStore:
         """Moves unflushed writes into table files."""
         try:
             self._check_writable()
-            for family in self._families:
-                family.flush()
+            # Without a name for the family: the frame of an error would keep it, and with it the lock of the store.
+            deque(map(rocksdict.Rdict.flush, self._families), maxlen=0)
         except Exception as error:
             raise self.failure(error) from error
 
@@ -221,6 +230,7 @@ class RocksStore:
         # Else files that lie in the last level already, and have nothing deleted, would stay as they are.
         options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
         places = 0
+        family = None
         try:
             for family, files in zip(self._families, self._files(), strict=True):
                 for first, last in small_runs(files):
@@ -228,6 +238,8 @@ class RocksStore:
                     places += 1
         except Exception as error:
             raise self.failure(error) from error
+        finally:
+            del family  # As above.
         return places
 
     def _files(self) -> list[list[TableFile]]:
@@ -303,6 +315,10 @@ class StoreBatch:
     def __init__(self, handles: dict[str, rocksdict.ColumnFamily]) -> None:
         self._handles = handles
         self.writes = rocksdict.WriteBatch(raw_mode=True)
+
+    def let_go(self) -> None:
+        """Gives up what it has of the store; it cannot be used any more."""
+        del self._handles, self.writes
 
     def put_rows(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
         """Puts rows; the two run side by side. `map` drained by a deque is the fastest loop Python has for this."""
@@ -388,6 +404,8 @@ def _options(compression: str, resources: RocksResources, *, filtered: bool = Fa
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_max_background_jobs(2)
     options.set_max_open_files(resources.files_per_store)
+    # RocksDB would divide the files among 64 shards, and let each of them have one at least.
+    options.set_table_cache_num_shard_bits(0)
     options.add_compact_on_deletion_collector_factory(_DELETION_WINDOW, _MANY_DELETIONS, 0.0)
     options.set_keep_log_file_num(2)
     options.set_max_log_file_size(1 << 20)
