@@ -17,6 +17,7 @@ from streaming_server.scan.index_lookup import chosen_index, read_through_index
 from streaming_server.scan.opening import open_scan
 from streaming_server.scan.overlay import NetRows, OverlayView
 from streaming_server.storage.checkpoint import Checkpoint
+from streaming_server.storage.file_limit import check_files_left
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.pinned_base import open_pinned
 from streaming_server.storage.row_codec import RowCodec
@@ -107,9 +108,9 @@ class PinnedView:
         return not isinstance(self._manifest, DataLoss)
 
     @property
-    def is_open(self) -> bool:
-        """Whether files of it are open."""
-        return bool(self._open)
+    def open_checkpoints(self) -> int:
+        """How many checkpoints of it are open."""
+        return len(self._open)
 
     @property
     def manifest(self) -> ViewManifest:
@@ -150,9 +151,11 @@ class PinnedView:
 
     async def _open_one(self, number: int) -> None:
         def work() -> None:
+            place = self._place_of(number)
+            check_files_left(place)
             self._open[number] = Checkpoint(
                 self.directory.bucket(number),
-                self._place_of(number),
+                place,
                 self.manifest.buckets[number],
                 compression=self.manifest.definition.options.compression,
                 resources=self._resources,
