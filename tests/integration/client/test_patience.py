@@ -46,7 +46,7 @@ async def test_a_stream_of_an_idle_table_outlives_any_timeout(
     keys = itertools.count()
 
     async def outlives(seconds: float) -> None:
-        patience = {"next_chunk_timeout": seconds, "operation_timeout": 2 * seconds}
+        patience: dict[str, Any] = {"next_chunk_timeout": seconds, "operation_timeout": 2 * seconds}
         if not chunks_too:
             patience = {"operation_timeout": seconds}
         async with connect(shared_server.url, **patience) as hasty:
