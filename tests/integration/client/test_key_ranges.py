@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
         ("v", pa.int64()),
     ]
 )
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"c": c, "a": a, "l": level, "v": None if number % 5 == 0 else number % 7}
     for number, (c, a, level) in enumerate((c, a, level) for c in NAMES for a in range(12) for level in LEVELS)
     if number % 3
