@@ -116,7 +116,7 @@ def _bound_texts(start: bytes, end: bytes | None, codec: KeyCodec) -> list[str]:
         texts = [_bound_text(start, codec, ">=", ">")] if has_lower else []
         return texts if end is None else [*texts, _bound_text(end, codec, "<", "<=")]
     name = codec.names[0]
-    if end is None:
+    if end is None or end == KeyRange.under(NULL_MARK).end:
         return [f"({_bound_text(start, codec, '>=', '>')} or {name} is null)"] if has_lower else []
     if end == NULL_MARK:
         return [_bound_text(start, codec, ">=", ">") if has_lower else f"{name} is not null"]
