@@ -38,6 +38,11 @@ _ASKING_NANOSECONDS: Final = 8_000_000
 """For so long at once a predicate may be asked of rows: as long as several chunks without one take."""
 
 
+def is_planned_at_once(where: Predicate | None) -> bool:
+    """Whether ranges of keys, or of an index, are planned in a fraction of a millisecond; if not, do it in a thread."""
+    return where is None or (where.nodes <= _SHORT_NODES and where.list_values <= _SHORT_LISTS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
     """What one request asks to be read. Immutable.
@@ -87,8 +92,7 @@ class ReadPlan:
         indexes: Collection[IndexCodec],
     ) -> tuple[RowReader, list[IndexChoice]]:
         """The same, with `run` in a thread where it takes some milliseconds, as for hundreds of comparisons."""
-        where = self.where
-        if where is None or (where.nodes <= _SHORT_NODES and where.list_values <= _SHORT_LISTS):
+        if is_planned_at_once(self.where):
             return self.reading(codec, keys, indexes)
         return await run(self.reading, codec, keys, indexes)
 
