@@ -104,6 +104,7 @@ class RangeReader(Generic[T]):
     Attributes:
         ended: Whether it is proven that there is nothing more in the range.
         beyond: Where it has ended, the key of the next entry outside the range; None where that was not seen.
+        exhausted: Whether it is proven that nothing is behind either, up to the end of the range it was made for.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class RangeReader(Generic[T]):
     ) -> None:
         self.ended = False
         self.beyond: bytes | None = None
+        self.exhausted = False
         self._store = store
         self._form = form
         self._range = key_range
@@ -153,7 +155,7 @@ class RangeReader(Generic[T]):
         self._floor = self._range.start if self._reverse else None
         self._ceiling = None if self._reverse else self._range.end
         self._last = self._crossed = self.beyond = None
-        self._stands = self._in_gap = self.ended = False
+        self._stands = self._in_gap = self.ended = self.exhausted = False
 
     @property
     def last_key(self) -> bytes | None:
@@ -263,6 +265,7 @@ class RangeReader(Generic[T]):
         elif found_too_much(self._iterator):
             self._in_gap = True
         else:
+            self.exhausted = True
             self._end()
         return False
 

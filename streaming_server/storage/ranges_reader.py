@@ -105,7 +105,7 @@ class RangesReader:
         if self._reader.ended:
             # All of the range was read: up to its first key at least, and in descending order just down to that.
             self.last_key = start if self._reverse or reached is None else reached
-            self._go_to_next(self._reader.beyond)
+            self._go_to_next(self._reader.beyond, exhausted=self._reader.exhausted)
         return entries
 
     def _look_up(self, key: bytes) -> list[tuple[bytes, bytes]]:
@@ -121,14 +121,19 @@ class RangesReader:
         self._go_to_next(None if self._reverse or found else there)
         return found
 
-    def _go_to_next(self, beyond: bytes | None) -> None:
-        """Goes to the next range; past all that have nothing, where the next key that there is lies `beyond` them."""
+    def _go_to_next(self, beyond: bytes | None, *, exhausted: bool = False) -> None:
+        """Goes to the next range; past all that have nothing, where the next key that there is lies `beyond` them.
+
+        Past all ranges with `exhausted`: there is no other key.
+        """
         self._block = 0
         self._place += -1 if self._reverse else 1
-        if beyond is None or self.ended:
+        if self.ended or (beyond is None and not exhausted):
             return
-        # The range that has the next key, or the first one behind it in the order of reading.
-        if self._reverse:
+        if exhausted or beyond is None:
+            place = -1 if self._reverse else len(self._starts)
+        elif self._reverse:
+            # The range that has the next key, or the first one behind it in the order of reading.
             place = min(self._place, bisect_right(self._starts, beyond) - 1)
         else:
             place = max(self._place, bisect_right(self._starts, beyond, lo=self._place) - 1)
