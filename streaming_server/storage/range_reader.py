@@ -215,7 +215,8 @@ class RangeReader(Generic[T]):
         if len(found) == first or self._floor is self._ceiling is None or self._has(key_of(found[-1])):
             return
         behind = bisect_left(found, True, lo=first, key=lambda entry: not self._has(key_of(entry)))
-        self.beyond = key_of(found[behind])
+        # The iterator may have gone on from there, to the end of all.
+        self.beyond, self.exhausted = key_of(found[behind]), False
         del found[behind:]
         self._end()
 

@@ -207,6 +207,16 @@ def test_ranges_that_are_seen_to_be_empty_are_passed_over(
             assert read_on(offline, ranges, reverse, max_rows, resumed=True) == [4003]
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("behind", [1, 2, 3, 5, 70])
+def test_ranges_of_few_rows_are_read_to_the_last_key_of_all(tmp_path: Path, reverse: bool, behind: int) -> None:
+    with opened(tmp_path / "b" / "0000", DEFINITION) as offline:
+        offline.upsert(*({"k": number, "v": "v"} for number in range(2 * behind + 1)))
+        ranges = ranges_of(offline, [0, behind, behind + 1, 2 * behind + 1])
+        found = read(offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges, reverse=reverse))
+        assert sorted(found) == [number for number in range(2 * behind + 1) if number != behind]
+
+
 def test_ranges_show_the_moment_of_the_making(offline: OfflineBucket) -> None:
     ranges = ranges_of(offline, [10, 13, ROWS + 1000, ROWS + 1002])
     cursor = offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges)
