@@ -235,6 +235,12 @@ class LiveBucket:
         self.mutex.gate = self.before = None
         self.tell()
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it, or a part of it, cannot be used, as far as is known; None: it can."""
+        failure = self.mutex.failure
+        return failure.message if failure is not None else self.damage
+
     def tell(self) -> None:
         """Calls those who listen to what becomes durable: more of it may be seen."""
         if self._commit is not None:

@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.engine.committing import CommitFigures
     from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.engine.giving_up import LostWrites
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.merging.preparing import WriteKind
-    from streaming_server.storage.decisions import Committed
+    from streaming_server.storage.decisions import Committed, Decision
     from streaming_server.storage.staging import Touched
 
 T = TypeVar("T")
@@ -596,6 +597,33 @@ class Transactions:
                 self._forget(transaction)
             await self._conclude(committed)
 
+    async def give_up(self, token: str) -> tuple[Committed, list[LostWrites]]:
+        """Accepts that a committed transaction is lost where it cannot be applied; see `Committing.give_up`.
+
+        Comes to its end, also when its caller gives up.
+        """
+        self._check_log()
+        return await asyncio.shield(self._to_its_end(self._give_up(token)))
+
+    async def _give_up(self, token: str) -> tuple[Committed, list[LostWrites]]:
+        committed, lost = await self._committing.give_up(token)
+        transaction = self._open.get(token)
+        if transaction is not None:
+            self._forget(transaction)
+        await self._conclude(committed)
+        # Later ones may have waited for it.
+        await self.retry()
+        return committed, lost
+
+    @property
+    def stuck(self) -> list[tuple[Decision, ScanKvError]]:
+        """The transactions that are committed and could not be applied everywhere, and why; the oldest first."""
+        return [
+            (decision, self._committing.stuck[token])
+            for token, decision in self._decisions.unfinished.items()
+            if token in self._committing.stuck
+        ]
+
     def _check_log(self) -> None:
         """Raises why no transaction can be used, if it is so."""
         if self._damage is not None:
@@ -616,7 +644,8 @@ class Transactions:
         """
         self._check_log()
         transaction = self._open.get(token)
-        if self._committed.find(token, "") is not None or (transaction is not None and transaction.commit is not None):
+        is_committed = self._committed.find(token, "") is not None or token in self._decisions.unfinished
+        if is_committed or (transaction is not None and transaction.commit is not None):
             raise TransactionCommitted("the transaction is committed, or is being committed: it cannot be aborted")
         if transaction is not None:
             await self._end(transaction)
