@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import pyarrow as pa
 
+from aio_client._arguments import flag_of
 from aio_client._duckdb import check_connection, create_table_of_stream
 from aio_client._explanation import explain
 from aio_client._lazy_polars import lazy_frame
@@ -113,6 +114,7 @@ class Scan(ScanBuilder):
     async def to_pandas(self) -> pd.DataFrame:
         """All rows as a pandas DataFrame. Needs pandas."""
         import_optional("pandas")
+        self._check_ends("to_pandas")
         return (await self.to_arrow()).to_pandas()
 
     @overload
@@ -138,12 +140,12 @@ class Scan(ScanBuilder):
             SchemaMismatch, TableNotFound, SnapshotLost, ...: As when the scan starts; `collect` raises as the stream.
         """
         polars = import_optional("polars")
-        if not lazy:
+        self._check_ends("to_polars")
+        if not flag_of(lazy, "lazy"):
             frame: pl.DataFrame = polars.from_arrow(await self.to_arrow())
             return frame
         from aio_client._sync_stream import stream_once
 
-        self._check_ends("to_polars")
         self._check_has_rows("to_polars")
         async with self.stream() as stream:
             schema = stream.schema
@@ -177,6 +179,7 @@ class Scan(ScanBuilder):
 
     async def to_pylist(self) -> list[dict[str, Any]]:
         """All rows as dictionaries. Nanosecond times that no Python type holds need pandas."""
+        self._check_ends("to_pylist")
         return to_pylist(await self.to_arrow())
 
     def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them

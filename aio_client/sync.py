@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import pyarrow as pa
 
+from aio_client._arguments import flag_of
 from aio_client._config import ClientConfig, default_url
 from aio_client._duckdb import check_connection, create_table
 from aio_client._lazy_polars import lazy_frame
@@ -513,7 +514,12 @@ class Scan(ScanBuilder):
         return self.stream()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Starts the scan as an Arrow C stream. Errors in the middle reach the reader through it, so no row is lost."""
+        """Starts the scan as an Arrow C stream. Errors in the middle reach the reader through it, so no row is lost.
+
+        Most readers gather all rows, so changes without an end are refused as in `to_arrow`.
+        """
+        self._check_ends("an Arrow reader of this scan")
+        self._check_has_rows("an Arrow reader of this scan")
         stream = self.stream().__enter__()
         return pa.RecordBatchReader.from_batches(stream.schema, stream).__arrow_c_stream__(requested_schema)
 
@@ -584,7 +590,7 @@ class Scan(ScanBuilder):
 
         Needs polars. The LazyFrame uses this client's connection. See `aio_client.Scan.to_polars`.
         """
-        if not lazy:
+        if not flag_of(lazy, "lazy"):
             return self._runner.call(self._runner.client.scan(self._spec).to_polars)
         import_optional("polars")
         self._check_ends("to_polars")
