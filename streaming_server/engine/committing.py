@@ -14,10 +14,11 @@ from streaming_server.engine.giving_up import check_hopeless, find_lost
 from streaming_server.engine.open_transaction import touched_by
 from streaming_server.engine.roll_forward import RollForward
 from streaming_server.engine.staged_rows import repeated_keys
+from streaming_server.engine.stuck import UNTOLD, not_yet, why_blocked, why_stuck
 from streaming_server.engine.verifying import Verification
 from streaming_server.storage.decisions import Decision
 from streaming_server.storage.staging import StagingDirectory
-from table_model.errors import DataLoss, DiskFull, ScanKvError, TableNotFound, TransactionLost, Unavailable
+from table_model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from streaming_server.engine.table_uses import TableUses
     from streaming_server.storage.decisions import Committed, Decisions
     from streaming_server.storage.staging import StagedPart, Touched
-
-RETRY_SECONDS: Final = 5.0
-"""What is committed and could not be applied is tried again that often."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -91,6 +89,8 @@ class Committing:
         self._uses = uses
         self.stuck: dict[str, ScanKvError] = {}
         self._log = asyncio.Lock()
+        # What was to be decided when the log could not be synced.
+        self._uncertain: dict[str, tuple[Decision, Sequence[LiveBucket]]] = {}
         # Held while what could not be applied is tried again.
         self._trying = asyncio.Lock()
         # The decisions that are carried out, and whose rows are still staged.
@@ -186,26 +186,49 @@ class Committing:
         except BaseException as error:
             if self.is_decided(decision.token):
                 self._block_all(decision, buckets, error)
+                if decision.token not in self._decisions.unfinished:
+                    self._uncertain[decision.token] = decision, buckets
+                if isinstance(error, Exception):
+                    raise copy(self.stuck[decision.token]) from error
             raise
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether nobody can tell what is decided, since the log could not be synced: see `settle`."""
+        return self._decisions.is_uncertain
+
+    async def settle(self, remembered: Iterable[Committed]) -> list[str]:
+        """Writes the log again, after which it is certain what is decided; the tokens of those that are not.
+
+        Rule: what was to be decided when a sync failed is not, once a log without it is durable; not before.
+
+        Raises:
+            DiskFull, OSError: It is as uncertain as before.
+        """
+        await self.rewrite_log(remembered)
+        undecided, self._uncertain = self._uncertain, {}
+        for token, (decision, buckets) in undecided.items():
+            _log.info("the transaction %s is not committed, because the log could not be synced", token)
+            self.stuck.pop(token)
+            self._unblock(decision, buckets)
+        return list(undecided)
 
     def _block_all(self, decision: Decision, buckets: Sequence[LiveBucket], error: BaseException) -> None:
         """Lets nobody see the buckets of a decision of which nobody knows whether it was made, or how far it is."""
         _log.error("the transaction %s may be decided, and is not applied", decision.token, exc_info=error)
-        self.stuck[decision.token] = Unavailable(
-            "whether the transaction is committed cannot be told before the server is started again: see why in its log"
-        )
+        self.stuck[decision.token] = not_yet(UNTOLD, error)
         for live in buckets:
-            live.block(Unavailable(f"{live.place}: {self.stuck[decision.token].message}"))
+            live.block(not_yet(f"{live.place}: {UNTOLD}", error))
 
     def is_decided(self, token: str) -> bool:
-        """Whether a transaction is committed and not yet done, or that cannot be told before a restart."""
+        """Whether a transaction is committed and not yet done, or that cannot be told."""
         return token in self._decisions.unfinished or self._decisions.is_uncertain
 
     @property
     def has_more_to_do(self) -> bool:
         """Whether `retry` may have an effect."""
         again = any(not isinstance(self.stuck.get(token), DataLoss) for token in self._decisions.unfinished)
-        return (again and bool(self.stuck)) or bool(self._finished)
+        return (again and bool(self.stuck)) or bool(self._finished) or self.is_uncertain
 
     async def roll_forward(self, decision: Decision) -> Committed | None:
         """Applies what is missing of a decision, after a crash or a failure. None where it still cannot be done.
@@ -271,7 +294,7 @@ class Committing:
                 for each in lost:
                     _log.warning("the transaction %s (id %r) is given up: lost is %s", token, decision.id, each)
                 self.stuck.pop(token)
-                self._unblock(decision, rolling)
+                self._unblock(decision, rolling.buckets)
         return committed, lost
 
     def _concluded(
@@ -286,15 +309,15 @@ class Committing:
             committed = None
             decision = replace(decision, applied=rolling.offsets)
             self._decisions.note_applied(decision)
-            self.stuck[decision.token] = _why_stuck(decision.token, rolling.failed, unreadable or {})
+            self.stuck[decision.token] = why_stuck(decision.token, rolling.failed, unreadable or {})
         for live, error in rolling.failed.items():
-            live.block(_why_blocked(live, error, decision.token))
-        self._unblock(decision, rolling)
+            live.block(why_blocked(live, error, decision.token))
+        self._unblock(decision, rolling.buckets)
         return committed
 
-    def _unblock(self, decision: Decision, rolling: RollForward) -> None:
-        """Serves the buckets of a decision that lack nothing any more."""
-        for live in rolling.buckets:
+    def _unblock(self, decision: Decision, buckets: Sequence[LiveBucket]) -> None:
+        """Serves those buckets of a decision that lack nothing any more."""
+        for live in buckets:
             incarnation = decision.tables[live.table]
             left = (each.is_left(live.table, incarnation, live.number) for each in self._decisions.unfinished.values())
             if live.mutex.failure is not None and not any(left):
@@ -350,42 +373,6 @@ class Committing:
         if table.definition.incarnation != incarnation:
             raise TableNotFound(f"table {name} was dropped, and made anew, since it was written to", table=name)
         return table
-
-
-def _way_out(token: str) -> str:
-    """What to do about a transaction for which stored data is damaged."""
-    return (
-        "restore what is damaged from a copy, and start the server again; or drop the table; or give up what is "
-        f"lost: scankv transactions give-up {token}"
-    )
-
-
-def _why_blocked(live: LiveBucket, error: Exception, token: str) -> ScanKvError:
-    what = f"{live.place} lacks what a committed transaction has written, and is not served"
-    if isinstance(error, DataLoss):
-        return DataLoss(
-            f"{what}: {error.message}; {_way_out(token)}",
-            table=live.table,
-            bucket=live.number,
-        )
-    return _not_yet(what, error)
-
-
-def _why_stuck(
-    token: str, failed: Mapping[LiveBucket, Exception], unreadable: Mapping[str, ScanKvError]
-) -> ScanKvError:
-    places = ", ".join(sorted([*(live.place for live in failed), *(f"table {name}" for name in unreadable)]))
-    what = f"the transaction is committed, and could not be written to {places}"
-    for error in failed.values():
-        if not isinstance(error, DataLoss):
-            return _not_yet(what, error)
-    return DataLoss(f"{what}, because stored data is damaged: {_way_out(token)}")
-
-
-def _not_yet(what: str, error: Exception) -> ScanKvError:
-    cause = error.message if isinstance(error, ScanKvError) else "see the server's log"
-    kind = DiskFull if isinstance(error, DiskFull) else Unavailable
-    return kind(f"{what}: {cause}; it is tried again every {RETRY_SECONDS:g} s", retry_after=RETRY_SECONDS)
 
 
 def _files(parts: Sequence[StagedPart]) -> list[tuple[Path, int]]:

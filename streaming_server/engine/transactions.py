@@ -12,12 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from streaming_server.engine.committed_transactions import CommittedTransactions
-from streaming_server.engine.committing import RETRY_SECONDS, Committing
+from streaming_server.engine.committing import Committing
 from streaming_server.engine.delete_all import DeleteAll
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction, lost, touched_by
 from streaming_server.engine.reaper import Reaper
 from streaming_server.engine.staged_lookup import with_staged
 from streaming_server.engine.staged_rows import check_of
+from streaming_server.engine.stuck import RETRY_SECONDS
 from streaming_server.engine.table_uses import TableUses
 from streaming_server.storage.decisions import Decisions
 from streaming_server.storage.staging import DELETE, READ, StagedRequest, StagingDirectory, staged_request, tokens_in
@@ -547,14 +548,18 @@ class Transactions:
             committed = await self._committing.commit(transaction, sizes)
         except BaseException:
             if not self._committing.is_decided(transaction.token):
-                transaction.commit = None
-                transaction.renew()
-                self._reaper.tell(transaction.expires)
+                self._open_again(transaction)
             raise
         self._committed.add(committed)
         self._forget(transaction)
         self._to_its_end(self._conclude(committed))
         return committed
+
+    def _open_again(self, transaction: OpenTransaction) -> None:
+        """Lets a transaction be committed again, or aborted, that is not committed though that was tried."""
+        transaction.commit = None
+        transaction.renew()
+        self._reaper.tell(transaction.expires)
 
     async def _conclude(self, committed: Committed) -> None:
         """Has a commit remembered, and nothing of it staged any more."""
@@ -588,6 +593,10 @@ class Transactions:
         """
         if dropped is None and not self._committing.has_more_to_do:
             return
+        if self._committing.is_uncertain:
+            for token in await self._committing.settle(self._committed):
+                if (undecided := self._open.get(token)) is not None:
+                    self._open_again(undecided)
         done = await self._committing.retry(dropped)
         if not done:
             await self._committing.tidy_up()

@@ -195,7 +195,7 @@ class Decisions:
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether the last `decide` has failed so that it cannot be told before a restart whether it has decided."""
+        """Whether a sync has failed, so that it cannot be told whether the last `decide` has decided: see `rewrite`."""
         return self._log.is_uncertain
 
     def left_before(self, decision: Decision, table: str, bucket: int) -> Decision | None:
@@ -259,6 +259,8 @@ class Decisions:
 
     def rewrite(self, remembered: Iterable[Committed]) -> None:
         """Keeps only what is unfinished, and these commits. Blocks.
+
+        Where it was uncertain, it is certain then that what the last `decide` was to decide is not decided.
 
         Raises:
             DiskFull, OSError: The log is as before.

@@ -17,6 +17,7 @@ from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.tables import Tables
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.storage.decisions import Committed
+from streaming_server.storage.frames import write_at
 from streaming_server.storage.staging import UPSERT
 from streaming_server.storage.transaction_log import TransactionLog
 from table_model.errors import DataLoss, DiskFull, ScanKvError, TransactionCommitted, TransactionLost, Unavailable
@@ -387,3 +388,52 @@ async def test_giving_up_changes_nothing_unless_it_is_written_down(
     crashed.joinpath(*part.parts[-3:]).write_bytes(content)
     async with started(crashed) as tables:
         assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(TWO)) == {2}
+
+
+@pytest.mark.parametrize("fails_again", [False, True])
+async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_again: bool
+) -> None:
+    module = "streaming_server.storage.transaction_log"
+    full = failing(lambda: DiskFull("the disk is full"), when=lambda *_, sync, **__: sync, then=write_at)
+    async with started(tmp_path / "data") as tables:
+        for name in (ONE, OTHER):
+            await new_table(tables, name)
+            await commit(tables, 1, name)
+        begun = await tables.transactions.begin(BeginTerms(id="job:2", attempt="a", finds_conflicts=False, ttl=60))
+        assert isinstance(begun, OpenTransaction)
+        data = ipc_stream(SCORES, scores(PLAYERS, [2] * len(PLAYERS)))
+        place = StagedAs(token=begun.token, part="main", sequence=0)
+        await tables.transactions.stage(place, tables.table(ONE), UPSERT, data, kind=MERGE)
+        monkeypatch.setattr(f"{module}.write_at", full)
+        with pytest.raises(DiskFull, match="cannot be told yet"):
+            await tables.transactions.commit(begun.token, "job:2", ())
+        # It may be committed: nobody sees its bucket, and nothing else is decided.
+        with pytest.raises(DiskFull, match=r"bucket . of game\.one: .* cannot be told yet"):
+            await scores_of(tables.table(ONE))
+        with pytest.raises(DiskFull):
+            await commit(tables, 3, OTHER)
+        with pytest.raises(DiskFull):
+            await tables.transactions.retry()
+        with pytest.raises(TransactionCommitted):
+            await tables.transactions.abort(begun.token)
+        monkeypatch.undo()
+        if fails_again:
+            # The new log has its name, or not.
+            monkeypatch.setattr(f"{module}.sync_directory", failing(no_space, when=lambda *_: True, then=print))
+            with pytest.raises(OSError, match="No space left"):
+                await tables.transactions.retry()
+            with pytest.raises(DiskFull):
+                await scores_of(tables.table(ONE))
+            monkeypatch.undo()
+        await tables.transactions.retry()
+        assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(OTHER)) == {1}
+        await commit(tables, 4, OTHER)
+        await tables.transactions.commit(begun.token, "job:2", ())
+        assert await scores_of(tables.table(ONE)) == {2}
+        assert len([path for path in (tmp_path / "data" / "transactions").glob("log-*") if not path.suffix]) == 1
+    async with started(tmp_path / "data") as tables:
+        assert await scores_of(tables.table(ONE)) == {2}
+        assert await scores_of(tables.table(OTHER)) == {4}
+        again = await tables.transactions.begin(BeginTerms(id="job:2", attempt="x", finds_conflicts=False, ttl=60))
+        assert isinstance(again, Committed)
