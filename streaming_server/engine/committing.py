@@ -14,11 +14,11 @@ from streaming_server.engine.giving_up import check_hopeless, find_lost
 from streaming_server.engine.open_transaction import touched_by
 from streaming_server.engine.roll_forward import RollForward
 from streaming_server.engine.staged_rows import repeated_keys
-from streaming_server.engine.stuck import UNTOLD, not_yet, why_blocked, why_stuck
+from streaming_server.engine.stuck import UNTOLD, kind_of, not_yet, why_blocked, why_stuck
 from streaming_server.engine.verifying import Verification
 from streaming_server.storage.decisions import Decision
 from streaming_server.storage.staging import StagingDirectory
-from table_model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost
+from table_model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -216,9 +216,9 @@ class Committing:
     def _block_all(self, decision: Decision, buckets: Sequence[LiveBucket], error: BaseException) -> None:
         """Lets nobody see the buckets of a decision of which nobody knows whether it was made, or how far it is."""
         _log.error("the transaction %s may be decided, and is not applied", decision.token, exc_info=error)
-        self.stuck[decision.token] = not_yet(UNTOLD, error)
+        self.stuck[decision.token] = not_yet(kind_of(error), UNTOLD, error)
         for live in buckets:
-            live.block(not_yet(f"{live.place}: {UNTOLD}", error))
+            live.block(not_yet(Unavailable, f"{live.place}: {UNTOLD}", error))
 
     def is_decided(self, token: str) -> bool:
         """Whether a transaction is committed and not yet done, or that cannot be told."""

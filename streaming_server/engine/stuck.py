@@ -26,7 +26,10 @@ def _way_out(token: str) -> str:
 
 
 def why_blocked(live: LiveBucket, error: Exception, token: str) -> ScanKvError:
-    """What whoever uses a bucket gets that lacks a committed transaction."""
+    """What all get who read or write a bucket that lacks a committed transaction.
+
+    It is no `DiskFull`: reads, too, have to wait for the bucket.
+    """
     what = f"{live.place} lacks what a committed transaction has written, and is not served"
     if isinstance(error, DataLoss):
         return DataLoss(
@@ -34,7 +37,7 @@ def why_blocked(live: LiveBucket, error: Exception, token: str) -> ScanKvError:
             table=live.table,
             bucket=live.number,
         )
-    return not_yet(what, error)
+    return not_yet(Unavailable, what, error)
 
 
 def why_stuck(token: str, failed: Mapping[LiveBucket, Exception], unreadable: Mapping[str, ScanKvError]) -> ScanKvError:
@@ -49,12 +52,16 @@ def why_stuck(token: str, failed: Mapping[LiveBucket, Exception], unreadable: Ma
     what = f"the transaction is committed, and could not be written to {places}"
     for error in failed.values():
         if not isinstance(error, DataLoss):
-            return not_yet(what, error)
+            return not_yet(kind_of(error), what, error)
     return DataLoss(f"{what}, because stored data is damaged: {_way_out(token)}")
 
 
-def not_yet(what: str, error: BaseException) -> ScanKvError:
-    """The error for something that is tried again: out of space where that is the cause."""
+def kind_of(error: BaseException) -> type[DiskFull | Unavailable]:
+    """What whoever commits gets, because of an error: out of space where that is the cause."""
+    return DiskFull if isinstance(error, DiskFull) else Unavailable
+
+
+def not_yet(kind: type[DiskFull | Unavailable], what: str, error: BaseException) -> ScanKvError:
+    """The error for something that is tried again."""
     cause = error.message if isinstance(error, ScanKvError) else "see the server's log"
-    kind = DiskFull if isinstance(error, DiskFull) else Unavailable
     return kind(f"{what}: {cause}; it is tried again every {RETRY_SECONDS:g} s", retry_after=RETRY_SECONDS)

@@ -220,8 +220,9 @@ async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_s
             await commit(tables, 2, ONE, TWO, id_="job:7")
         data = crash(tmp_path / "data", tmp_path / "crashed")
         for _ in range(2):
-            with pytest.raises(DiskFull, match=r"bucket 1 of game.one lacks what a committed transaction has written"):
+            with pytest.raises(Unavailable, match=r"bucket 1 of game.one lacks .* the disk is full") as refused:
                 await scores_of(tables.table(ONE))
+            assert refused.value.retry_after is not None
             assert await scores_of(tables.table(TWO)) == {2}
             await tables.transactions.retry()
         monkeypatch.undo()
@@ -231,7 +232,7 @@ async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_s
         assert not tables.transactions.open
     monkeypatch.setattr("streaming_server.engine.roll_forward.apply_rows", full)
     async with started(data) as tables:
-        with pytest.raises(DiskFull):
+        with pytest.raises(Unavailable):
             await scores_of(tables.table(ONE))
         monkeypatch.undo()
         await tables.transactions.retry()
@@ -356,7 +357,7 @@ async def test_a_transaction_that_may_be_applied_yet_cannot_be_given_up(
         ((decision, _),) = tables.transactions.stuck
         with pytest.raises(TransactionCommitted, match="may be applied yet: the disk is full"):
             await tables.transactions.give_up(decision.token)
-        with pytest.raises(DiskFull):
+        with pytest.raises(Unavailable):
             await scores_of(tables.table(TWO))
         monkeypatch.undo()
         # All can be applied now.
@@ -409,7 +410,7 @@ async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_resta
         with pytest.raises(DiskFull, match="cannot be told yet"):
             await tables.transactions.commit(begun.token, "job:2", ())
         # It may be committed: nobody sees its bucket, and nothing else is decided.
-        with pytest.raises(DiskFull, match=r"bucket . of game\.one: .* cannot be told yet"):
+        with pytest.raises(Unavailable, match=r"bucket . of game\.one: .* cannot be told yet"):
             await scores_of(tables.table(ONE))
         with pytest.raises(DiskFull):
             await commit(tables, 3, OTHER)
@@ -423,7 +424,7 @@ async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_resta
             monkeypatch.setattr(f"{module}.sync_directory", failing(no_space, when=lambda *_: True, then=print))
             with pytest.raises(OSError, match="No space left"):
                 await tables.transactions.retry()
-            with pytest.raises(DiskFull):
+            with pytest.raises(Unavailable):
                 await scores_of(tables.table(ONE))
             monkeypatch.undo()
         await tables.transactions.retry()
