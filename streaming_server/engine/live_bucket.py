@@ -611,7 +611,21 @@ async def held(chosen: Sequence[LiveBucket]) -> AsyncIterator[list[tuple[LiveBuc
 
 
 async def durable(buckets: Sequence[LiveBucket], states: Mapping[int, BucketState]) -> dict[int, int]:
-    """Returns once some of a table's buckets are durable up to these states: their log offsets."""
+    """Returns once some of a table's buckets, as they were read, are durable up to these states: their log offsets."""
     offsets = {number: state.log_offset for number, state in states.items()}
-    await all_ended(buckets[number].wait_durable(offset) for number, offset in offsets.items())
+    await read_is_durable(buckets, offsets)
     return offsets
+
+
+async def read_is_durable(buckets: Sequence[LiveBucket], offsets: Mapping[int, int]) -> None:
+    """Returns once what was read of some buckets, which were at these offsets, is durable.
+
+    Raises:
+        Unavailable: It is not, because the disk is full: reads, too, have to wait until the bucket was opened again.
+    """
+    try:
+        await all_ended(buckets[number].wait_durable(offset) for number, offset in offsets.items())
+    except DiskFull as error:
+        raise Unavailable(
+            f"what others have written meanwhile cannot be made durable: {error.message}", retry_after=REPAIR_SECONDS
+        ) from error

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from streaming_server.storage.bucket import Bucket
-from table_model.errors import DataLoss, DiskFull
+from table_model.errors import DataLoss, DiskFull, Unavailable
 from tests.support.snapshots import TABLE, new_table, put, tables_in
+from tests.support.tables import ipc_stream, scores
 from tests.unit.engine.test_idle_buckets import rows_of
 
 if TYPE_CHECKING:
@@ -82,6 +84,22 @@ async def test_who_waits_for_a_write_until_after_the_reopening_is_told_that_it_i
         await live.wait_durable(before + 1)
         await live.wait_written()
         assert live.durable_offset >= before + 1
+
+
+async def test_reads_that_wait_for_what_cannot_be_made_durable_may_be_repeated(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables, buckets=1)
+        await put(table, ROWS)
+        (live,) = table.buckets
+        fail_syncs(live)
+        live._repair_at = math.inf
+        with pytest.raises(DiskFull):
+            await put(table, {"player 1": 7})
+        with pytest.raises(Unavailable, match="cannot be made durable: the disk is full"):
+            await rows_of(table)
+        keys = scores(["player 1"], [0]).select(["player"])
+        with pytest.raises(Unavailable, match="cannot be made durable: the disk is full"):
+            await table.lookup(ipc_stream(keys.schema, keys), None)
 
 
 async def test_a_bucket_is_opened_again_only_behind_its_last_reader(tmp_path: Path) -> None:
