@@ -20,6 +20,7 @@ from streaming_server.storage.bucket import Bucket, LogUse
 from streaming_server.storage.disk_space import disk_full, has_space
 from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.offsets import count_of
+from streaming_server.storage.rocks import store_exists
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
 from table_model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
 
@@ -369,8 +370,8 @@ class LiveBucket:
         try:
             bucket = self._made()
         except DiskFull as error:
-            if not self._path.exists():
-                raise
+            if not store_exists(self._path):
+                raise  # It was never made, and has nothing to be read.
             _log.warning("%s can only be read: %s", self._place, error.message)
             bucket = self._made(read_only=error)
             self._repair_at = time.monotonic() + REPAIR_SECONDS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import rocksdict
 
-from streaming_server.storage.disk_space import disk_full
+from streaming_server.storage.disk_space import disk_full, has_space
 from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.frames import write_at
 from streaming_server.storage.small_files import TableFile, small_runs
@@ -142,6 +142,8 @@ class RocksStore:
             _log.error("%s: %s", self.place, text)
             return DataLoss(f"{self.place} is damaged; the server's log has what RocksDB reports")
         is_full = "No space left on device" in text or "Disk quota exceeded" in text
+        # What a sync reports beside a write that has failed, and has not said so yet.
+        is_full = is_full or ("Writer has previous error" in text and not has_space(self._path))
         if is_full:
             self.refusal = disk_full(self._path, _ADVICE)
         # After the first one, RocksDB reports others.
@@ -400,6 +402,11 @@ def scan_options(end: bytes | None = None, *, max_skips: int = 0) -> rocksdict.R
     options.fill_cache(False)  # type: ignore[call-arg]  # rocksdict's stub lacks the argument
     options.set_background_purge_on_iterator_cleanup(True)
     return options
+
+
+def store_exists(path: Path) -> bool:
+    """Whether a store was made in a directory: this file comes last, so for want of space there may be others alone."""
+    return (path / "CURRENT").exists()
 
 
 def make_logs_durable(path: Path) -> None:

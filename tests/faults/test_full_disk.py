@@ -135,6 +135,7 @@ def test_writers_at_the_same_time_that_find_the_disk_full_write_again_once_there
     """Some have written and wait for a sync when another one's write fails."""
     with connect(full_server.url) as client:
         table = client.create_table("full.busy", SCHEMA, primary_key=["k"], buckets=1)
+        table.upsert([{"k": 8000, "v": b"old"}])
         acknowledged: list[int] = []
         refused: list[Exception] = []
 
@@ -163,6 +164,20 @@ def test_writers_at_the_same_time_that_find_the_disk_full_write_again_once_there
         full_server.kill()
         full_server.restart()
         assert set(table.scan().to_arrow()["k"].to_pylist()) >= {*acknowledged, 0, 1}
+
+
+def test_a_bucket_that_finds_no_space_when_it_is_first_used_is_made_once_there_is(
+    full_server: ServerProcess, disk: SmallDisk
+) -> None:
+    with connect(full_server.url) as client:
+        table = new_table(client, "full.first")
+        fill(disk)
+        for _ in range(2):
+            with pytest.raises(DiskFull, match="is full"):
+                table.upsert([{"k": 0, "v": b"new"}])
+        (disk.path / "filler").unlink()
+        wait_until(lambda: can_write(table), "writing", timeout=60)
+        assert table.count() == 1
 
 
 def test_net_changes_that_find_no_space_for_what_does_not_fit_into_memory_say_so(disk: SmallDisk) -> None:
