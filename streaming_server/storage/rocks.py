@@ -76,6 +76,11 @@ class RocksResources:
         )
 
 
+def is_complete(path: Path) -> bool:
+    """Whether RocksDB has finished making its database in a directory: it writes the file `CURRENT` last."""
+    return (path / "CURRENT").exists()
+
+
 class RocksStore:
     """One open RocksDB directory with its column families `rows`, `log`, `index` and `meta`.
 
@@ -402,11 +407,6 @@ def scan_options(end: bytes | None = None, *, max_skips: int = 0) -> rocksdict.R
     options.fill_cache(False)  # type: ignore[call-arg]  # rocksdict's stub lacks the argument
     options.set_background_purge_on_iterator_cleanup(True)
     return options
-
-
-def store_exists(path: Path) -> bool:
-    """Whether a store was made in a directory: this file comes last, so for want of space there may be others alone."""
-    return (path / "CURRENT").exists()
 
 
 def make_logs_durable(path: Path) -> None:
