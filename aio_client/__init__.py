@@ -17,6 +17,7 @@ from aio_client._client import Client, connect
 from aio_client._column_locks import ColumnLock
 from aio_client._config import ClientConfig
 from aio_client._consumers import Consumer
+from aio_client._damaged_table import DamagedTable
 from aio_client._disk_use import DiskUse
 from aio_client._explanation import ScanExplanation
 from aio_client._indexes import IndexStatus
@@ -26,7 +27,7 @@ from aio_client._scan import Scan
 from aio_client._snapshot import Snapshot
 from aio_client._stream import ScanStatistics, ScanStream
 from aio_client._table import BucketStatistics, Table
-from aio_client._transaction import CommitResult, Transaction, TransactionInfo, TransactionPart
+from aio_client._transaction import CommitResult, LostWrites, Transaction, TransactionInfo, TransactionPart
 from aio_client._versioned import Versioned
 from aio_client._watch import TopN, TopNWatch
 from aio_client._write_requests import UndoReport, WriteResult
@@ -104,6 +105,7 @@ __all__ = [
     "Consumer",
     "ConsumerFenced",
     "ConsumerNotFound",
+    "DamagedTable",
     "DataLoss",
     "DeadlineExceeded",
     "DiskFull",
@@ -118,6 +120,7 @@ __all__ = [
     "LiveScan",
     "LockLost",
     "LogOffsets",
+    "LostWrites",
     "PositionExpired",
     "PositionOutOfRange",
     "Predicate",

@@ -12,12 +12,19 @@ from aio_client._awaitable import NotOpened
 from aio_client._check import check_table
 from aio_client._column_locks import list_locks, release_lock
 from aio_client._config import ClientConfig, default_url
+from aio_client._damaged_table import DamagedTable
 from aio_client._indexes import index_messages, wait_until_built
 from aio_client._merging import column_aggregates, merge_spec
 from aio_client._scan import Scan
 from aio_client._snapshot import adopt_snapshot, list_snapshots
 from aio_client._table import Table
-from aio_client._transaction import Beginning, TransactionPart, abort_transaction, list_transactions
+from aio_client._transaction import (
+    Beginning,
+    TransactionPart,
+    abort_transaction,
+    give_up_transaction,
+    list_transactions,
+)
 from aio_client._transport import Transport
 from protos.scankv.v1 import admin_pb2, table_pb2
 from table_model.errors import UsageError
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
     from aio_client._indexes import Indexes, IndexStatus
     from aio_client._merging import Names
     from aio_client._snapshot import Snapshot
-    from aio_client._transaction import ConflictMode, TransactionInfo
+    from aio_client._transaction import ConflictMode, LostWrites, TransactionInfo
     from table_model.agg import Aggregator
 
 
@@ -238,11 +245,25 @@ class Client:
         return Table(self._transport, response.table)
 
     async def tables(self) -> list[Table]:
-        """All tables, by name, ascending."""
-        response = await self._transport.call(
+        """All tables that can be used, by name, ascending. `damaged_tables` has the others."""
+        response = await self._list_tables()
+        return [Table(self._transport, description) for description in response.tables]
+
+    async def damaged_tables(self) -> list[DamagedTable]:
+        """The tables that cannot be used, or of which some buckets cannot, with the reasons; by name, ascending.
+
+        Of buckets, as far as the server knows: it finds damage when it opens or reads them. `check_table` reads all.
+        """
+        response = await self._list_tables()
+        usable = {table.name for table in response.tables}
+        return [
+            DamagedTable(name=each.name, reason=each.reason, partly=each.name in usable) for each in response.damaged
+        ]
+
+    async def _list_tables(self) -> table_pb2.ListTablesResponse:
+        return await self._transport.call(
             lambda: self._transport.services.tables.ListTables, table_pb2.ListTablesRequest()
         )
-        return [Table(self._transport, description) for description in response.tables]
 
     def scan(self, spec: ScanSpec) -> Scan:
         """Makes a scan of a `Scan.spec`, which may come from another process.
@@ -361,7 +382,10 @@ class Client:
         return TransactionPart(self._transport, text_of(token, "token"), text_of(part, "part"))
 
     async def transactions(self) -> list[TransactionInfo]:
-        """The open transactions of all clients, the oldest first. None of them is renewed by being listed."""
+        """The open transactions of all clients, the oldest first. None of them is renewed by being listed.
+
+        With them those that are committed and could not be applied everywhere, which have `stuck`.
+        """
         return await list_transactions(self._transport)
 
     async def abort_transaction(self, token: str) -> None:
@@ -371,6 +395,26 @@ class Client:
             TransactionCommitted: It is committed, or is being committed.
         """
         await abort_transaction(self._transport, token)
+
+    async def give_up_transaction(self, token: str) -> list[LostWrites]:
+        """Accepts that a committed transaction is lost where it cannot be applied, so that all its buckets are served.
+
+        For an operator, when what it has staged, a bucket or the definition of a table is damaged, and there is no copy
+        to restore it from: `transactions()` lists it, with `stuck`. All that can be applied is applied first. From then
+        on the transaction counts as committed; what is lost cannot be had back.
+
+        Args:
+            token: Names it.
+
+        Returns:
+            What is lost, by table and bucket; nothing when all of it could be applied.
+
+        Raises:
+            TransactionLost: No committed transaction of that token is stuck.
+            TransactionCommitted: It may be applied yet, because the disk is full, or it waits for an earlier one.
+            DiskFull: It cannot be written down.
+        """
+        return await give_up_transaction(self._transport, token)
 
     async def adopt_snapshot(self, snapshot_id: str, ttl: float | None = None) -> Snapshot:
         """The snapshot of that id, which another process may have taken; its time to live begins anew.

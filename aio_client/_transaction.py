@@ -71,7 +71,7 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionInfo:
-    """A transaction that is neither committed nor aborted.
+    """A transaction that is neither committed nor aborted, or that is committed and could not be applied everywhere.
 
     Attributes:
         token: Names it.
@@ -84,6 +84,8 @@ class TransactionInfo:
         ttl: Seconds after which it is aborted when nothing is heard of it.
         remaining: What is left of these.
         committing: Whether it is being committed.
+        stuck: Why it is committed and could not be applied everywhere, and what to do; empty otherwise. See
+            `Client.give_up_transaction`.
     """
 
     token: str
@@ -96,6 +98,7 @@ class TransactionInfo:
     ttl: float
     remaining: float
     committing: bool
+    stuck: str
 
     @classmethod
     def of(cls, message: transaction_pb2.OpenTransaction) -> TransactionInfo:
@@ -112,6 +115,37 @@ class TransactionInfo:
             ttl=message.ttl_millis / 1000,
             remaining=message.remaining_millis / 1000,
             committing=message.committing,
+            stuck=message.stuck,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWrites:
+    """What one bucket never gets of a transaction that was given up.
+
+    Attributes:
+        table: The bucket's table.
+        bucket: Its number.
+        rows: How many rows and keys of the transaction fall to the bucket; None when that cannot be read any more.
+        applied: How many of these, each key once, it has all the same.
+        reason: Why it cannot have the others.
+    """
+
+    table: str
+    bucket: int
+    rows: int | None
+    applied: int
+    reason: str
+
+    @classmethod
+    def of(cls, message: transaction_pb2.LostWrites) -> LostWrites:
+        """What an answer says of one bucket."""
+        return cls(
+            table=message.table,
+            bucket=message.bucket,
+            rows=message.rows if message.HasField("rows") else None,
+            applied=message.applied,
+            reason=message.reason,
         )
 
 
@@ -495,6 +529,15 @@ async def abort_transaction(transport: Transport, token: str) -> None:
     """Aborts a transaction, also of another client. Raises TransactionCommitted."""
     request = transaction_pb2.AbortTransactionRequest(token=text_of(token, "token"))
     await call_again(transport, lambda: transport.services.transactions.AbortTransaction, request)
+
+
+async def give_up_transaction(transport: Transport, token: str) -> list[LostWrites]:
+    """Accepts what a stuck transaction has lost. Raises TransactionLost, TransactionCommitted, DiskFull."""
+    request = transaction_pb2.GiveUpTransactionRequest(token=text_of(token, "token"))
+    response = await transport.call(
+        lambda: transport.services.transactions.GiveUpTransaction, request, repeatable=False
+    )
+    return [LostWrites.of(each) for each in response.lost]
 
 
 def _size(part: TransactionPart | tuple[str, int]) -> transaction_pb2.TransactionPartSize:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from aio_client._admin import LiveScan, ServerStats
     from aio_client._check import BucketCheck
     from aio_client._client import Client as AsyncClient
+    from aio_client._damaged_table import DamagedTable
     from aio_client._data import Data
     from aio_client._disk_use import DiskUse
     from aio_client._explanation import ScanExplanation
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from aio_client._shards import ScannedTable
     from aio_client._table import BucketStatistics
     from aio_client._table import Table as AsyncTable
-    from aio_client._transaction import ConflictMode, TransactionInfo
+    from aio_client._transaction import ConflictMode, LostWrites, TransactionInfo
     from aio_client._write_requests import UndoReport, WriteResult
     from protos.scankv.v1 import table_pb2
     from table_model.agg import Aggregator
@@ -187,8 +188,12 @@ class Client:
         return Table(self._runner, self._runner.call(self._runner.client.table, name))
 
     def tables(self) -> list[Table]:
-        """All tables by name."""
+        """All tables that can be used, by name. See `aio_client.Client.tables`."""
         return [Table(self._runner, table) for table in self._runner.call(self._runner.client.tables)]
+
+    def damaged_tables(self) -> list[DamagedTable]:
+        """The tables that cannot be used, at least not all of them. See `aio_client.Client.damaged_tables`."""
+        return self._runner.call(self._runner.client.damaged_tables)
 
     def scan(self, spec: ScanSpec) -> Scan:
         """Makes a scan of a `Scan.spec`, which may come from another process."""
@@ -262,6 +267,10 @@ class Client:
     def abort_transaction(self, token: str) -> None:
         """Aborts a transaction, also of another client. See `aio_client.Client.abort_transaction`."""
         self._runner.call(self._runner.client.abort_transaction, token)
+
+    def give_up_transaction(self, token: str) -> list[LostWrites]:
+        """Accepts what a stuck transaction has lost. See `aio_client.Client.give_up_transaction`."""
+        return self._runner.call(self._runner.client.give_up_transaction, token)
 
     def adopt_snapshot(self, snapshot_id: str, ttl: float | None = None) -> Snapshot:
         """The snapshot of that id, renewed. See `aio_client.Client.adopt_snapshot`."""

@@ -22,10 +22,12 @@ def check(
 ) -> None:
     """Have the server read whole tables, and say whether their rows, what is counted of them, and their indexes agree.
 
-    Tables are read and written meanwhile. The exit code is 1 when something is wrong.
+    Tables are read and written meanwhile. The exit code is 1 when something is wrong, or a table is so damaged that it
+    cannot be read.
     """
     checked: dict[str, list[BucketCheck]] = {}
     with sync.connect(url) as client:
+        damaged = [] if table is not None else [each for each in client.damaged_tables() if not each.partly]
         for found in client.tables() if table is None else [client.table(table)]:
             try:
                 with _progress(found) as show:
@@ -38,6 +40,7 @@ def check(
             if not json:
                 _show(found.name, checked[found.name])
     wrong = [line for name, buckets in checked.items() for line in _problems(name, buckets)]
+    wrong += [f"{each.name}: {each.reason}" for each in damaged]
     if json:
         show_json([_summary(name, buckets) for name, buckets in checked.items()])
     else:

@@ -8,8 +8,9 @@ from typing import Annotated, Final
 import typer
 from rich.filesize import decimal
 
-from aio_client import BaseStatistics, BucketStatistics, DiskUse, IndexStatus, TableBases, sync
+from aio_client import BaseStatistics, BucketStatistics, DamagedTable, DiskUse, IndexStatus, TableBases, sync
 from scankv.cli.options import Json, TableName, Url
+from scankv.cli.outcome import complain
 from scankv.cli.show import duration, show_json, show_pairs, show_table
 from scankv.formats.table_files import definition_of, to_toml
 from table_model.errors import UsageError
@@ -39,16 +40,27 @@ _LABELS: Final = {
 
 
 def tables(json: Json = False, url: Url = None) -> None:
-    """List the tables."""
+    """List the tables, also those that are damaged, with the reasons."""
     with sync.connect(url) as client:
-        found = client.tables()
+        found, damaged = client.tables(), {table.name: table for table in client.damaged_tables()}
+    gone = [table for table in damaged.values() if not table.partly]
     if json:
-        show_json([_summary(table) for table in found])
-    elif found:
+        listed = [_summary(table) | _damage(damaged.get(table.name)) for table in found]
+        listed += [{"name": table.name} | _damage(table) for table in gone]
+        show_json(sorted(listed, key=lambda table: str(table["name"])))
+    elif found or gone:
+        rows: list[list[object]] = [
+            [table.name, ", ".join(table.primary_key), len(table.schema), table.buckets]
+            + ["partly damaged" if table.name in damaged else ""] * bool(damaged)
+            for table in found
+        ]
+        rows += [[table.name, "", "", "", "damaged"] for table in gone]
         show_table(
-            ["table", "key", "columns", "buckets"],
-            [[table.name, ", ".join(table.primary_key), len(table.schema), table.buckets] for table in found],
+            ["table", "key", "columns", "buckets", *(["state"] if damaged else [])],
+            sorted(rows, key=lambda row: str(row[0])),
         )
+        for table in damaged.values():
+            complain(f"{table.name}: {table.reason}")
     else:
         typer.echo("there are no tables yet; make one with: scankv create, or scankv load --create", err=True)
 
@@ -124,6 +136,12 @@ def stats(json: Json = False, url: Url = None) -> None:
     show_pairs({_label(name): _figure(name, value) for name, value in figures.items()})
     if found.bases:
         show_table(*_bases(found.bases))
+
+
+def _damage(table: DamagedTable | None) -> dict[str, object]:
+    if table is None:
+        return {}
+    return {"state": "partly damaged" if table.partly else "damaged", "damage": table.reason}
 
 
 def _disk(use: DiskUse) -> str:

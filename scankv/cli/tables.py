@@ -9,7 +9,7 @@ import typer
 from aio_client import sync
 from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, names_of, table_settings_of
 from scankv.formats.table_files import read_table_file
-from table_model.errors import UsageError
+from table_model.errors import DataLoss, UsageError
 from table_model.types import parse_schema
 
 
@@ -70,11 +70,15 @@ def drop(
     """Drop a table with all its rows."""
     with sync.connect(url) as client:
         # First, so that nobody is asked about a table that is not there.
-        found = client.table(table)
+        try:
+            rows = _rows_of(client.table(table))
+        except DataLoss:
+            # It can be dropped all the same.
+            rows = "all its rows, which cannot be read as it is"
         if not yes:
             if not sys.stdin.isatty():
                 raise UsageError(f"dropping {table} deletes all its rows; confirm it with --yes")
-            typer.confirm(f"Drop {table} with {_rows_of(found)}?", abort=True, err=True)
+            typer.confirm(f"Drop {table} with {rows}?", abort=True, err=True)
         client.drop_table(table)
     typer.echo(f"dropped {table}")
 

@@ -1,5 +1,7 @@
-"""`transactions`: what was staged and is neither committed nor aborted; listed, and aborted."""
+"""`transactions`: what was staged and is neither committed nor aborted, or is stuck; listed, aborted and given up."""
 
+import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -8,9 +10,9 @@ from aio_client import TransactionInfo, sync
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
-from table_model.errors import TransactionCommitted
+from table_model.errors import TransactionCommitted, UsageError
 
-app = typer.Typer(help="Transactions that are neither committed nor aborted.")
+app = typer.Typer(help="Transactions that are neither committed nor aborted, or that are stuck.")
 
 
 @app.callback(invoke_without_command=True)
@@ -18,7 +20,8 @@ def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
     """List the open transactions, the oldest first.
 
     `scankv transactions abort ID` aborts one. Those of which nothing is heard for their time to live are aborted by the
-    server.
+    server. Those that are committed and could not be applied everywhere are stuck; `scankv transactions give-up ID`
+    accepts what they have lost.
     """
     if context.invoked_subcommand is not None:
         context.obj = url
@@ -38,11 +41,14 @@ def list_(context: typer.Context, json: Json = False, url: Url = None) -> None:
                     each.rows,
                     each.bytes,
                     duration(each.age_seconds),
-                    "committing" if each.committing else duration(each.remaining),
+                    "stuck" if each.stuck else "committing" if each.committing else duration(each.remaining),
                 ]
                 for each in transactions
             ],
         )
+        for each in transactions:
+            if each.stuck:
+                typer.echo(f"{each.id or each.token}: {each.stuck}", err=True)
     else:
         typer.echo("there are no open transactions", err=True)
 
@@ -78,6 +84,48 @@ def abort(
         raise typer.Exit(FAILED)
 
 
+@app.command()
+def give_up(
+    context: typer.Context,
+    id_: Annotated[
+        str, typer.Argument(metavar="ID", help="Its id, or token, as listed: a stuck one.", show_default=False)
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Accept that a stuck transaction is lost where it cannot be applied, so that its tables are served again.
+
+    For when stored data is damaged, and there is no copy to restore it from. What can be applied is applied first. What
+    is lost is printed, and is in the server's log.
+    """
+    with sync.connect(url or context.obj) as client:
+        stuck = [each for each in client.transactions() if each.stuck and id_ in (each.id, each.token)]
+        if not stuck:
+            complain(f"there is no stuck transaction {id_}")
+            raise typer.Exit(FAILED)
+        found = stuck[0]
+        what = f"what the transaction {id_} has written to {', '.join(found.tables)} ({found.rows:,} rows and keys)"
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError(f"giving up deletes {what}, as far as it cannot be applied; confirm it with --yes")
+            typer.echo(found.stuck, err=True)
+            typer.confirm(f"Give up {what}, as far as it cannot be applied?", abort=True, err=True)
+        lost = client.give_up_transaction(found.token)
+    if json:
+        show_json([asdict(each) for each in lost])
+    elif lost:
+        show_table(
+            ["table", "bucket", "rows", "applied", "lost because"],
+            [
+                [each.table, each.bucket, "unknown" if each.rows is None else each.rows, each.applied, each.reason]
+                for each in lost
+            ],
+        )
+    else:
+        typer.echo(f"nothing is lost: all of {id_} is applied now")
+
+
 def _summary(transaction: TransactionInfo) -> dict[str, object]:
     return {
         "token": transaction.token,
@@ -90,4 +138,5 @@ def _summary(transaction: TransactionInfo) -> dict[str, object]:
         "ttl_seconds": transaction.ttl,
         "remaining_seconds": round(transaction.remaining, 3),
         "committing": transaction.committing,
+        "stuck": transaction.stuck,
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import shutil
 import time
@@ -17,6 +16,7 @@ from streaming_server.scan.kv_source import KvSource
 from streaming_server.scan.overlay import Overlay
 from streaming_server.storage.base_writer import BaseWriter
 from streaming_server.storage.columnar_base import ColumnarBase, remove_bases
+from streaming_server.storage.disk_space import disk_full, naming_full_disk
 from table_model.errors import DataLoss
 from table_model.key_range import KeyRange
 
@@ -110,7 +110,8 @@ class BaseBuild:
             BaseNotBuiltError: So much was written meanwhile that it would be of no use, or the base that it was to be
                 made of is damaged.
             DataLoss: The bucket is damaged.
-            OSError: The disk is full, or almost.
+            DiskFull: The disk is full, or almost.
+            OSError: Anything else.
         """
         table, live = self._table, self._live
         async with live.mutex:
@@ -134,7 +135,8 @@ class BaseBuild:
                 # Else the first step would sort them on the event loop.
                 await self._rests.run(since.net)
                 await live.wait_durable(offset)
-                base = await self._written(codec, source, offset, lambda: live.overlay is current, overlay)
+                with naming_full_disk(self._directory):
+                    base = await self._written(codec, source, offset, lambda: live.overlay is current, overlay)
         except BaseException as error:
             if live.overlay is overlay or isinstance(error, DataLoss):
                 live.forget_base("the last one could not be built")
@@ -205,9 +207,9 @@ def _timed(function: Callable[..., T], *args: object) -> tuple[T, float]:
 
 
 def _write(writer: BaseWriter, rows: pa.RecordBatch, table: LiveTable) -> None:
-    """Writes rows. Raises OSError where the disk is almost full."""
+    """Writes rows. Raises DiskFull where the disk is almost full."""
     if shutil.disk_usage(table.path).free < SPARED_BYTES:
-        raise OSError(errno.ENOSPC, "what is left of the disk is for writes: free some of it", str(table.path))
+        raise disk_full(table.path, "what is left of it is for writes; free some of it")
     if rows.num_rows:
         writer.write(rows, table.keys.encoded(rows))
 

@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.engine.gate import closed_gate
+from streaming_server.engine.giving_up import check_hopeless, find_lost
 from streaming_server.engine.open_transaction import touched_by
 from streaming_server.engine.roll_forward import RollForward
 from streaming_server.engine.staged_rows import repeated_keys
+from streaming_server.engine.stuck import UNTOLD, kind_of, not_yet, why_blocked, why_stuck
 from streaming_server.engine.verifying import Verification
 from streaming_server.storage.decisions import Decision
 from streaming_server.storage.staging import StagingDirectory
-from table_model.errors import DataLoss, DiskFull, ScanKvError, TableNotFound, Unavailable
+from table_model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.engine.giving_up import LostWrites
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.open_transaction import OpenTransaction
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
     from streaming_server.engine.table_uses import TableUses
     from streaming_server.storage.decisions import Committed, Decisions
     from streaming_server.storage.staging import StagedPart, Touched
-
-RETRY_SECONDS: Final = 5.0
-"""What is committed and could not be applied is tried again that often."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -89,6 +89,10 @@ class Committing:
         self._uses = uses
         self.stuck: dict[str, ScanKvError] = {}
         self._log = asyncio.Lock()
+        # What was to be decided when the log could not be synced.
+        self._uncertain: dict[str, tuple[Decision, Sequence[LiveBucket]]] = {}
+        # Held while what could not be applied is tried again.
+        self._trying = asyncio.Lock()
         # The decisions that are carried out, and whose rows are still staged.
         self._finished: set[str] = set()
 
@@ -182,51 +186,122 @@ class Committing:
         except BaseException as error:
             if self.is_decided(decision.token):
                 self._block_all(decision, buckets, error)
+                if decision.token not in self._decisions.unfinished:
+                    self._uncertain[decision.token] = decision, buckets
+                if isinstance(error, Exception):
+                    raise copy(self.stuck[decision.token]) from error
             raise
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether nobody can tell what is decided, since the log could not be synced: see `settle`."""
+        return self._decisions.is_uncertain
+
+    async def settle(self, remembered: Iterable[Committed]) -> list[str]:
+        """Writes the log again, after which it is certain what is decided; the tokens of those that are not.
+
+        Rule: what was to be decided when a sync failed is not, once a log without it is durable; not before.
+
+        Raises:
+            DiskFull, OSError: It is as uncertain as before.
+        """
+        await self.rewrite_log(remembered)
+        undecided, self._uncertain = self._uncertain, {}
+        for token, (decision, buckets) in undecided.items():
+            _log.info("the transaction %s is not committed, because the log could not be synced", token)
+            self.stuck.pop(token)
+            self._unblock(decision, buckets)
+        return list(undecided)
 
     def _block_all(self, decision: Decision, buckets: Sequence[LiveBucket], error: BaseException) -> None:
         """Lets nobody see the buckets of a decision of which nobody knows whether it was made, or how far it is."""
         _log.error("the transaction %s may be decided, and is not applied", decision.token, exc_info=error)
-        self.stuck[decision.token] = Unavailable(
-            "whether the transaction is committed cannot be told before the server is started again: see why in its log"
-        )
+        self.stuck[decision.token] = not_yet(kind_of(error), UNTOLD, error)
         for live in buckets:
-            live.block(Unavailable(f"{live.place}: {self.stuck[decision.token].message}"))
+            live.block(not_yet(Unavailable, f"{live.place}: {UNTOLD}", error))
 
     def is_decided(self, token: str) -> bool:
-        """Whether a transaction is committed and not yet done, or that cannot be told before a restart."""
+        """Whether a transaction is committed and not yet done, or that cannot be told."""
         return token in self._decisions.unfinished or self._decisions.is_uncertain
 
     @property
     def has_more_to_do(self) -> bool:
         """Whether `retry` may have an effect."""
         again = any(not isinstance(self.stuck.get(token), DataLoss) for token in self._decisions.unfinished)
-        return (again and bool(self.stuck)) or bool(self._finished)
+        return (again and bool(self.stuck)) or bool(self._finished) or self.is_uncertain
 
     async def roll_forward(self, decision: Decision) -> Committed | None:
         """Applies what is missing of a decision, after a crash or a failure. None where it still cannot be done.
 
         The buckets that lack it then are blocked, see `LiveBucket.block`; all others can be used.
         """
-        tables, unreadable = {}, None
+        tables, unreadable = self._tables_of(decision)
+        rolling = self._rolling(decision, self._files_of(decision), tables)
+        await rolling.run_again()
+        return self._concluded(decision, rolling, unreadable)
+
+    def _tables_of(self, decision: Decision) -> tuple[dict[str, LiveTable], dict[str, ScanKvError]]:
+        """The tables of a decision that can be used, and why others cannot be. Those that were dropped lack nothing."""
+        tables: dict[str, LiveTable] = {}
+        unreadable: dict[str, ScanKvError] = {}
         for name, incarnation in sorted(decision.tables.items()):
             try:
                 tables[name] = self._same_table(name, incarnation)
             except TableNotFound:
-                pass  # It was dropped since, and with it what it lacked.
+                pass
             except ScanKvError as error:
-                unreadable = error
+                unreadable[name] = error
+        return tables, unreadable
+
+    def _files_of(self, decision: Decision) -> list[tuple[Path, int]]:
         directory = StagingDirectory(self._root, decision.token)
-        files = [(directory.part(number), requests) for number, requests in decision.files]
-        rolling = self._rolling(decision, files, tables)
-        await rolling.run_again()
-        return self._concluded(decision, rolling, unreadable)
+        return [(directory.part(number), requests) for number, requests in decision.files]
+
+    async def give_up(self, token: str) -> tuple[Committed, list[LostWrites]]:
+        """Ends a transaction that is committed and cannot be applied everywhere, so that all of its buckets are served.
+
+        All that can be applied is applied first. From then on it counts as committed, and is yet to be finished.
+
+        Returns:
+            Its end, and what is lost; nothing is lost when all could be applied.
+
+        Raises:
+            TransactionLost: There is no such transaction.
+            TransactionCommitted: It may be applied yet. Nothing has changed.
+            DiskFull, OSError, Unavailable: That cannot be written down. Nothing has changed.
+        """
+        async with self._trying:
+            decision = self._decisions.unfinished.get(token)
+            if decision is None or token not in self.stuck:
+                raise TransactionLost(
+                    f"no committed transaction {token[:64]!r} waits to be applied: `transactions` lists those that do"
+                )
+            async with self._uses.using(decision.tables):
+                tables, unreadable = self._tables_of(decision)
+                rolling = self._rolling(decision, self._files_of(decision), tables)
+                await rolling.run_again()
+                committed = self._concluded(decision, rolling, unreadable)
+                if committed is not None:
+                    return committed, []
+                check_hopeless(rolling, unreadable)
+                decision = self._decisions.unfinished[token]
+                files = self._files_of(decision)
+                lost = await find_lost(decision, rolling, unreadable, files, tables, self._executor)
+                committed = decision.committed(decision.applied)
+                # Before anything can be written over what is missing: or a later start might apply it on top of that.
+                async with self._log:
+                    await self._executor.run(self._decisions.end, committed)
+                for each in lost:
+                    _log.warning("the transaction %s (id %r) is given up: lost is %s", token, decision.id, each)
+                self.stuck.pop(token)
+                self._unblock(decision, rolling.buckets)
+        return committed, lost
 
     def _concluded(
-        self, decision: Decision, rolling: RollForward, unreadable: ScanKvError | None = None
+        self, decision: Decision, rolling: RollForward, unreadable: Mapping[str, ScanKvError] | None = None
     ) -> Committed | None:
-        """Takes notice of how far a decision was carried out; `unreadable` says why a table of it cannot be used."""
-        if not rolling.failed and unreadable is None:
+        """Takes notice of how far a decision was carried out; `unreadable` says why tables of it cannot be used."""
+        if not rolling.failed and not unreadable:
             committed = decision.committed(rolling.offsets)
             self._decisions.note_done(committed)
             self.stuck.pop(decision.token, None)
@@ -234,15 +309,19 @@ class Committing:
             committed = None
             decision = replace(decision, applied=rolling.offsets)
             self._decisions.note_applied(decision)
-            self.stuck[decision.token] = unreadable or _why_stuck(rolling.failed)
+            self.stuck[decision.token] = why_stuck(decision.token, rolling.failed, unreadable or {})
         for live, error in rolling.failed.items():
-            live.block(_why_blocked(live, error))
-        for live in rolling.buckets:
+            live.block(why_blocked(live, error, decision.token))
+        self._unblock(decision, rolling.buckets)
+        return committed
+
+    def _unblock(self, decision: Decision, buckets: Sequence[LiveBucket]) -> None:
+        """Serves those buckets of a decision that lack nothing any more."""
+        for live in buckets:
             incarnation = decision.tables[live.table]
             left = (each.is_left(live.table, incarnation, live.number) for each in self._decisions.unfinished.values())
             if live.mutex.failure is not None and not any(left):
                 live.unblock()
-        return committed
 
     async def finish(self, committed: Committed) -> None:
         """Makes durable that a decision is carried out, and removes what was staged.
@@ -267,12 +346,13 @@ class Committing:
             dropped: A table that was dropped, and lacks nothing any more. Without it, what is damaged stays so.
         """
         done = []
-        for token, error in list(self.stuck.items()):
-            decision = self._decisions.unfinished.get(token)
-            if decision is None or (isinstance(error, DataLoss) and dropped not in decision.tables):
-                continue
-            async with self._uses.using(decision.tables):
-                committed = await self.roll_forward(decision)
+        for token in list(self.stuck):
+            async with self._trying:
+                decision, error = self._decisions.unfinished.get(token), self.stuck.get(token)
+                if decision is None or (isinstance(error, DataLoss) and dropped not in decision.tables):
+                    continue
+                async with self._uses.using(decision.tables):
+                    committed = await self.roll_forward(decision)
             if committed is not None:
                 _log.info("the transaction %s is applied now", token)
                 done.append(committed)
@@ -293,33 +373,6 @@ class Committing:
         if table.definition.incarnation != incarnation:
             raise TableNotFound(f"table {name} was dropped, and made anew, since it was written to", table=name)
         return table
-
-
-def _why_blocked(live: LiveBucket, error: Exception) -> ScanKvError:
-    """What all who read or write the bucket are told. It is no `DiskFull`: reads, too, have to wait for the bucket."""
-    what = f"{live.place} lacks what a committed transaction has written, and is not served"
-    if isinstance(error, DataLoss):
-        return DataLoss(
-            f"{what}: {error.message}; restore what is damaged from a copy, and start the server again, or drop the "
-            "table",
-            table=live.table,
-            bucket=live.number,
-        )
-    return _not_yet(Unavailable, what, error)
-
-
-def _why_stuck(failed: Mapping[LiveBucket, Exception]) -> ScanKvError:
-    places = ", ".join(sorted(live.place for live in failed))
-    what = f"the transaction is committed, and could not be written to {places}"
-    for error in failed.values():
-        if not isinstance(error, DataLoss):
-            return _not_yet(DiskFull if isinstance(error, DiskFull) else Unavailable, what, error)
-    return DataLoss(f"{what}, where stored data is damaged: what they answer says more")
-
-
-def _not_yet(kind: type[DiskFull | Unavailable], what: str, error: Exception) -> ScanKvError:
-    cause = error.message if isinstance(error, ScanKvError) else "see the server's log"
-    return kind(f"{what}: {cause}; it is tried again every {RETRY_SECONDS:g} s", retry_after=RETRY_SECONDS)
 
 
 def _files(parts: Sequence[StagedPart]) -> list[tuple[Path, int]]:

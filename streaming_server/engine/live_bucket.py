@@ -237,6 +237,12 @@ class LiveBucket:
         self.mutex.gate = self.before = None
         self.tell()
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it, or a part of it, cannot be used, as far as is known; None: it can."""
+        failure = self.mutex.failure
+        return failure.message if failure is not None else self.damage
+
     def tell(self) -> None:
         """Calls those who listen to what becomes durable: more of it may be seen."""
         if self._commit is not None:
@@ -608,7 +614,21 @@ async def held(chosen: Sequence[LiveBucket]) -> AsyncIterator[list[tuple[LiveBuc
 
 
 async def durable(buckets: Sequence[LiveBucket], states: Mapping[int, BucketState]) -> dict[int, int]:
-    """Returns once some of a table's buckets are durable up to these states: their log offsets."""
+    """Returns once some of a table's buckets, as they were read, are durable up to these states: their log offsets."""
     offsets = {number: state.log_offset for number, state in states.items()}
-    await all_ended(buckets[number].wait_durable(offset) for number, offset in offsets.items())
+    await read_is_durable(buckets, offsets)
     return offsets
+
+
+async def read_is_durable(buckets: Sequence[LiveBucket], offsets: Mapping[int, int]) -> None:
+    """Returns once what was read of some buckets, which were at these offsets, is durable.
+
+    Raises:
+        Unavailable: It is not, because the disk is full: reads, too, have to wait until the bucket was opened again.
+    """
+    try:
+        await all_ended(buckets[number].wait_durable(offset) for number, offset in offsets.items())
+    except DiskFull as error:
+        raise Unavailable(
+            f"what others have written meanwhile cannot be made durable: {error.message}", retry_after=REPAIR_SECONDS
+        ) from error

@@ -6,8 +6,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.engine.bucket_steps import get_within, total_bytes
-from streaming_server.engine.executor import all_ended
-from streaming_server.engine.live_bucket import held
+from streaming_server.engine.live_bucket import held, read_is_durable
 from table_model.limits import MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ async def looked_up(
             break
     else:
         rows, offsets = await _at_once(wanted)
-    await all_ended(buckets[number].wait_durable(offset) for number, offset in offsets.items())
+    await read_is_durable(buckets, offsets)
     return rows, offsets
 
 

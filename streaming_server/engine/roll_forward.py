@@ -124,6 +124,10 @@ class RollForward:
             if self._decision.is_left(name, self._decision.tables[name], number)
         ]
 
+    def applied_to(self, live: LiveBucket) -> int:
+        """How many of its keys in a bucket, of the first ones, are applied as far as is known."""
+        return self._applied.get(live, 0)
+
     def _left(self) -> list[LiveBucket]:
         return [live for live in self.buckets if live not in self.failed and live not in self._whole]
 
@@ -133,9 +137,10 @@ class RollForward:
 
     async def _ask(self, live: LiveBucket) -> None:
         try:
-            if self._decisions.is_left_before(self._decision, live.table, live.number):
+            earlier = self._decisions.left_before(self._decision, live.table, live.number)
+            if earlier is not None:
                 # Each bucket takes transactions in their order, or an old row would replace a newer one.
-                raise Unavailable(f"{live.place} lacks an earlier transaction")
+                raise Unavailable(f"{live.place} lacks an earlier transaction, {earlier.token}")
             async with live.mutex.beside_gate():
                 bucket = await live.opened()
                 answer = await live.run(bucket.answer_of, self._identity)

@@ -205,6 +205,19 @@ class Tables:
         """The definitions of all tables, by name, ascending."""
         return [self._catalog.get(name) for name in self._catalog.names()]
 
+    def damaged(self) -> dict[str, str]:
+        """The tables that cannot be used, or of which some buckets cannot, as far as is known: why, by name, ascending.
+
+        Rule: whoever lists tables hears of all that there are.
+        """
+        found = self._catalog.unusable
+        for name, live in self._live.items():
+            troubled = [each for each in live.buckets if each.trouble is not None]
+            if troubled:
+                buckets = ", ".join(str(each.number) for each in troubled)
+                found[name] = f"of its {len(live.buckets)} buckets, {buckets} cannot be used: {troubled[0].trouble}"
+        return dict(sorted(found.items()))
+
     def live_tables(self) -> Iterable[LiveTable]:
         """The tables that have been used since the start."""
         return self._live.values()

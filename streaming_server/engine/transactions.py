@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from streaming_server.engine.background import Background, repeat
 from streaming_server.engine.committed_transactions import CommittedTransactions
-from streaming_server.engine.committing import RETRY_SECONDS, Committing
+from streaming_server.engine.committing import Committing
 from streaming_server.engine.delete_all import DeleteAll
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction, lost, touched_by
 from streaming_server.engine.reaper import Reaper
 from streaming_server.engine.staged_lookup import with_staged
 from streaming_server.engine.staged_rows import check_of
+from streaming_server.engine.stuck import RETRY_SECONDS
 from streaming_server.engine.table_uses import TableUses
 from streaming_server.storage.decisions import Decisions
 from streaming_server.storage.staging import DELETE, READ, StagedRequest, StagingDirectory, staged_request, tokens_in
@@ -44,9 +45,10 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.engine.committing import CommitFigures
     from streaming_server.engine.executor import StorageExecutor
+    from streaming_server.engine.giving_up import LostWrites
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.merging.preparing import WriteKind
-    from streaming_server.storage.decisions import Committed
+    from streaming_server.storage.decisions import Committed, Decision
     from streaming_server.storage.staging import Touched
 
 T = TypeVar("T")
@@ -545,14 +547,18 @@ class Transactions:
             committed = await self._committing.commit(transaction, sizes)
         except BaseException:
             if not self._committing.is_decided(transaction.token):
-                transaction.commit = None
-                transaction.renew()
-                self._reaper.tell(transaction.expires)
+                self._open_again(transaction)
             raise
         self._committed.add(committed)
         self._forget(transaction)
         self._to_its_end(self._conclude(committed))
         return committed
+
+    def _open_again(self, transaction: OpenTransaction) -> None:
+        """Lets a transaction be committed again, or aborted, that is not committed though that was tried."""
+        transaction.commit = None
+        transaction.renew()
+        self._reaper.tell(transaction.expires)
 
     async def _conclude(self, committed: Committed) -> None:
         """Has a commit remembered, and nothing of it staged any more."""
@@ -582,6 +588,10 @@ class Transactions:
         """
         if dropped is None and not self._committing.has_more_to_do:
             return
+        if self._committing.is_uncertain:
+            for token in await self._committing.settle(self._committed):
+                if (undecided := self._open.get(token)) is not None:
+                    self._open_again(undecided)
         done = await self._committing.retry(dropped)
         if not done:
             await self._committing.tidy_up()
@@ -590,6 +600,33 @@ class Transactions:
             if transaction is not None:
                 self._forget(transaction)
             await self._conclude(committed)
+
+    async def give_up(self, token: str) -> tuple[Committed, list[LostWrites]]:
+        """Accepts that a committed transaction is lost where it cannot be applied; see `Committing.give_up`.
+
+        Comes to its end, also when its caller gives up.
+        """
+        self._check_log()
+        return await asyncio.shield(self._to_its_end(self._give_up(token)))
+
+    async def _give_up(self, token: str) -> tuple[Committed, list[LostWrites]]:
+        committed, lost = await self._committing.give_up(token)
+        transaction = self._open.get(token)
+        if transaction is not None:
+            self._forget(transaction)
+        await self._conclude(committed)
+        # Later ones may have waited for it.
+        await self.retry()
+        return committed, lost
+
+    @property
+    def stuck(self) -> list[tuple[Decision, ScanKvError]]:
+        """The transactions that are committed and could not be applied everywhere, and why; the oldest first."""
+        return [
+            (decision, self._committing.stuck[token])
+            for token, decision in self._decisions.unfinished.items()
+            if token in self._committing.stuck
+        ]
 
     def _check_log(self) -> None:
         """Raises why no transaction can be used, if it is so."""
@@ -611,7 +648,8 @@ class Transactions:
         """
         self._check_log()
         transaction = self._open.get(token)
-        if self._committed.find(token, "") is not None or (transaction is not None and transaction.commit is not None):
+        is_committed = self._committed.find(token, "") is not None or token in self._decisions.unfinished
+        if is_committed or (transaction is not None and transaction.commit is not None):
             raise TransactionCommitted("the transaction is committed, or is being committed: it cannot be aborted")
         if transaction is not None:
             await self._end(transaction)

@@ -12,6 +12,7 @@ import asyncio
 import shutil
 import tempfile
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from xxhash import xxh3_64_intdigest
 
 from streaming_server.scan.log_token import NetPosition
 from streaming_server.storage.changelog import RowKind
+from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.offsets import count_of
 
 if TYPE_CHECKING:
@@ -143,7 +145,16 @@ class NetChanges:
         return rows
 
     async def run(self, more: Callable[[], None]) -> None:
-        """Reads the stretch and makes its net changes, a partition ahead of what is taken; calls `more` for each."""
+        """Reads the stretch and makes its net changes, a partition ahead of what is taken; calls `more` for each.
+
+        Raises:
+            DiskFull: There is no space for what does not fit into memory.
+            ScanKvError: What reading the changes raises.
+        """
+        with naming_full_disk(self._directory):
+            await self._run(more)
+
+    async def _run(self, more: Callable[[], None]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix="net-", dir=self._directory))
         partitions: _Partitions | None = None
@@ -316,9 +327,11 @@ class _Partitions:
         return pa.concat_tables([spilled, pa.Table.from_batches(parts, schema=spilled.schema)])
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files, which are of no more use."""
         for writer in filter(None, self._writers):
-            writer.close()
+            # It writes the end of the stream, for which there may be no space.
+            with suppress(OSError):
+                writer.close()
 
 
 def _ends_of_each(keys: pa.BinaryArray) -> tuple[Places, Places]:

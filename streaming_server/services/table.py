@@ -104,7 +104,10 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         """Lists the tables."""
         async with mapped_errors(request, context):
             tables = [_table(definition) for definition in self._tables.definitions()]
-        return table_pb2.ListTablesResponse(tables=tables)
+            damaged = [
+                table_pb2.DamagedTable(name=name, reason=reason) for name, reason in self._tables.damaged().items()
+            ]
+        return table_pb2.ListTablesResponse(tables=tables, damaged=damaged)
 
 
 def _schema(data: bytes) -> pa.Schema:
@@ -140,7 +143,7 @@ def _statistics(
         log_bytes=log.bytes,
         log_holder=log.holder,
         held_log_bytes=log.held_bytes,
-        damage=figures.live.damage or "",
+        damage=figures.live.trouble or "",
         base=base_statistics(figures.live, now_micros) if has_base else None,
     )
 

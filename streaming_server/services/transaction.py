@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from protos.scankv.v1 import transaction_pb2, transaction_pb2_grpc
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     import grpc
 
     from streaming_server.engine.tables import Tables
-    from streaming_server.storage.decisions import Committed
+    from streaming_server.storage.decisions import Committed, Decision
+    from table_model.errors import ScanKvError
 
 _MODES: Final = transaction_pb2.ConflictMode
 
@@ -137,8 +139,27 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
     ) -> transaction_pb2.ListTransactionsResponse:
         """Lists the open transactions."""
         async with mapped_errors(request, context):
-            transactions = [_open(each) for each in self._transactions.open]
+            stuck, now = self._transactions.stuck, self._tables.clock.service_micros()
+            tokens = {decision.token for decision, _ in stuck}
+            transactions = [_stuck(decision, error, now) for decision, error in stuck]
+            transactions += [_open(each) for each in self._transactions.open if each.token not in tokens]
         return transaction_pb2.ListTransactionsResponse(transactions=transactions)
+
+    async def GiveUpTransaction(
+        self,
+        request: transaction_pb2.GiveUpTransactionRequest,
+        context: grpc.aio.ServicerContext[
+            transaction_pb2.GiveUpTransactionRequest, transaction_pb2.GiveUpTransactionResponse
+        ],
+    ) -> transaction_pb2.GiveUpTransactionResponse:
+        """Accepts that a committed transaction is lost where it cannot be applied."""
+        async with mapped_errors(request, context):
+            committed, lost = await self._transactions.give_up(request.token)
+        return transaction_pb2.GiveUpTransactionResponse(
+            id=committed.id,
+            rows=committed.rows,
+            lost=[transaction_pb2.LostWrites(**asdict(each)) for each in lost],
+        )
 
 
 def _committed(committed: Committed) -> transaction_pb2.CommitTransactionResponse:
@@ -147,6 +168,18 @@ def _committed(committed: Committed) -> transaction_pb2.CommitTransactionRespons
         for name, offsets in sorted(committed.log_offsets.items())
     ]
     return transaction_pb2.CommitTransactionResponse(tables=tables, rows=committed.rows)
+
+
+def _stuck(decision: Decision, error: ScanKvError, now_micros: int) -> transaction_pb2.OpenTransaction:
+    return transaction_pb2.OpenTransaction(
+        token=decision.token,
+        id=decision.id,
+        tables=sorted(decision.tables),
+        rows=decision.rows,
+        age_millis=max(0, now_micros - decision.served_micros) // 1000,
+        committing=True,
+        stuck=error.message,
+    )
 
 
 def _open(transaction: OpenTransaction) -> transaction_pb2.OpenTransaction:

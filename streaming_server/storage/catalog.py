@@ -60,6 +60,11 @@ class Catalog:
         """Whether a table can be used, or is none. False: it can only be dropped."""
         return name not in self._unusable
 
+    @property
+    def unusable(self) -> dict[str, str]:
+        """Why tables cannot be used, and what to do, by name."""
+        return {name: error.message for name, error in self._unusable.items()}
+
     def __len__(self) -> int:
         return len(self._tables)
 

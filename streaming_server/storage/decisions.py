@@ -195,15 +195,15 @@ class Decisions:
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether the last `decide` has failed so that it cannot be told before a restart whether it has decided."""
+        """Whether a sync has failed, so that it cannot be told whether the last `decide` has decided: see `rewrite`."""
         return self._log.is_uncertain
 
-    def is_left_before(self, decision: Decision, table: str, bucket: int) -> bool:
-        """Whether a bucket lacks a decision that is older than this one."""
-        return any(
-            each.number < decision.number and each.is_left(table, decision.tables[table], bucket)
-            for each in list(self.unfinished.values())
-        )
+    def left_before(self, decision: Decision, table: str, bucket: int) -> Decision | None:
+        """A decision, older than this one, that a bucket lacks; None where it lacks none."""
+        for each in list(self.unfinished.values()):
+            if each.number < decision.number and each.is_left(table, decision.tables[table], bucket):
+                return each
+        return None
 
     def decide(self, decision: Decision) -> None:
         """Commits a transaction: durable when this returns. Blocks.
@@ -227,6 +227,16 @@ class Decisions:
         self._owed.append({"decided": decision.to_json()})
         self.unfinished[decision.token] = decision
 
+    def end(self, committed: Committed) -> None:
+        """Ends a decision that will not be carried out where it is not: durable when this returns. Blocks.
+
+        Raises:
+            DiskFull, OSError, Unavailable: It has not ended; but see `is_uncertain`.
+        """
+        self._append_owed()
+        self._log.append({"done": committed.to_json()}, sync=True)
+        self.unfinished.pop(committed.token, None)
+
     def write_owed(self) -> None:
         """Makes durable what was noted. Blocks.
 
@@ -249,6 +259,8 @@ class Decisions:
 
     def rewrite(self, remembered: Iterable[Committed]) -> None:
         """Keeps only what is unfinished, and these commits. Blocks.
+
+        Where it was uncertain, it is certain then that what the last `decide` was to decide is not decided.
 
         Raises:
             DiskFull, OSError: The log is as before.

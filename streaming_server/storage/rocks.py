@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import rocksdict
 
-from streaming_server.storage.disk_space import disk_full
+from streaming_server.storage.disk_space import disk_full, has_space
 from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.file_limit import too_many_files
 from streaming_server.storage.frames import write_at
@@ -150,6 +150,8 @@ class RocksStore:
         if "Too many open files" in text:
             return too_many_files(f"{self.place} cannot be read or written")
         is_full = "No space left on device" in text or "Disk quota exceeded" in text
+        # What a sync reports beside a write that has failed, and has not said so yet.
+        is_full = is_full or ("Writer has previous error" in text and not has_space(self._path))
         if is_full:
             self.refusal = disk_full(self._path, _ADVICE)
         # After the first one, RocksDB reports others.

@@ -12,18 +12,17 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from streaming_server.storage.checked_json import sync_directory
-from streaming_server.storage.disk_space import naming_full_disk
+from streaming_server.storage.disk_space import disk_full, naming_full_disk
 from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.frames import frame_of, read_frames, write_at
-from table_model.errors import DataLoss, DiskFull, ServerBusy, Unavailable
+from table_model.errors import DataLoss, DiskFull, ScanKvError, ServerBusy, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from table_model.errors import ScanKvError
-
 _PREFIX: Final = "log-"
+_AGAIN_SECONDS: Final = 5.0
 
 _log: Final = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class TransactionLog:
     Attributes:
         records: What it had when it was opened, in order.
         size: Its bytes.
-        is_uncertain: Whether a sync has failed, so that a restart alone can tell whether the last record is there.
+        is_uncertain: Whether a sync has failed, so that nobody can tell if the last record is there: see `rewrite`.
 
     Args:
         directory: Where it lies; made when it is not there.
@@ -48,7 +47,8 @@ class TransactionLog:
         with naming_full_disk(directory):
             directory.mkdir(exist_ok=True)
         generations = sorted(int(path.name[len(_PREFIX) :]) for path in directory.glob(f"{_PREFIX}*[0-9]"))
-        self._generation = generations[-1] if generations else 0
+        self._generation = self._newest = generations[-1] if generations else 0
+        self._cause: Exception | None = None
         self.records: list[dict[str, Any]] = []
         self.size = 0
         self.is_uncertain = False
@@ -87,9 +87,12 @@ class TransactionLog:
             Unavailable: A sync has failed earlier.
         """
         if self.is_uncertain:
+            if isinstance(self._cause, DiskFull):
+                raise disk_full(self._directory)
             raise Unavailable(
-                f"the transaction log {self._path} could not be synced, so no transaction can be committed: see why in "
-                "the server's log, and start the server again"
+                f"the transaction log {self._path} could not be synced, so no transaction can be committed: it is "
+                "written again every few seconds; the server's log has the reason",
+                retry_after=_AGAIN_SECONDS,
             )
         data, before = frame_of(record), self.size
         write_at(self._path, data, before, sync=False)
@@ -111,11 +114,15 @@ class TransactionLog:
             write_at(self._path, b"", 0, sync=True)
             if self._synced == 0:
                 sync_directory(self._directory)
-        except BaseException:
-            self.is_uncertain = True
+        except BaseException as error:
+            self._doubt(error)
             raise
         self._synced = self.size
         self._write_mark()
+
+    def _doubt(self, error: BaseException) -> None:
+        self.is_uncertain = True
+        self._cause = copy(error) if isinstance(error, ScanKvError) else None
 
     @property
     def is_synced(self) -> bool:
@@ -130,13 +137,14 @@ class TransactionLog:
             _log.warning("how far %s is durable cannot be noted: %s", self._path, error)
 
     def rewrite(self, records: Iterable[dict[str, Any]]) -> None:
-        """Replaces what the log has by these records, durably. Blocks.
+        """Replaces what the log has by these records, durably: also when it was uncertain. Blocks.
 
         Raises:
             DiskFull, OSError: The log is as it was before; but see `is_uncertain`.
         """
         data, partial = b"".join(map(frame_of, records)), self._directory / "log.partial"
-        generation = self._generation + 1
+        # One that was tried before may have its name, and its name may be durable or not: this one comes behind it.
+        generation = self._newest + 1
         mark_path = self._path_of(generation).with_suffix(".durable")
         _remove(partial)
         try:
@@ -146,19 +154,22 @@ class TransactionLog:
             _remove(partial)
             _remove(mark_path)
             raise
+        self._newest = generation
         try:
             partial.rename(self._path_of(generation))
             sync_directory(self._directory)
-        except BaseException:
-            # Only a restart can tell which generation has the name, and what is appended to the other one is lost.
-            self.is_uncertain = True
+        except BaseException as error:
+            # Nobody can tell which generation a restart would find, and what is appended to the other one is lost.
+            self._doubt(error)
             mark.close()
             raise
         before, self._generation = self._generation, generation
+        self.is_uncertain, self._cause = False, None
         self._mark.close()
         self._mark, self.size, self._synced = mark, len(data), len(data)
-        _remove(self._path_of(before))
-        _remove(self._path_of(before).with_suffix(".durable"))
+        for each in range(before, generation):
+            _remove(self._path_of(each))
+            _remove(self._path_of(each).with_suffix(".durable"))
         self._write_mark()
 
     def close(self) -> None:

@@ -35,16 +35,17 @@ def failing(server: ServerProcess, error: str, *calls: str) -> Iterator[None]:
     tracer = subprocess.Popen(
         [*command, "-e", f"inject={names}:error={error}"], stderr=subprocess.PIPE, text=True, bufsize=1
     )
+    assert tracer.stderr is not None
+    drained = threading.Thread(target=tracer.stderr.read)
     try:
-        assert tracer.stderr is not None
         assert "attached" in tracer.stderr.readline()
-        drained = threading.Thread(target=tracer.stderr.read)
         drained.start()
         yield
     finally:
         tracer.terminate()
         tracer.wait()
-        drained.join()
+        if drained.ident is not None:
+            drained.join()
         tracer.stderr.close()
 
 

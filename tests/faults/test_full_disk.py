@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from aio_client import DiskFull, ScanKvError
+from aio_client import DiskFull, ScanKvError, ScanSource, StartFrom, StopAt
 from aio_client.sync import connect
 from tests.support.server_process import ServerProcess
 from tests.support.small_disk import small_disk
@@ -165,3 +165,33 @@ def test_writers_at_the_same_time_that_find_the_disk_full_write_again_once_there
         full_server.kill()
         full_server.restart()
         assert set(table.scan().to_arrow()["k"].to_pylist()) >= {*acknowledged, 0, 1}
+
+
+def test_a_bucket_that_finds_no_space_when_it_is_first_used_is_made_once_there_is(
+    full_server: ServerProcess, disk: SmallDisk
+) -> None:
+    with connect(full_server.url) as client:
+        table = new_table(client, "full.first")
+        fill(disk)
+        for _ in range(2):
+            with pytest.raises(DiskFull, match="is full"):
+                table.upsert([{"k": 0, "v": b"new"}])
+        (disk.path / "filler").unlink()
+        wait_until(lambda: can_write(table), "writing", timeout=60)
+        assert table.count() == 1
+
+
+def test_net_changes_that_find_no_space_for_what_does_not_fit_into_memory_say_so(disk: SmallDisk) -> None:
+    settings = ("--set", "catch_up_changes=10", "--set", f"catch_up_memory_bytes={1 << 20}")
+    with ServerProcess(disk.path / "data", *settings) as server, connect(server.url) as client:
+        table = client.create_table("full.behind", SCHEMA, primary_key=["k"], buckets=1)
+        for number in range(4):
+            table.upsert([{"k": k, "v": bytes([number, k]) * 10_000} for k in range(40)])
+        changes = table.scan().with_source(ScanSource.LOG).with_row_kind().with_catch_up("net")
+        changes = changes.start_from(StartFrom.EARLIEST).stop_at(StopAt.LATEST)
+        fill(disk)
+        with pytest.raises(DiskFull, match=r"is full .* free some space"):
+            changes.to_arrow()
+        (disk.path / "filler").unlink()
+        assert sorted(changes.to_arrow()["k"].to_pylist()) == list(range(40))
+    assert "Traceback" not in server.log

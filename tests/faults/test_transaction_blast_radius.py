@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,9 +17,10 @@ from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.tables import Tables
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.storage.decisions import Committed
+from streaming_server.storage.frames import write_at
 from streaming_server.storage.staging import UPSERT
 from streaming_server.storage.transaction_log import TransactionLog
-from table_model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
+from table_model.errors import DataLoss, DiskFull, ScanKvError, TransactionCommitted, TransactionLost, Unavailable
 from tests.support.snapshots import new_table
 from tests.support.tables import SCORES, ipc_stream, scores
 
@@ -266,3 +267,174 @@ async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothi
     async with started(copy) as tables:
         assert await scores_of(tables.table(ONE)) == {1}
         assert [each.token for each in tables.transactions.open] == [begun.token]
+
+
+async def stuck_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., bool], *, expected: bool = True
+) -> Path:
+    """What a crash leaves of two tables with a transaction, `job:2`, that is not applied where something holds."""
+    async with started(tmp_path / "data") as tables:
+        for name in (ONE, TWO):
+            await new_table(tables, name)
+            await commit(tables, 1, name)
+        module = "streaming_server.engine.roll_forward.apply_rows"
+        monkeypatch.setattr(module, failing(no_space, when=fails, then=apply_rows))
+        with pytest.raises(ScanKvError, match="is committed") if expected else nullcontext():
+            await commit(tables, 2, ONE, TWO, id_="job:2")
+        monkeypatch.undo()
+        return crash(tmp_path / "data", tmp_path / "crashed")
+
+
+async def test_a_transaction_whose_rows_are_lost_can_be_given_up_and_its_tables_are_served_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = iter(range(100))
+    monkeypatch.setattr("streaming_server.engine.roll_forward.step_rows", lambda *_: 1)
+
+    def fails(live: Any, *_: Any) -> bool:
+        # One bucket has all of it, one the first key alone, the others nothing.
+        return live.table == TWO or live.number == 2 or (live.number == 1 and next(steps) > 0)
+
+    data = await stuck_in(tmp_path, monkeypatch, fails)
+    (part,) = data.glob("transactions/*/0.part")
+    part.write_bytes(part.read_bytes()[:100])
+    token = part.parent.name
+    async with started(data) as tables:
+        assert [decision.token for decision, _ in tables.transactions.stuck] == [token]
+        with pytest.raises(DataLoss, match=rf"scankv transactions give-up {token}"):
+            await scores_of(tables.table(TWO))
+        with pytest.raises(TransactionCommitted):
+            await tables.transactions.abort(token)
+        with pytest.raises(TransactionLost):
+            await tables.transactions.give_up("nonsense")
+        committed, lost = await tables.transactions.give_up(token)
+        assert [(each.table, each.bucket) for each in lost] == [(ONE, 1), (ONE, 2), *((TWO, each) for each in range(3))]
+        assert [each.applied for each in lost] == [1, 0, 0, 0, 0]
+        assert {each.rows for each in lost} == {None}
+        assert all("damaged" in each.reason for each in lost)
+        assert f"the transaction {token} (id 'job:2') is given up" in caplog.text
+        assert sorted(committed.log_offsets) == [ONE]
+        assert not tables.transactions.stuck
+        assert not list(data.glob("transactions/*/"))
+        assert await scores_of(tables.table(ONE), 0) == {2}
+        assert await scores_of(tables.table(ONE), 1) == {1, 2}
+        assert await scores_of(tables.table(ONE), 2) == {1}
+        assert await scores_of(tables.table(TWO)) == {1}
+        again = await tables.transactions.begin(BeginTerms(id="job:2", attempt="x", finds_conflicts=False, ttl=60))
+        assert isinstance(again, Committed)
+        await commit(tables, 3, ONE, TWO)
+        with pytest.raises(TransactionLost):
+            await tables.transactions.give_up(token)
+    async with started(data) as tables:
+        assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(TWO)) == {3}
+
+
+async def test_giving_up_applies_what_it_can_and_counts_the_rows_of_a_damaged_bucket_and_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = await stuck_in(tmp_path, monkeypatch, lambda *_: True)
+    (data / "tables" / "game" / "one" / "buckets" / "0001" / "CURRENT").write_bytes(b"nonsense")
+    (data / "tables" / "game" / "two" / "table.json").write_bytes(b"nonsense")
+    async with started(data) as tables:
+        ((decision, _),) = tables.transactions.stuck
+        _, lost = await tables.transactions.give_up(decision.token)
+        assert [(each.table, each.bucket) for each in lost] == [(ONE, 1), *((TWO, each) for each in range(3))]
+        _, buckets = tables.table(ONE).keys.encode(scores(PLAYERS, [0] * len(PLAYERS)).select(["player"]))
+        assert lost[0].rows == buckets.tolist().count(1)
+        assert "table.json" in lost[1].reason
+        assert await scores_of(tables.table(ONE), 0) == await scores_of(tables.table(ONE), 2) == {2}
+        with pytest.raises(DataLoss, match=r"bucket 1 of game\.one is damaged"):
+            await scores_of(tables.table(ONE), 1)
+
+
+async def test_a_transaction_that_may_be_applied_yet_cannot_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = await stuck_in(tmp_path, monkeypatch, lambda *_: True)
+    full = failing(lambda: DiskFull("the disk is full"), when=lambda *_: True, then=apply_rows)
+    monkeypatch.setattr("streaming_server.engine.roll_forward.apply_rows", full)
+    async with started(data) as tables:
+        ((decision, _),) = tables.transactions.stuck
+        with pytest.raises(TransactionCommitted, match="may be applied yet: the disk is full"):
+            await tables.transactions.give_up(decision.token)
+        with pytest.raises(Unavailable):
+            await scores_of(tables.table(TWO))
+        monkeypatch.undo()
+        # All can be applied now.
+        assert (await tables.transactions.give_up(decision.token))[1] == []
+        assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(TWO)) == {2}
+
+
+async def test_giving_up_changes_nothing_unless_it_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = await stuck_in(tmp_path, monkeypatch, lambda *_: True)
+    (part,) = data.glob("transactions/*/0.part")
+    content = part.read_bytes()
+    part.write_bytes(content[:100])
+    append = TransactionLog.append
+    async with started(data) as tables:
+        ((decision, _),) = tables.transactions.stuck
+        fails = failing(no_space, when=lambda _, record, **__: "done" in record, then=append)
+        monkeypatch.setattr(TransactionLog, "append", fails)
+        with pytest.raises(OSError, match="No space left"):
+            await tables.transactions.give_up(decision.token)
+        monkeypatch.undo()
+        with pytest.raises(DataLoss):
+            await scores_of(tables.table(TWO))
+    crashed = shutil.copytree(data, tmp_path / "again")
+    async with started(data) as tables:
+        await tables.transactions.give_up(decision.token)
+        assert await scores_of(tables.table(TWO)) == {1}
+    crashed.joinpath(*part.parts[-3:]).write_bytes(content)
+    async with started(crashed) as tables:
+        assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(TWO)) == {2}
+
+
+@pytest.mark.parametrize("fails_again", [False, True])
+async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_again: bool
+) -> None:
+    module = "streaming_server.storage.transaction_log"
+    full = failing(lambda: DiskFull("the disk is full"), when=lambda *_, sync, **__: sync, then=write_at)
+    async with started(tmp_path / "data") as tables:
+        for name in (ONE, OTHER):
+            await new_table(tables, name)
+            await commit(tables, 1, name)
+        begun = await tables.transactions.begin(BeginTerms(id="job:2", attempt="a", finds_conflicts=False, ttl=60))
+        assert isinstance(begun, OpenTransaction)
+        data = ipc_stream(SCORES, scores(PLAYERS, [2] * len(PLAYERS)))
+        place = StagedAs(token=begun.token, part="main", sequence=0)
+        await tables.transactions.stage(place, tables.table(ONE), UPSERT, data, kind=MERGE)
+        monkeypatch.setattr(f"{module}.write_at", full)
+        with pytest.raises(DiskFull, match="cannot be told yet"):
+            await tables.transactions.commit(begun.token, "job:2", ())
+        # It may be committed: nobody sees its bucket, and nothing else is decided.
+        with pytest.raises(Unavailable, match=r"bucket . of game\.one: .* cannot be told yet"):
+            await scores_of(tables.table(ONE))
+        with pytest.raises(DiskFull):
+            await commit(tables, 3, OTHER)
+        with pytest.raises(DiskFull):
+            await tables.transactions.retry()
+        with pytest.raises(TransactionCommitted):
+            await tables.transactions.abort(begun.token)
+        monkeypatch.undo()
+        if fails_again:
+            # The new log has its name, or not.
+            monkeypatch.setattr(f"{module}.sync_directory", failing(no_space, when=lambda *_: True, then=print))
+            with pytest.raises(OSError, match="No space left"):
+                await tables.transactions.retry()
+            with pytest.raises(Unavailable):
+                await scores_of(tables.table(ONE))
+            monkeypatch.undo()
+        await tables.transactions.retry()
+        assert await scores_of(tables.table(ONE)) == await scores_of(tables.table(OTHER)) == {1}
+        await commit(tables, 4, OTHER)
+        await tables.transactions.commit(begun.token, "job:2", ())
+        assert await scores_of(tables.table(ONE)) == {2}
+        assert len([path for path in (tmp_path / "data" / "transactions").glob("log-*") if not path.suffix]) == 1
+    async with started(tmp_path / "data") as tables:
+        assert await scores_of(tables.table(ONE)) == {2}
+        assert await scores_of(tables.table(OTHER)) == {4}
+        again = await tables.transactions.begin(BeginTerms(id="job:2", attempt="x", finds_conflicts=False, ttl=60))
+        assert isinstance(again, Committed)

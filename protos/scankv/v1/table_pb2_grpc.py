@@ -103,7 +103,7 @@ class TableServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTables(self, request, context):
-        """Lists the tables by name, ascending.
+        """Lists the tables by name, ascending, and those that cannot be used because something of them is damaged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -53,7 +53,7 @@ class TableServiceStub:
     GetTable: _grpc.UnaryUnaryMultiCallable[_table_pb2.GetTableRequest, _table_pb2.GetTableResponse]
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
     ListTables: _grpc.UnaryUnaryMultiCallable[_table_pb2.ListTablesRequest, _table_pb2.ListTablesResponse]
-    """Lists the tables by name, ascending."""
+    """Lists the tables by name, ascending, and those that cannot be used because something of them is damaged."""
 
 @_typing.type_check_only
 class TableServiceAsyncStub(TableServiceStub):
@@ -80,7 +80,7 @@ class TableServiceAsyncStub(TableServiceStub):
     GetTable: _aio.UnaryUnaryMultiCallable[_table_pb2.GetTableRequest, _table_pb2.GetTableResponse]  # type: ignore[assignment]
     """Describes one table. Errors: NOT_FOUND TABLE_NOT_FOUND."""
     ListTables: _aio.UnaryUnaryMultiCallable[_table_pb2.ListTablesRequest, _table_pb2.ListTablesResponse]  # type: ignore[assignment]
-    """Lists the tables by name, ascending."""
+    """Lists the tables by name, ascending, and those that cannot be used because something of them is damaged."""
 
 class TableServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -134,6 +134,6 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_pb2.ListTablesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_table_pb2.ListTablesResponse, _abc.Awaitable[_table_pb2.ListTablesResponse]]:
-        """Lists the tables by name, ascending."""
+        """Lists the tables by name, ascending, and those that cannot be used because something of them is damaged."""
 
 def add_TableServiceServicer_to_server(servicer: TableServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

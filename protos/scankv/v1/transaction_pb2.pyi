@@ -462,6 +462,94 @@ class AbortTransactionResponse(_message.Message):
 Global___AbortTransactionResponse: _TypeAlias = AbortTransactionResponse  # noqa: Y015
 
 @_typing.final
+class GiveUpTransactionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveUpTransactionRequest: _TypeAlias = GiveUpTransactionRequest  # noqa: Y015
+
+@_typing.final
+class GiveUpTransactionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """As when it was begun."""
+    rows: _builtins.int
+    """Rows and keys in all of its requests."""
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostWrites]:
+        """By table and bucket, ascending. None: all of it could be applied."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        lost: _abc.Iterable[Global___LostWrites] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "lost", b"lost", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveUpTransactionResponse: _TypeAlias = GiveUpTransactionResponse  # noqa: Y015
+
+@_typing.final
+class LostWrites(_message.Message):
+    """What one bucket never gets of a transaction."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    """`database.table`."""
+    bucket: _builtins.int
+    rows: _builtins.int
+    """How many rows and keys of the transaction fall to the bucket. Absent: not known."""
+    applied: _builtins.int
+    """How many of these, each key once, it has all the same."""
+    reason: _builtins.str
+    """Why it cannot have the others."""
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        bucket: _builtins.int = ...,
+        rows: _builtins.int | None = ...,
+        applied: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "applied", b"applied", "bucket", b"bucket", "reason", b"reason", "rows", b"rows", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
+    _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows) -> _WhichOneofReturnType__rows | None: ...
+
+Global___LostWrites: _TypeAlias = LostWrites  # noqa: Y015
+
+@_typing.final
 class ListTransactionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -510,6 +598,7 @@ class OpenTransaction(_message.Message):
     TTL_MILLIS_FIELD_NUMBER: _builtins.int
     REMAINING_MILLIS_FIELD_NUMBER: _builtins.int
     COMMITTING_FIELD_NUMBER: _builtins.int
+    STUCK_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     id: _builtins.str
     conflict_mode: Global___ConflictMode.ValueType
@@ -522,6 +611,8 @@ class OpenTransaction(_message.Message):
     remaining_millis: _builtins.int
     committing: _builtins.bool
     """Whether it is being committed."""
+    stuck: _builtins.str
+    """Why it is committed and could not be applied everywhere, and what to do; empty otherwise."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ascending."""
@@ -539,10 +630,11 @@ class OpenTransaction(_message.Message):
         ttl_millis: _builtins.int = ...,
         remaining_millis: _builtins.int = ...,
         committing: _builtins.bool = ...,
+        stuck: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "bytes", b"bytes", "committing", b"committing", "conflict_mode", b"conflict_mode", "id", b"id", "remaining_millis", b"remaining_millis", "rows", b"rows", "tables", b"tables", "token", b"token", "ttl_millis", b"ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "bytes", b"bytes", "committing", b"committing", "conflict_mode", b"conflict_mode", "id", b"id", "remaining_millis", b"remaining_millis", "rows", b"rows", "stuck", b"stuck", "tables", b"tables", "token", b"token", "ttl_millis", b"ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

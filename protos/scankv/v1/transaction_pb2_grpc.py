@@ -64,6 +64,11 @@ class TransactionServiceStub:
                 request_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.AbortTransactionRequest.SerializeToString,
                 response_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.AbortTransactionResponse.FromString,
                 _registered_method=True)
+        self.GiveUpTransaction = channel.unary_unary(
+                '/scankv.v1.TransactionService/GiveUpTransaction',
+                request_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.GiveUpTransactionRequest.SerializeToString,
+                response_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.GiveUpTransactionResponse.FromString,
+                _registered_method=True)
         self.ListTransactions = channel.unary_unary(
                 '/scankv.v1.TransactionService/ListTransactions',
                 request_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.ListTransactionsRequest.SerializeToString,
@@ -136,8 +141,21 @@ class TransactionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GiveUpTransaction(self, request, context):
+        """Accepts that a committed transaction is lost where it cannot be applied, because what it has staged, a bucket, or the
+        definition of a table is damaged: the field `stuck` of the listing says so, and the error of these buckets. All that
+        can be applied is applied first. Then the transaction counts as committed everywhere, and its buckets are served.
+        Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (it may be
+        applied yet, because the disk is full or it waits for an earlier one); RESOURCE_EXHAUSTED DISK_FULL. After each of
+        these nothing has changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListTransactions(self, request, context):
-        """The transactions that are neither committed nor aborted, the oldest first.
+        """The transactions that are neither committed nor aborted, and those that are committed and cannot be applied, the oldest
+        first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,6 +193,11 @@ def add_TransactionServiceServicer_to_server(servicer, server):
                     servicer.AbortTransaction,
                     request_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.AbortTransactionRequest.FromString,
                     response_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.AbortTransactionResponse.SerializeToString,
+            ),
+            'GiveUpTransaction': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveUpTransaction,
+                    request_deserializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.GiveUpTransactionRequest.FromString,
+                    response_serializer=protos_dot_scankv_dot_v1_dot_transaction__pb2.GiveUpTransactionResponse.SerializeToString,
             ),
             'ListTransactions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTransactions,
@@ -344,6 +367,33 @@ class TransactionService:
             '/scankv.v1.TransactionService/AbortTransaction',
             protos_dot_scankv_dot_v1_dot_transaction__pb2.AbortTransactionRequest.SerializeToString,
             protos_dot_scankv_dot_v1_dot_transaction__pb2.AbortTransactionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveUpTransaction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scankv.v1.TransactionService/GiveUpTransaction',
+            protos_dot_scankv_dot_v1_dot_transaction__pb2.GiveUpTransactionRequest.SerializeToString,
+            protos_dot_scankv_dot_v1_dot_transaction__pb2.GiveUpTransactionResponse.FromString,
             options,
             channel_credentials,
             insecure,

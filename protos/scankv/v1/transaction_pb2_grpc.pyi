@@ -80,8 +80,18 @@ class TransactionServiceStub:
     """Aborts: what was staged is removed. No error when the transaction is not there any more.
     Errors: FAILED_PRECONDITION TRANSACTION_COMMITTED.
     """
+    GiveUpTransaction: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.GiveUpTransactionRequest, _transaction_pb2.GiveUpTransactionResponse]
+    """Accepts that a committed transaction is lost where it cannot be applied, because what it has staged, a bucket, or the
+    definition of a table is damaged: the field `stuck` of the listing says so, and the error of these buckets. All that
+    can be applied is applied first. Then the transaction counts as committed everywhere, and its buckets are served.
+    Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (it may be
+    applied yet, because the disk is full or it waits for an earlier one); RESOURCE_EXHAUSTED DISK_FULL. After each of
+    these nothing has changed.
+    """
     ListTransactions: _grpc.UnaryUnaryMultiCallable[_transaction_pb2.ListTransactionsRequest, _transaction_pb2.ListTransactionsResponse]
-    """The transactions that are neither committed nor aborted, the oldest first."""
+    """The transactions that are neither committed nor aborted, and those that are committed and cannot be applied, the oldest
+    first.
+    """
 
 @_typing.type_check_only
 class TransactionServiceAsyncStub(TransactionServiceStub):
@@ -124,8 +134,18 @@ class TransactionServiceAsyncStub(TransactionServiceStub):
     """Aborts: what was staged is removed. No error when the transaction is not there any more.
     Errors: FAILED_PRECONDITION TRANSACTION_COMMITTED.
     """
+    GiveUpTransaction: _aio.UnaryUnaryMultiCallable[_transaction_pb2.GiveUpTransactionRequest, _transaction_pb2.GiveUpTransactionResponse]  # type: ignore[assignment]
+    """Accepts that a committed transaction is lost where it cannot be applied, because what it has staged, a bucket, or the
+    definition of a table is damaged: the field `stuck` of the listing says so, and the error of these buckets. All that
+    can be applied is applied first. Then the transaction counts as committed everywhere, and its buckets are served.
+    Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (it may be
+    applied yet, because the disk is full or it waits for an earlier one); RESOURCE_EXHAUSTED DISK_FULL. After each of
+    these nothing has changed.
+    """
     ListTransactions: _aio.UnaryUnaryMultiCallable[_transaction_pb2.ListTransactionsRequest, _transaction_pb2.ListTransactionsResponse]  # type: ignore[assignment]
-    """The transactions that are neither committed nor aborted, the oldest first."""
+    """The transactions that are neither committed nor aborted, and those that are committed and cannot be applied, the oldest
+    first.
+    """
 
 class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -203,11 +223,27 @@ class TransactionServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def GiveUpTransaction(
+        self,
+        request: _transaction_pb2.GiveUpTransactionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_transaction_pb2.GiveUpTransactionResponse, _abc.Awaitable[_transaction_pb2.GiveUpTransactionResponse]]:
+        """Accepts that a committed transaction is lost where it cannot be applied, because what it has staged, a bucket, or the
+        definition of a table is damaged: the field `stuck` of the listing says so, and the error of these buckets. All that
+        can be applied is applied first. Then the transaction counts as committed everywhere, and its buckets are served.
+        Errors: NOT_FOUND TRANSACTION_LOST (no such transaction is stuck); FAILED_PRECONDITION TRANSACTION_COMMITTED (it may be
+        applied yet, because the disk is full or it waits for an earlier one); RESOURCE_EXHAUSTED DISK_FULL. After each of
+        these nothing has changed.
+        """
+
+    @_abc_1.abstractmethod
     def ListTransactions(
         self,
         request: _transaction_pb2.ListTransactionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transaction_pb2.ListTransactionsResponse, _abc.Awaitable[_transaction_pb2.ListTransactionsResponse]]:
-        """The transactions that are neither committed nor aborted, the oldest first."""
+        """The transactions that are neither committed nor aborted, and those that are committed and cannot be applied, the oldest
+        first.
+        """
 
 def add_TransactionServiceServicer_to_server(servicer: TransactionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

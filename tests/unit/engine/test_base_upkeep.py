@@ -21,7 +21,7 @@ from streaming_server.scan.base_view import Via
 from streaming_server.scan.opening import ReadPlan
 from streaming_server.scan.overlay import Overlay
 from streaming_server.storage.offsets import make_offset
-from table_model.errors import ScanCancelled
+from table_model.errors import DiskFull, ScanCancelled
 from table_model.key_range import KeyRange
 from tests.support.snapshots import tables_in
 from tests.support.tables import SCORES, ipc_stream
@@ -131,7 +131,7 @@ async def test_no_base_takes_the_last_of_the_disk_from_the_writes(
         table = await scores_table(tables)
         with monkeypatch.context() as patch:
             patch.setattr(base_build, "SPARED_BYTES", 1 << 62)
-            with pytest.raises(OSError, match="what is left of the disk is for writes"):
+            with pytest.raises(DiskFull, match="what is left of it is for writes"):
                 await look(tables, table)
         assert list((table.path / "bases" / "0000").iterdir()) == []
         await look(tables, table)

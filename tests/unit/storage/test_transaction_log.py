@@ -95,7 +95,9 @@ def test_a_torn_record_is_none_and_a_missing_or_damaged_durable_one_is_data_loss
         TransactionLog(tmp_path)
 
 
-def test_after_a_failed_sync_nothing_more_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_sync_nothing_more_is_decided_before_the_log_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decisions = Decisions(tmp_path, ServerClock())
     decisions.decide(DECISION)
     original = write_at
@@ -113,7 +115,11 @@ def test_after_a_failed_sync_nothing_more_is_decided(tmp_path: Path, monkeypatch
     monkeypatch.undo()
     with pytest.raises(Unavailable, match="could not be synced, so no transaction"):
         decisions.decide(replace(DECISION, number=2, token="t2"))
+    decisions.rewrite([])
+    assert not decisions.is_uncertain
+    decisions.decide(replace(DECISION, number=3, token="t3"))
     decisions.close()
+    assert [*Decisions(tmp_path, ServerClock()).unfinished] == [DECISION.token, "t3"]
 
 
 def test_a_part_is_loaded_as_it_was_staged_up_to_where_it_is_torn(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""A bucket that is opened again after a failed sync: nobody is told of a write that the system has dropped."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streaming_server.storage.bucket import Bucket
+from table_model.errors import DataLoss, DiskFull, Unavailable
+from tests.support.snapshots import TABLE, new_table, put, tables_in
+from tests.support.tables import ipc_stream, scores
+from tests.unit.engine.test_idle_buckets import rows_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from streaming_server.engine.live_bucket import LiveBucket
+
+pytestmark = pytest.mark.asyncio
+
+ROWS: dict[str, int | None] = {f"player {i}": i for i in range(200)}
+
+
+def full(_: int) -> None:
+    raise DiskFull("the disk is full")
+
+
+def fail_syncs(live: LiveBucket) -> None:
+    """Lets syncs fail until the bucket is opened again."""
+    assert live._commit is not None
+    live._commit._sync = full
+
+
+async def test_a_bucket_of_which_the_system_has_dropped_writes_is_not_served_before_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables, buckets=1)
+        await put(table, ROWS)
+        (live,) = table.buckets
+        offset = live.durable_offset
+        directory = table.path / "buckets" / "0000"
+        durable, let_go = shutil.copytree(directory, tmp_path / "durable"), Bucket.let_go
+
+        def drop_writes(bucket: Bucket) -> None:
+            let_go(bucket)
+            shutil.rmtree(directory)
+            shutil.copytree(durable, directory)
+
+        monkeypatch.setattr(Bucket, "let_go", drop_writes)
+        fail_syncs(live)
+        with pytest.raises(DiskFull):
+            await put(table, {"player 1": 7})
+        with pytest.raises(DataLoss, match=r"has lost writes that were not durable, .* start the server again"):
+            await put(table, {"player 2": 8})
+        # Who has written before, and waits only now, is not told that it is durable; what was durable is.
+        with pytest.raises(DiskFull):
+            await live.wait_durable(offset + 1)
+        with pytest.raises(DiskFull):
+            await live.wait_written()
+        await live.wait_durable(offset)
+        assert tables.damaged().keys() == {TABLE}
+    async with tables_in(tmp_path) as tables:
+        table = tables.table(TABLE)
+        assert await rows_of(table) == ROWS
+        await put(table, {"player 2": 8})
+        assert await rows_of(table) == {**ROWS, "player 2": 8}
+
+
+async def test_who_waits_for_a_write_until_after_the_reopening_is_told_that_it_is_durable(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables, buckets=1)
+        await put(table, ROWS)
+        (live,) = table.buckets
+        before = live.durable_offset
+        fail_syncs(live)
+        with pytest.raises(DiskFull):
+            await put(table, {"player 1": 7})
+        assert live.durable_offset == before
+        assert await rows_of(table) == {**ROWS, "player 1": 7}
+        await live.wait_durable(before + 1)
+        await live.wait_written()
+        assert live.durable_offset >= before + 1
+
+
+async def test_reads_that_wait_for_what_cannot_be_made_durable_may_be_repeated(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables, buckets=1)
+        await put(table, ROWS)
+        (live,) = table.buckets
+        fail_syncs(live)
+        live._repair_at = math.inf
+        with pytest.raises(DiskFull):
+            await put(table, {"player 1": 7})
+        with pytest.raises(Unavailable, match="cannot be made durable: the disk is full"):
+            await rows_of(table)
+        keys = scores(["player 1"], [0]).select(["player"])
+        with pytest.raises(Unavailable, match="cannot be made durable: the disk is full"):
+            await table.lookup(ipc_stream(keys.schema, keys), None)
+
+
+async def test_a_bucket_is_opened_again_only_behind_its_last_reader(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables, buckets=1)
+        await put(table, ROWS)
+        (live,) = table.buckets
+        fail_syncs(live)
+        with pytest.raises(DiskFull):
+            await put(table, {"player 1": 7})
+        bucket = live.open_bucket
+        assert bucket is not None
+        bucket._store.readers += 1
+        with pytest.raises(DiskFull):
+            await put(table, {"player 2": 8})
+        assert live.open_bucket is bucket
+        bucket._store.readers -= 1
+        await put(table, {"player 3": 9})
+        assert live.open_bucket is not bucket
