@@ -306,9 +306,10 @@ class SnapshotReader:
             InvalidResumeToken: The token does not fit.
             DataLoss: A bucket is damaged.
         """
-        reader = await plan.reader_in(self._view.executor.run, self.codec, self.keys)
+        indexes = self.held_view().indexes
+        reader, choices = await plan.reading_in(self._view.executor.run, self.codec, self.keys, indexes)
         if plan.limit != 0:
-            reader = await read_through_index(reader, self.held_view())
+            reader = await read_through_index(reader, choices, self.held_view())
         bases = await self._bases_for(plan, reader)
         opened = open_scan(
             plan,
@@ -325,8 +326,9 @@ class SnapshotReader:
 
     def explain(self, plan: ReadPlan) -> ExplainScanResponse:
         """What `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
-        reader = plan.reader(self.codec, self.keys)
-        choice = chosen_index(reader, self.held_view().indexes)
+        indexes = self.held_view().indexes
+        reader, choices = plan.reading(self.codec, self.keys, indexes)
+        choice = chosen_index(choices, indexes)
         filled = self._filled()
         based = [number for number in filled if self._view.has_base(number)]
         via = via_of(plan, reader, filled, based, through_index=choice is not None)

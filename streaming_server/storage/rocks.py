@@ -77,6 +77,11 @@ class RocksResources:
         )
 
 
+def is_complete(path: Path) -> bool:
+    """Whether RocksDB has finished making its database in a directory: it writes the file `CURRENT` last."""
+    return (path / "CURRENT").exists()
+
+
 class RocksStore:
     """One open RocksDB directory with its column families `rows`, `log`, `index` and `meta`.
 
