@@ -100,8 +100,9 @@ class ServerConfig:
         write_buffer_bytes: Memory for writes not yet in table files, shared by all buckets.
         result_cache_bytes: Memory for computed answers that are given again while nothing changes; one of them takes
             at most a sixteenth of it. 0 keeps none.
-        max_open_buckets: Buckets that may be open without being in use; beyond, those unused for longest are closed. An
-            open one takes some ten file descriptors and up to 256 for its files, and is opened again in some 20 ms.
+        max_open_buckets: Buckets that may be open without being in use; beyond, those unused for longest are closed,
+            except, while files are plentiful, those used within the last minute. An open one takes some ten file
+            descriptors and up to 256 for its files, and is opened again in some 20 ms.
         bucket_idle_seconds: A bucket that nobody has used for so long is closed.
         storage_threads: Threads for writes, lookups and syncs.
         max_clock_step_seconds: Commit times follow the machine's clock forward over at most so much at once; more is a

@@ -49,6 +49,11 @@ def has_files_left() -> bool:
     return open_files() < limit - limit // 8
 
 
+def has_half_of_files_left() -> bool:
+    """Whether files are plentiful: less than half of them are open."""
+    return open_files() < file_limit() // 2
+
+
 def check_files_left(place: str) -> None:
     """Refuses to open a store when few files are left.
 

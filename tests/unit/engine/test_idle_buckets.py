@@ -161,7 +161,10 @@ async def test_who_listens_to_a_bucket_at_rest_hears_of_the_next_write(tmp_path:
         stop()
 
 
-async def test_beyond_the_bound_those_unused_for_longest_are_closed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("has_files", "later"), [(True, 70), (False, 0)])
+async def test_beyond_the_bound_those_unused_for_longest_are_closed(
+    tmp_path: Path, has_files: bool, later: float
+) -> None:
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables, buckets=8)
         await put(table, ROWS)
@@ -169,8 +172,17 @@ async def test_beyond_the_bound_those_unused_for_longest_are_closed(tmp_path: Pa
         for live in recent:
             async with live.mutex:
                 await live.opened()
-        await IdleBuckets(tables.live_tables, most=2, idle_seconds=1e9).look(time.monotonic())
+        idle = IdleBuckets(tables.live_tables, most=2, idle_seconds=1e9, has_files=lambda: has_files)
+        await idle.look(time.monotonic() + later)
         assert [live for live in table.buckets if live.is_open] == recent
+
+
+async def test_what_was_used_within_the_last_minute_stays_open_while_there_are_files(tmp_path: Path) -> None:
+    async with tables_in(tmp_path) as tables:
+        table = await new_table(tables, buckets=8)
+        await put(table, ROWS)
+        await IdleBuckets(tables.live_tables, most=2, idle_seconds=1e9).look(time.monotonic() + 50)
+        assert open_count(table) == 8
 
 
 async def test_pins_work_on_buckets_at_rest_and_while_they_are_closed_all_the_time(tmp_path: Path) -> None:
