@@ -160,7 +160,6 @@ class ChangesOfTable(ABC):
             ConsumerNotFound: There is no such consumer.
             PositionExpired, PositionOutOfRange: The changelog does not have that place.
             InvalidRequest: Offsets are not of all buckets that it has read; those of others are not looked at.
-        from table_model.log_offsets import LogOffsets
             UsageError: It is no id, or no start.
         """
         _check(consumer_id)
