@@ -32,6 +32,13 @@ def flag_of(value: object, option: str) -> bool:
     return value
 
 
+def timeout_of(value: object, option: str = "timeout") -> float:
+    """The seconds that an argument is. Raises UsageError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise UsageError(f"{option} is a number of seconds, at least 0, not {value!r:.80}", option=option)
+    return value
+
+
 def items_of(values: object, option: str, what: str) -> tuple[Any, ...]:
     """The items of an argument that has several. Raises UsageError for what has none, saying `what` they are."""
     if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Iterable):

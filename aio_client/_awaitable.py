@@ -41,17 +41,18 @@ class NotOpened(ABC):
 
         def __getattr__(self, name: str) -> NoReturn:
             if not name.startswith("_") and hasattr(self.result, name):
-                raise NotAwaitedError(f"{self._forgotten} before .{name}")
+                raise NotAwaitedError(f"{self.forgotten} before .{name}")
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __enter__(self) -> NoReturn:
-        raise UsageError(f"{self._forgotten}; scankv.sync is for code that blocks")
+        raise UsageError(f"{self.forgotten}; scankv.sync is for code that blocks")
 
     def __exit__(self, *_: object) -> NoReturn:
         # Without it, `with` would not come to `__enter__`.
-        raise UsageError(self._forgotten)
+        raise UsageError(self.forgotten)
 
     @property
-    def _forgotten(self) -> str:
+    def forgotten(self) -> str:
+        """What to write instead, for messages."""
         ways = f"`{self.name} = await {self.call}`, or `async with {self.call} as {self.name}`"
         return f"{self.call} is not open yet: write {ways}"

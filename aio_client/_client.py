@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from aio_client._admin import LiveScan, ServerStats
-from aio_client._arguments import names_of, text_of
+from aio_client._arguments import names_of, text_of, timeout_of
 from aio_client._awaitable import NotOpened
 from aio_client._check import check_table
 from aio_client._column_locks import list_locks, release_lock
@@ -22,6 +22,7 @@ from aio_client._transport import Transport
 from protos.scankv.v1 import admin_pb2, table_pb2
 from table_model.errors import UsageError
 from table_model.merge_wire import aggregates_to_proto, merging_to_proto
+from table_model.scan_spec import ScanSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from aio_client._snapshot import Snapshot
     from aio_client._transaction import ConflictMode, TransactionInfo
     from table_model.agg import Aggregator
-    from table_model.scan_spec import ScanSpec
 
 
 class Client:
@@ -245,7 +245,13 @@ class Client:
         return [Table(self._transport, description) for description in response.tables]
 
     def scan(self, spec: ScanSpec) -> Scan:
-        """Makes a scan of a `Scan.spec`, which may come from another process."""
+        """Makes a scan of a `Scan.spec`, which may come from another process.
+
+        Raises:
+            UsageError: It is none.
+        """
+        if not isinstance(spec, ScanSpec):
+            raise UsageError(f"scan takes a ScanSpec, as scan.spec gives it, not {spec!r:.80}")
         return Scan(self._transport, spec)
 
     async def server_stats(self) -> ServerStats:
@@ -387,9 +393,10 @@ class Client:
             timeout: Seconds.
 
         Raises:
+            UsageError: It is no such number.
             DeadlineExceeded: It did not within the timeout; says what it did last.
         """
-        await self._transport.wait_ready(timeout)
+        await self._transport.wait_ready(timeout_of(timeout))
 
 
 class Connecting(NotOpened):

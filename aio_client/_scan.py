@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import pyarrow as pa
 
+from aio_client._arguments import flag_of
 from aio_client._blocking_stream import open_blocking_stream
 from aio_client._duckdb import check_connection, create_table_of_stream
 from aio_client._explanation import explain
@@ -112,6 +113,7 @@ class Scan(ScanBuilder):
     async def to_pandas(self) -> pd.DataFrame:
         """All rows as a pandas DataFrame. Needs pandas."""
         import_optional("pandas")
+        self._check_ends("to_pandas")
         return (await self.to_arrow()).to_pandas()
 
     @overload
@@ -139,10 +141,10 @@ class Scan(ScanBuilder):
             SchemaMismatch, TableNotFound, SnapshotLost, ...: As when the scan starts; `collect` raises as the stream.
         """
         polars = import_optional("polars")
-        if not lazy:
+        self._check_ends("to_polars")
+        if not flag_of(lazy, "lazy"):
             frame: pl.DataFrame = polars.from_arrow(await self.to_arrow())
             return frame
-        self._check_ends("to_polars")
         self._check_has_rows("to_polars")
         async with self.stream() as stream:
             schema = stream.schema
@@ -176,6 +178,7 @@ class Scan(ScanBuilder):
 
     async def to_pylist(self) -> list[dict[str, Any]]:
         """All rows as dictionaries. Nanosecond times that no Python type holds need pandas."""
+        self._check_ends("to_pylist")
         return to_pylist(await self.to_arrow())
 
     def _with(self, **changes: Any) -> Self:  # noqa: ANN401  # fields of ScanSpec, which validates them

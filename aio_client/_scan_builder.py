@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, Protocol, Self
 
 from aio_client._arguments import is_text, items_of, names_of
+from aio_client._awaitable import NotOpened
 from aio_client._changes_builder import ChangesBuilder
 from aio_client._key_bounds import range_between, range_of_prefix
 from table_model.errors import UsageError
@@ -35,6 +36,8 @@ class Pinned(Protocol):
 
 def snapshot_id_of(snapshot: str | Pinned) -> str:
     """The id of what was given as `at`. Raises UsageError where it is neither a snapshot nor an id."""
+    if isinstance(snapshot, NotOpened):
+        raise UsageError(snapshot.forgotten)
     snapshot_id = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
     if not is_text(snapshot_id) or not snapshot_id:
         raise UsageError(f"at takes a snapshot or its id, not {snapshot!r}")
@@ -175,7 +178,8 @@ class ScanBuilder(ChangesBuilder):
         """Reads one of `count` shares of the buckets: those whose number leaves `index` when divided by `count`.
 
         All shares together read every row, and every change, once; all changes of a key are in one share, in order. Of
-        more shares than there are buckets the last ones are empty: their streams have a schema, and end at once.
+        more shares than there are buckets the last ones are empty: their streams have a schema and no rows, and end
+        where the others do, so one of changes without an end stays open.
 
         Args:
             index: Which one, 0 to `count - 1`.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pyarrow as pa
 
+from aio_client._arguments import flag_of
 from aio_client._duckdb import check_connection, create_table
 from aio_client._lazy_polars import lazy_frame
 from aio_client._optional import import_optional
@@ -150,7 +151,12 @@ class BlockingScan(ScanBuilder):
         return _stream(self)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Starts the scan as an Arrow C stream. Errors in the middle reach the reader through it, so no row is lost."""
+        """Starts the scan as an Arrow C stream. Errors in the middle reach the reader through it, so no row is lost.
+
+        Most readers gather all rows, so changes without an end are refused as in `to_arrow`.
+        """
+        self._check_ends("an Arrow reader of this scan")
+        self._check_has_rows("an Arrow reader of this scan")
         stream = _stream(self).__enter__()
         return pa.RecordBatchReader.from_batches(stream.schema, stream).__arrow_c_stream__(requested_schema)
 
@@ -192,7 +198,7 @@ class BlockingScan(ScanBuilder):
 
 def to_polars(scan: BlockingScan, *, lazy: bool) -> pl.DataFrame | pl.LazyFrame:
     """All rows as a Polars frame; a LazyFrame reads them over the scan's own client, with which it ends."""
-    if not lazy:
+    if not flag_of(lazy, "lazy"):
         return scan._runner.call(scan._aio.to_polars)
     import_optional("polars")
     scan._check_ends("to_polars")

@@ -226,7 +226,11 @@ class Client(BlockingClient):
         return [Table(self._runner, each) for each in self._runner.call(self._aio.tables)]
 
     def scan(self, spec: ScanSpec) -> Scan:
-        """Makes a scan of a `Scan.spec`, which may come from another process."""
+        """Makes a scan of a `Scan.spec`, which may come from another process.
+
+        Raises:
+            UsageError: It is none.
+        """
         return Scan.of(self._runner, self._aio.scan(spec))
 
     def server_stats(self) -> ServerStats:
@@ -368,6 +372,7 @@ class Client(BlockingClient):
             timeout: Seconds.
 
         Raises:
+            UsageError: It is no such number.
             DeadlineExceeded: It did not within the timeout; says what it did last.
         """
         self._runner.call(lambda: self._aio.wait_ready(timeout))

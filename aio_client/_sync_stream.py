@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
+from aio_client._arguments import timeout_of
 from aio_client._runner import WAKE_SECONDS, Runner
 from table_model.errors import ScanKvError, UsageError
 
@@ -140,8 +141,7 @@ class ScanStream:
             UsageError: It is no such number.
             ScanKvError: As the iteration.
         """
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
-            raise UsageError(f"timeout is a number of seconds, at least 0, not {timeout!r}", option="timeout")
+        timeout = timeout_of(timeout)
         if self._interrupted is not None:
             raise self._interrupted
         token = self.resume_token

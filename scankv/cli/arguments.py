@@ -40,7 +40,8 @@ def parse_rows(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
     """One row from `column=value` arguments, or a row from each JSON object: the columns that are given, and no others.
 
     Raises:
-        UsageError: A column does not exist, or a value is not of its type, or JSON objects have different columns.
+        UsageError: A column does not exist, or is given twice, or a value is not of its type, or JSON objects have
+            different columns.
         SchemaMismatch: A null is given for a column that takes none.
     """
     if arguments[0].lstrip().startswith("{"):
@@ -49,7 +50,12 @@ def parse_rows(arguments: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
         block = JsonlBlock(Lines(lines.encode(), 1), _given(_names_of_all(arguments, schema), schema))
         (good,) = good_rows(block, BadRows("the rows given", skip=False))
         return good.rows
-    pairs = dict(_assignment(argument) for argument in arguments)
+    assignments = [_assignment(argument) for argument in arguments]
+    pairs = dict(assignments)
+    if len(pairs) < len(assignments):
+        names = [name for name, _ in assignments]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f'column "{twice}" is given twice: the arguments are one row; write rows as JSON objects')
     given = _given(list(pairs), schema)
     columns = [_values([pairs[field.name]], field, values_of) for field in given]
     return conform(pa.RecordBatch.from_arrays(columns, names=given.names), given)

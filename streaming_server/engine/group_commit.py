@@ -25,6 +25,7 @@ class GroupCommit:
     Attributes:
         syncing: Held while a sync runs; whoever holds it keeps the next one from beginning.
         syncs: How many there were.
+        failure: Why the last one has failed: everybody who waits gets that, until `resume`.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class GroupCommit:
         self._durable = durable
         self._paused = False
         self._running: asyncio.Task[None] | None = None
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._listeners: set[Callable[[], None]] = set()
         # Held while a sync runs.
         self.syncing = asyncio.Lock()
@@ -60,25 +61,29 @@ class GroupCommit:
     @property
     def is_idle(self) -> bool:
         """Whether nobody listens, no sync runs, and none has failed."""
-        return not self._listeners and self._running is None and self._failure is None
+        return not self._listeners and self._running is None and self.failure is None
 
     def pause(self) -> None:
         """Takes notice that all that was written is durable, and that nothing is written until `resume`."""
         self._durable, self._paused = self._written(), True
 
     def resume(self, *, written: Callable[[], int], sync: Callable[[int], None], durable: int) -> None:
-        """Goes on with a bucket that was opened again; listeners stay."""
+        """Goes on with a bucket that was opened again, of which so much is durable; listeners stay.
+
+        Rule: it has all that was written before. So who waits still for a write of before is told the truth.
+        """
         self._written, self._sync, self._durable, self._paused = written, sync, durable, False
+        self.failure = None
 
     async def wait(self, offset: int) -> None:
         """Returns once everything below `offset`, which has been written, is durable.
 
         A waiter joins the sync that runs only when that began after its write; else it takes part in the next. After a
-        sync has failed, every wait fails with its error until the server is started anew.
+        sync has failed, every wait fails with its error until the bucket is opened again.
         """
         while self._durable < offset and not self._paused:
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             if self._running is None:
                 self._running = asyncio.create_task(self._run())
             # Shielded: one waiter that gives up must not take the sync from the others.
@@ -89,11 +94,11 @@ class GroupCommit:
         if self._running is not None:
             # It may have begun before the write.
             await asyncio.shield(self._running)
-        if self._failure is None and not self._paused:
+        if self.failure is None and not self._paused:
             self._running = self._running or asyncio.create_task(self._run())
             await asyncio.shield(self._running)
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     async def _run(self) -> None:
         try:
@@ -105,12 +110,12 @@ class GroupCommit:
             self.tell()
         except Exception as error:
             # Once a sync has failed, the system may report the next one as done without having written: never trust it.
-            self._failure = self._failure or error
+            self.failure = self.failure or error
         finally:
             self._running = None
 
     async def close(self, reason: BaseException) -> None:
         """Lets no further sync begin: who waits, or will wait, gets `reason`. Returns once none is running."""
-        self._failure = reason
+        self.failure = reason
         if self._running is not None:
             await asyncio.wait([self._running])

@@ -7,7 +7,7 @@ import logging
 import time
 from contextlib import asynccontextmanager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
@@ -17,11 +17,11 @@ from streaming_server.engine.gate import Gate, GatedMutex, all_mutexes
 from streaming_server.engine.group_commit import GroupCommit
 from streaming_server.scan.base_view import BaseView
 from streaming_server.storage.bucket import Bucket, LogUse
-from streaming_server.storage.disk_space import has_space
+from streaming_server.storage.disk_space import disk_full, has_space
 from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
-from table_model.errors import DataLoss, DiskFull, ScanKvError
+from table_model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -44,7 +44,7 @@ MAX_VIEWS_BYTES = 64 << 20
 the newest one. Each has its own sorted rows: where readers keep more, the next scans read RocksDB."""
 
 REPAIR_SECONDS = 5.0
-"""How often a bucket that takes no writes, because the disk was full, is opened again, at most."""
+"""How often a bucket is opened again, at most, that takes no writes because one has failed, or a sync."""
 
 _log = logging.getLogger(__name__)
 
@@ -128,6 +128,8 @@ class LiveBucket:
         self._log_holds = log_holds
         self._writer_limits = writer_limits
         self._bucket: Bucket | None = None
+        # While it is opened again after a failure: the one of before.
+        self._left: Bucket | None = None
         self._looked_at = False
         self._repair_at = 0.0
         self._held_at_opening: frozenset[str] = frozenset()
@@ -223,6 +225,9 @@ class LiveBucket:
         """
         gate = Gate()
         gate.fail(error)
+        if self.before is not None:
+            # Whoever reads gets the error; and RocksDB's snapshots keep their store open.
+            self.before = replace(self.before, rows=None)
         self.mutex.gate = gate
 
     def unblock(self) -> None:
@@ -253,10 +258,16 @@ class LiveBucket:
         if self._bucket is None:
             if self.damage is not None:
                 raise DataLoss(self.damage, table=self.table, bucket=self.number)
-            await self._run_opening(self._open)
-            assert self._bucket is not None
-        if self._bucket.is_full and time.monotonic() >= self._repair_at:
+            if self._left is None:
+                await self._run_opening(self._open)
+        if self._needs_repair and time.monotonic() >= self._repair_at:
             await self._repair()
+        if self._bucket is None:
+            raise Unavailable(
+                f"{self._place} cannot be opened again after a failure: it is tried every {REPAIR_SECONDS:g} s; the "
+                "server's log has the reason",
+                retry_after=REPAIR_SECONDS,
+            )
         if not self._looked_at:
             # Not with the opening: who asked for that may have given up meanwhile.
             self._looked_at = True
@@ -265,7 +276,7 @@ class LiveBucket:
                 self._on_unbuilt(self)
         return self._bucket
 
-    def _made(self, *, read_only: bool = False, after: BucketState | None = None) -> Bucket:
+    def _made(self, *, read_only: ScanKvError | None = None, after: BucketState | None = None) -> Bucket:
         bucket = Bucket(
             self._path,
             self._place,
@@ -284,40 +295,67 @@ class LiveBucket:
             raise
         return bucket
 
+    @property
+    def _needs_repair(self) -> bool:
+        """Whether it takes no writes, or does not become durable, before it is opened again."""
+        if self._bucket is None:
+            return True
+        return not self._bucket.is_writable or (self._commit is not None and self._commit.failure is not None)
+
     async def _repair(self) -> None:
-        """Opens a bucket again that takes no writes, because the disk was full, once there is space. Hold the mutex.
+        """Opens a bucket again of which a write or a sync has failed. Hold the mutex.
 
-        Until then it is read as it is; and while a scan reads it, since its lock is given back only behind that.
+        Rule: what a failed sync was to make durable is not acknowledged, and not shown, before the bucket was opened
+        again and is durable. Without space, it is then only read. While a scan reads it, it stays as it is, since its
+        lock is given back only behind that.
         """
-        self._repair_at = time.monotonic() + REPAIR_SECONDS
-        assert self._bucket is not None
         assert self._commit is not None
-        in_use = self.before is not None or (self._bucket.readers and not self._bucket.is_read_only)
-        if self.upkeep.locked() or in_use or not has_space(self._path):
+        before, space = self._bucket, has_space(self._path)
+        in_use = before is not None and before.readers and not before.is_read_only
+        has_snapshot = self.before is not None and self.before.rows is not None
+        if self.upkeep.locked() or in_use or has_snapshot:
             return
+        if not space and before is not None and self._commit.failure is None:
+            return  # It can be read as it is.
+        self._repair_at = time.monotonic() + REPAIR_SECONDS
         async with self.upkeep, self._commit.syncing:
-            try:
-                await self.run(self._reopen)
-            except DiskFull as error:
-                _log.warning("%s can still not be written: %s", self._place, error.message)
+            if before is not None and not before.is_read_only:
+                # Here, and not in the thread: streams read it without the mutex, on the event loop.
+                self._bucket, self._left = None, before
+            await self.run(self._reopen, space)
+        self.tell()
 
-    def _reopen(self) -> None:
-        before = self._bucket
+    def _reopen(self, space: bool) -> None:
+        before = self._left or self._bucket
         assert before is not None
-        if before.is_read_only:
-            bucket = self._made(after=before.state)
-            before.replaced_by(bucket)
-        else:
+        assert self._commit is not None
+        if not before.is_read_only:
             # RocksDB's lock is needed again.
-            self._bucket = None
             before.let_go()
+        bucket: Bucket | None = None
+        why = before.refusal or disk_full(self._path)
+        if space:
             try:
                 bucket = self._made(after=before.state)
-            except DiskFull:
-                bucket = self._made(read_only=True, after=before.state)
-            before.replaced_by(bucket)
-        self._bucket = bucket
-        if not bucket.is_read_only:
+            except DataLoss:
+                raise
+            except ScanKvError as error:
+                _log.warning("%s can still not be written: %s [%s]", self._place, error.message, error.__cause__)
+                why = before.refusal or error
+        if bucket is None:
+            if self._bucket is not None and self._commit.failure is None:
+                return  # It can be read as it is.
+            bucket = self._made(read_only=why, after=before.state)
+        if bucket.sequence < before.sequence:
+            bucket.close()
+            raise DataLoss(
+                f"{self._place} has lost writes that were not durable, since a sync has failed: start the server "
+                "again, which serves what was durable"
+            )
+        before.replaced_by(bucket)
+        self._bucket, self._left = bucket, None
+        self._commit.resume(written=self._written, sync=self._sync, durable=bucket.durable_at_opening)
+        if bucket.is_writable:
             _log.info("%s can be written again", self._place)
 
     def _open(self) -> None:
@@ -328,10 +366,10 @@ class LiveBucket:
             if not self._path.exists():
                 raise
             _log.warning("%s can only be read: %s", self._place, error.message)
-            bucket = self._made(read_only=True)
+            bucket = self._made(read_only=error)
             self._repair_at = time.monotonic() + REPAIR_SECONDS
         self._held_at_opening = self._take_holds(bucket)
-        offset = bucket.state.log_offset
+        offset = bucket.durable_at_opening
         if self._commit is None:
             self._commit = GroupCommit(written=self._written, sync=self._sync, executor=self._executor, durable=offset)
         else:
@@ -348,7 +386,7 @@ class LiveBucket:
         bucket, commit = self._bucket, self._commit
         if bucket is None or commit is None or (self._closed or self.damage or self.mutex.failure) is not None:
             return False
-        is_quiet = commit.is_idle and self.before is None and not self.upkeep.locked() and not bucket.is_full
+        is_quiet = commit.is_idle and self.before is None and not self.upkeep.locked() and bucket.is_writable
         return (
             is_quiet and bucket.readers == 0 and not bucket.builds and bucket.log.holds.owners <= {*self._log_holds()}
         )
@@ -356,8 +394,7 @@ class LiveBucket:
     async def rest(self) -> bool:
         """Closes the files until somebody asks for the bucket; whether they were closed. Hold the mutex.
 
-        All that was written is durable before. A bucket whose sync has failed takes no more writes before a restart, so
-        it stays open.
+        All that was written is durable before. A bucket whose sync has failed is not: it stays open.
         """
         if not self.may_rest:
             return False
@@ -380,12 +417,17 @@ class LiveBucket:
         return True
 
     def _written(self) -> int:
-        assert self._bucket is not None
-        return self._bucket.state.log_offset
+        return self._known.state.log_offset
 
     def _sync(self, offset: int) -> None:
-        assert self._bucket is not None
-        self._bucket.sync(offset)
+        self._known.sync(offset)
+
+    @property
+    def _known(self) -> Bucket:
+        """The bucket, which is open, or is being opened again."""
+        bucket = self._bucket or self._left
+        assert bucket is not None
+        return bucket
 
     def _take_holds(self, bucket: Bucket) -> frozenset[str]:
         holds = self._log_holds()
@@ -461,9 +503,8 @@ class LiveBucket:
 
     def is_quiet_at(self, offset: int) -> bool:
         """Whether there is no change from this offset on, durable or about to be. The bucket is open."""
-        assert self._bucket is not None
         # A write that is under way holds the mutex until the state has it.
-        return self.before is None and not self.mutex.locked() and self._bucket.state.log_offset == offset
+        return self.before is None and not self.mutex.locked() and self._known.state.log_offset == offset
 
     def read_log(
         self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int
@@ -477,7 +518,8 @@ class LiveBucket:
         """
         if self._closed is not None:
             raise copy(self._closed)
-        assert self._bucket is not None
+        if self._bucket is None:
+            raise Unavailable(f"{self._place} is being opened again after a failure", retry_after=REPAIR_SECONDS)
         log = self._bucket.log
         try:
             log.span.checked(start, place=self._place)
@@ -487,13 +529,13 @@ class LiveBucket:
 
     def hold_log(self, owner: str, offset: int) -> None:
         """Keeps changes from an offset on, until `release_log`."""
-        if self._bucket is not None:
-            self._bucket.log.hold(owner, offset)
+        if (bucket := self._bucket or self._left) is not None:
+            bucket.log.hold(owner, offset)
 
     def release_log(self, owner: str) -> None:
         """Ends that."""
-        if self._bucket is not None:
-            self._bucket.log.release(owner)
+        if (bucket := self._bucket or self._left) is not None:
+            bucket.log.release(owner)
 
     def refuse(self, reason: ScanKvError) -> None:
         """Lets nobody use the bucket any more: who asks for it gets `reason`. Whoever holds the mutex may finish."""
@@ -506,6 +548,8 @@ class LiveBucket:
             bucket, self._bucket = self._bucket, None
         if self._commit is not None:
             await self._commit.close(self._closed)
+        if self._left is not None:
+            await self._run_opening(self._left.let_go)
         # RocksDB's snapshots keep their store open.
         self.before = None
         if bucket is not None:

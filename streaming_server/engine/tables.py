@@ -23,6 +23,7 @@ from streaming_server.engine.live_table import LiveTable
 from streaming_server.engine.log_upkeep import LogUpkeep
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.pinning import MAX_HOLD_SECONDS
+from streaming_server.engine.seldom_looked import SeldomLooked
 from streaming_server.engine.snapshots import Snapshots
 from streaming_server.engine.transactions import TransactionLimits, Transactions
 from streaming_server.storage.catalog import Catalog
@@ -115,6 +116,7 @@ class Tables:
         self._ddl = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._live: dict[str, LiveTable] = {}
+        self._disk_use = SeldomLooked(self._look_at_disk)
         self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
         self._upkeep = LogUpkeep(
             self.live_tables,
@@ -335,7 +337,16 @@ class Tables:
             await self._executor.run(self._catalog.discard, dropped)
 
     async def disk_use(self) -> tuple[DiskUse, int]:
-        """What the data directory takes on disk, and what is free there. Opens nothing; reads directories in a thread.
+        """What the data directory takes on disk, and what is free there.
+
+        The former may be of a moment ago, because a look at it reads every directory: of no longer ago than 20 times
+        what the look took. So a caller that asks all the time does not keep a server of many tables busy.
+        """
+        use = await self._disk_use.get()
+        return use, await self._executor.run(_free_bytes, self._directory)
+
+    async def _look_at_disk(self) -> DiskUse:
+        """What the data directory takes on disk. Opens nothing; reads directories in a thread.
 
         Buckets that are open, or were, tell what their table files hold.
         """
@@ -347,8 +358,8 @@ class Tables:
                 use += DiskUse.of_table(files, {})
             else:
                 use += (await live.disk_use())[0]
-        staging, others, free = await self._executor.run(_other_bytes, self._directory)
-        return use + DiskUse(staging=staging, other=others), free
+        staging, others = await self._executor.run(_other_bytes, self._directory)
+        return use + DiskUse(staging=staging, other=others)
 
     async def _to_its_end(self, change: Coroutine[None, None, T]) -> T:
         # Half of a change would leave the catalog and what runs of the table at odds.
@@ -381,11 +392,15 @@ def _files_per_bucket(buckets: int) -> int:
     return max(_LEAST_FILES, min(_MOST_FILES, file_limit() // 2 // buckets))
 
 
-def _other_bytes(directory: DataDirectory) -> tuple[int, int, int]:
-    """Bytes of what is staged, of what is neither that nor a table's, and what is free on the disk."""
+def _other_bytes(directory: DataDirectory) -> tuple[int, int]:
+    """Bytes of what is staged, and of what is neither that nor a table's."""
     others = sum(
         directory_bytes(path)
         for path in directory.path.iterdir()
         if path not in (directory.tables, directory.transactions)
     )
-    return directory_bytes(directory.transactions), others, shutil.disk_usage(directory.path).free
+    return directory_bytes(directory.transactions), others
+
+
+def _free_bytes(directory: DataDirectory) -> int:
+    return shutil.disk_usage(directory.path).free

@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from streaming_server.services.errors import end_with
+from streaming_server.services.message_shape import check_shape
 from table_model.errors import InvalidRequest, ScanKvError, ServerBusy
 from table_model.limits import MAX_REQUEST_BYTES
 
@@ -254,12 +255,15 @@ class GuardedServer:
         return grpc.stream_stream_rpc_method_handler(converse, None, respond)
 
 
-def _parser(name: str, deserialize: Callable[[bytes], Message]) -> Callable[[bytes | None], Message]:
+def _parser(name: str, deserialize: Any) -> Callable[[bytes | None], Message]:  # noqa: ANN401  # gRPC has no type
+    message_type: type[Message] = deserialize.__self__  # Generated code registers `FromString` of a message type.
+
     def parse(data: bytes | None) -> Message:
         if data is None:
             raise InvalidRequest(f"the call of {name} has no message")
+        check_shape(data, message_type)
         try:
-            return deserialize(data)
+            return message_type.FromString(data)
         except DecodeError as error:
             # The client's fault: nothing for the log.
             raise InvalidRequest(f"the message of {name} is no protobuf message of its type") from error

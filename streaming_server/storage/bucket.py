@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -18,7 +19,7 @@ from streaming_server.storage.entry_cursor import EntryCursor
 from streaming_server.storage.index_build import IndexBuild, build_key, entry_range, stored_build
 from streaming_server.storage.offsets import count_of, make_offset
 from streaming_server.storage.ranges_cursor import RangesCursor
-from streaming_server.storage.rocks import RocksResources, RocksStore
+from streaming_server.storage.rocks import RocksResources, RocksStore, make_logs_durable
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from table_model.errors import DataLoss, ScanKvError
 from table_model.key_range import KeyRange
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 _STATE_KEY = b"state"
 _ALL_KEYS = KeyRange()
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,15 +171,16 @@ class BucketSnapshot:
     Attributes:
         state: Its state.
         durable_offset: How far it was durable.
-        rows: Its rows.
+        rows: Its rows. None: they cannot be read any more.
     """
 
     state: BucketState
     durable_offset: int
-    rows: RowsSnapshot
+    rows: RowsSnapshot | None
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """The stored rows of some encoded keys, None where there was none."""
+        assert self.rows is not None
         return self.rows.get(keys)
 
 
@@ -189,6 +193,7 @@ class Bucket:
     Attributes:
         place: What errors call it.
         flushes: How often it was flushed on demand since small files were made one.
+        durable_at_opening: The offset up to which it was durable when it was opened.
     """
 
     def __init__(
@@ -200,7 +205,7 @@ class Bucket:
         resources: RocksResources,
         clock: ServerClock,
         writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
-        read_only: bool = False,
+        read_only: ScanKvError | None = None,
         after: BucketState | None = None,
         mark_seconds: float = 60.0,
     ) -> None:
@@ -213,8 +218,8 @@ class Bucket:
             resources: Shared by all buckets of the process.
             clock: The server's.
             writer_limits: What bounds its writers.
-            read_only: Whether it is only to be read, for which it needs no space.
-            after: Its state when this process has closed it, because a write found no space. None: it was not open.
+            read_only: Why it is only to be read, for which it needs no space. None: it is to be written as well.
+            after: Its state when this process has closed it, because a write or sync failed. None: it was not open.
             mark_seconds: How precisely the ages of changes are known.
 
         Raises:
@@ -223,9 +228,15 @@ class Bucket:
         """
         self.place = place
         self._after = after
+        self._is_let_go = False
         self.flushes = 0
         self._marked: int | None = None
-        self._store = RocksStore(path, place, compression=compression, resources=resources, read_only=read_only)
+        # Before it is read, so that what was read is what is durable.
+        self._logs_are_durable = read_only is None or _try_to_sync_logs(path)
+        self._store = RocksStore(
+            path, place, compression=compression, resources=resources, read_only=read_only is not None
+        )
+        self._store.refusal = read_only
         self.log = BucketLog(self._store, lambda: self._state.log_span)
         self.writers = WriterStates(self._store, writer_limits, clock)
         self._clock = clock
@@ -235,6 +246,8 @@ class Bucket:
             self._mark = self._durable_mark(path)
             try:
                 self._state = self._recover()
+                # RocksDB has written what its logs had into new files, and synced them, unless it only reads.
+                self.durable_at_opening = self._state.log_offset if self._logs_are_durable else self._mark.read() or 0
             except BaseException:
                 self._mark.close()
                 raise
@@ -271,9 +284,19 @@ class Bucket:
         return self._store.is_read_only
 
     @property
-    def is_full(self) -> bool:
-        """Whether it takes no writes, because there was no space for one, until it is opened again."""
-        return self._store.is_read_only or self._store.is_full
+    def is_writable(self) -> bool:
+        """Whether it takes writes. One that does not is to be opened again."""
+        return self._store.refusal is None
+
+    @property
+    def refusal(self) -> ScanKvError | None:
+        """Why it takes no writes; None: it takes them."""
+        return self._store.refusal
+
+    @property
+    def sequence(self) -> int:
+        """How many writes it has had, as RocksDB counts them: after it was opened again, fewer if some are lost."""
+        return self._store.sequence
 
     @property
     def longest_row(self) -> int:
@@ -447,6 +470,10 @@ class Bucket:
 
     def sync(self, offset: int) -> None:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""
+        if self._store.is_read_only:
+            if not self._logs_are_durable:
+                self._store.check_writable()
+            return
         self._store.sync()
         self._mark.write(offset)
         self._marked = offset
@@ -492,7 +519,7 @@ class Bucket:
     def close(self) -> None:
         """Closes the bucket in order: the next start continues the epoch. All cursors must be closed before."""
         try:
-            if not self._state.clean and not self.is_full:
+            if not self._state.clean and self.is_writable:
                 self._state = replace(self._state, clean=True)
                 self._write_state(self._store.batch(), self._state)
                 # Closing the store syncs it, too. Where no change came since the last sync, there is nothing to mark.
@@ -503,7 +530,10 @@ class Bucket:
             self._store.close()
 
     def let_go(self) -> None:
-        """Closes a bucket that takes no writes any more, because there was no space, and that nobody reads."""
+        """Closes a bucket that takes no writes any more, and that nobody reads; once is enough."""
+        if self._is_let_go:
+            return
+        self._is_let_go = True
         self._mark.close()
         with suppress(ScanKvError):
             # It cannot write what it has in memory, which its write-ahead log has as well.
@@ -517,6 +547,16 @@ class Bucket:
         other.log.holds = self.log.holds
         if self.is_read_only:
             self._mark.close()
+
+
+def _try_to_sync_logs(path: Path) -> bool:
+    """Makes a bucket's logs durable; whether that could be done."""
+    try:
+        make_logs_durable(path)
+    except (ScanKvError, OSError) as error:
+        _log.warning("the write-ahead logs in %s cannot be synced: %s", path, error)
+        return False
+    return True
 
 
 def longest_of(values: pa.Array) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import deque
+from copy import copy
 from dataclasses import dataclass
 from threading import Semaphore
 from typing import TYPE_CHECKING, cast
@@ -14,7 +16,7 @@ from streaming_server.storage.disk_space import disk_full
 from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.frames import write_at
 from streaming_server.storage.small_files import TableFile, small_runs
-from table_model.errors import DataLoss, InternalError, ScanKvError
+from table_model.errors import DataLoss, DiskFull, InternalError, ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,6 +42,8 @@ _ADVICE = (
 # A file of which half of so many entries in a row are deletions is compacted as soon as it is written: readers pass
 # over deleted entries at five a microsecond, in steps.
 _DELETION_WINDOW, _MANY_DELETIONS = 4096, 2048
+_PIECE_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
 _FILE_NUMBER = re.compile(r"^ *(\d+):\d+\[", re.MULTILINE)
 
 
@@ -83,7 +87,8 @@ class RocksStore:
     Attributes:
         place: What errors call it.
         is_read_only: As above.
-        is_full: Whether a write found no space left: RocksDB takes no more until it is opened again.
+        refusal: Why it takes no writes until it is opened again: one has failed, or a sync. None: it takes them.
+        sequence: RocksDB's number of the last write that it has.
         readers: How many cursors read it: it must not be closed before they are.
     """
 
@@ -92,7 +97,8 @@ class RocksStore:
     ) -> None:
         self.place = place
         self.is_read_only = read_only
-        self.is_full = False
+        self.refusal: ScanKvError | None = None
+        self._sync_failed = False
         self._path = path
         self.readers = 0
         self._resources = resources
@@ -115,6 +121,7 @@ class RocksStore:
         self.meta = self._db.get_column_family("meta")
         self._index = self._db.get_column_family("index") if "index" in families else None
         self._handles = {name: self._db.get_column_family_handle(name) for name in families}
+        self.sequence = self._db.latest_sequence_number()
 
     @property
     def index(self) -> rocksdict.Rdict:
@@ -134,11 +141,22 @@ class RocksStore:
         if text.startswith("Corruption") or "No such file" in text or "Result incomplete" in text:
             return DataLoss(f"{self.place} is damaged; the server's log has what RocksDB reports")
         if "No space left on device" in text or "Disk quota exceeded" in text:
-            self.is_full = True
+            self.refusal = disk_full(self._path, _ADVICE)
         # After the first one, RocksDB reports others.
-        if self.is_full and text.startswith("IO error"):
+        if isinstance(self.refusal, DiskFull) and text.startswith("IO error"):
             return disk_full(self._path, _ADVICE)
         return InternalError(f"{self.place} cannot be read or written; the server's log has what RocksDB reports")
+
+    def _refuse(self, error: Exception) -> ScanKvError:
+        """The error for a write or a sync that has failed, with which all later ones are refused."""
+        is_first = self.refusal is None
+        failure = self.failure(error)
+        if not isinstance(failure, DataLoss):
+            # A copy: the traceback of the one that is raised has whatever the callers have.
+            self.refusal = self.refusal or copy(failure)
+            if is_first:
+                _log.error("%s takes no writes until it is opened again: %s [%s]", self.place, failure.message, error)
+        return failure
 
     def batch(self) -> StoreBatch:
         """A new, empty batch of writes."""
@@ -147,29 +165,34 @@ class RocksStore:
     def write(self, batch: StoreBatch) -> None:
         """Applies a batch, all of it or nothing. Durable only after a later `sync`."""
         try:
-            self._check_writable()
+            self.check_writable()
             self._db.write(batch.writes)
+            self.sequence = self._db.latest_sequence_number()
         except Exception as error:
-            raise self.failure(error) from error
+            # The error's traceback has it, and its handles would keep RocksDB's lock beyond `close`.
+            batch.let_go()
+            raise self._refuse(error) from error
 
     def sync(self) -> None:
-        """Makes everything written before the call durable. Releases the interpreter lock while the disk works."""
+        """Makes everything written before the call durable. Releases the interpreter lock while the disk works.
+
+        Rule: after a sync has failed, none is tried again on the same pages: the system takes them for written, and
+        would report success. The store is to be opened again, which writes what its logs have into new files.
+        """
+        if self._sync_failed:
+            self.check_writable()
         try:
-            if self.is_read_only:
-                self._sync_logs()
-            else:
-                self._db.flush_wal(True)
+            self._db.flush_wal(True)
         except Exception as error:
-            raise self.failure(error) from error
+            self._sync_failed = True
+            raise self._refuse(error) from error
 
-    def _sync_logs(self) -> None:
-        """Makes what a process has left in write-ahead logs durable, which a store that is only read does not."""
-        for log in self._path.glob("*.log"):
-            write_at(log, b"", 0, sync=True)
-
-    def _check_writable(self) -> None:
-        if self.is_read_only:
+    def check_writable(self) -> None:
+        """Raises why it takes no writes, if it does not."""
+        if isinstance(self.refusal, DiskFull):
             raise disk_full(self._path, _ADVICE)
+        if self.refusal is not None:
+            raise copy(self.refusal)
 
     def get_rows(self, keys: list[bytes]) -> list[bytes | None]:
         """The stored rows of some keys, None where there is none. Releases the interpreter lock."""
@@ -204,7 +227,7 @@ class RocksStore:
     def flush(self) -> None:
         """Moves unflushed writes into table files."""
         try:
-            self._check_writable()
+            self.check_writable()
             for family in self._families:
                 family.flush()
         except Exception as error:
@@ -215,7 +238,7 @@ class RocksStore:
 
         May run beside all but `close`.
         """
-        if self.is_read_only or self.is_full:
+        if self.is_read_only or self.refusal is not None:
             return 0
         options = rocksdict.CompactOptions()
         # Else files that lie in the last level already, and have nothing deleted, would stay as they are.
@@ -248,7 +271,7 @@ class RocksStore:
         What is not yet in table files is flushed first. Holds the interpreter lock: about 2 ms.
         """
         try:
-            self._check_writable()
+            self.check_writable()
             rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
         except Exception as error:
             raise self.failure(error) from error
@@ -303,6 +326,10 @@ class StoreBatch:
     def __init__(self, handles: dict[str, rocksdict.ColumnFamily]) -> None:
         self._handles = handles
         self.writes = rocksdict.WriteBatch(raw_mode=True)
+
+    def let_go(self) -> None:
+        """Lets go of the store, and of all writes."""
+        del self._handles, self.writes
 
     def put_rows(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
         """Puts rows; the two run side by side. `map` drained by a deque is the fastest loop Python has for this."""
@@ -370,6 +397,23 @@ def scan_options(end: bytes | None = None, *, max_skips: int = 0) -> rocksdict.R
     options.fill_cache(False)  # type: ignore[call-arg]  # rocksdict's stub lacks the argument
     options.set_background_purge_on_iterator_cleanup(True)
     return options
+
+
+def make_logs_durable(path: Path) -> None:
+    """Makes what the write-ahead logs of a store have durable, which opening it only to be read does not. Blocks.
+
+    Every byte is written once more in its place, which takes no space: a sync may have failed before, and the next one
+    writes nothing but what was written since.
+
+    Raises:
+        DiskFull: There is no space for what the system has taken without having any.
+        OSError: Anything else.
+    """
+    for log in sorted(path.glob("*.log")):
+        with log.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                write_at(log, piece, file.tell() - len(piece), sync=False)
+        write_at(log, b"", 0, sync=True)
 
 
 def _options(compression: str, resources: RocksResources, *, filtered: bool = False) -> rocksdict.Options:

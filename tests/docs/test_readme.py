@@ -12,15 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from aio_client import sync
-from tests.spark import java
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.support.server_process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -77,7 +70,7 @@ def _story() -> list[tuple[str, str, str]]:
     sections = re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
     names = [name for name, _ in sections]
     story = sections[names.index("A one-minute tour") : names.index("Stop") + 1]
-    # Spark's own shell; see below.
+    # Spark's own shell; see tests/spark/test_readme.py.
     told = [(name, content) for name, content in story if name != "From Spark"]
     return [(name, language, code) for name, content in told for language, code in BLOCK.findall(content)]
 
@@ -116,45 +109,11 @@ def _type(process: subprocess.Popen[str], text: str, at_the_end: str) -> str:
     raise AssertionError(f"the session has ended in\n{text}\nand said\n{''.join(lines)}")
 
 
-def test_the_snippets_for_spark_run(shared_server: ServerProcess, tmp_path: Path) -> None:
-    java.check()
-    snippets = [text for language, text in _blocks("From Spark") if language == "python"]
-    snippets = [text.replace("localhost:7070", shared_server.url) for text in snippets]
-    session = (
-        "from pyspark.sql import SparkSession\nfrom tests.spark import java\n"
-        "spark = java.configured(SparkSession.builder.master('local[1]')).getOrCreate()\n"
-    )
-    columns = pa.schema([("player", pa.string()), ("score", pa.int64()), ("league", pa.string())])
-    with sync.connect(shared_server.url) as client:
-        table = client.create_table("game.scores", columns, primary_key=["player"])
-        table.upsert([{"player": f"ann{n}", "score": n, "league": "ab"[n % 2]} for n in range(500)])
-    found = "print(sorted(leagues), best[0][0], rows, top[0].score, total)\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", session + "".join(snippets) + found],
-        cwd=tmp_path,
-        env={**os.environ, **java.environment()},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.stdout.splitlines()[-1:] == [
-        "[Row(league='a', count=250), Row(league='b', count=250)] 499 399 499 500"
-    ], done.stderr[-3000:]
-
-
 def test_every_make_target_named_exists() -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for page in ("README.md", "CONTRIBUTING.md"):
         named = set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / page).read_text(), re.MULTILINE))
         assert sorted(named - set(targets)) == [], page
-
-
-def _blocks(section: str) -> list[tuple[str, str]]:
-    """The code blocks of a section, each with its language."""
-    text = re.search(rf"^## {section}\n(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    assert text is not None
-    return BLOCK.findall(text[1])
 
 
 def _programs(directory: Path) -> Path:

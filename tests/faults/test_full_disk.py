@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -126,3 +127,39 @@ def test_a_running_server_writes_again_once_there_is_space(full_server: ServerPr
         assert table.get(0) == {"k": 0, "v": b"new"}
         with pytest.raises(ScanKvError, match="exists"):
             new_table(client, "full.running")
+
+
+def test_writers_at_the_same_time_that_find_the_disk_full_write_again_once_there_is_space(
+    full_server: ServerProcess, disk: SmallDisk
+) -> None:
+    """Some have written and wait for a sync when another one's write fails."""
+    with connect(full_server.url) as client:
+        table = client.create_table("full.busy", SCHEMA, primary_key=["k"], buckets=1)
+        acknowledged: list[int] = []
+        refused: list[Exception] = []
+
+        def write(writer: int) -> None:
+            for number in range(1000):
+                k = writer * 1000 + number
+                try:
+                    table.upsert([{"k": k, "v": k.to_bytes(4, "big") * (5 if writer % 2 else 20_000)}])
+                except ScanKvError as error:
+                    refused.append(error)
+                    return
+                acknowledged.append(k)
+
+        writers = [Thread(target=write, args=(writer,)) for writer in range(8)]
+        for each in writers:
+            each.start()
+        fill(disk)
+        for each in writers:
+            each.join()
+        assert len(refused) == len(writers)
+        assert {type(error) for error in refused} == {DiskFull}
+        wait_until(lambda: set(table.scan().to_arrow()["k"].to_pylist()) >= set(acknowledged), "reading")
+        (disk.path / "filler").unlink()
+        wait_until(lambda: can_write(table), "writing", timeout=60)
+        table.upsert([{"k": 1, "v": b"new"}])
+        full_server.kill()
+        full_server.restart()
+        assert set(table.scan().to_arrow()["k"].to_pylist()) >= {*acknowledged, 0, 1}

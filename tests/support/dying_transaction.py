@@ -7,6 +7,7 @@ here as long as there is only one thread, so that nothing has to be imported aga
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import pathlib
 import shutil
@@ -23,6 +24,7 @@ import streaming_server.engine.net_rows
 import streaming_server.engine.roll_forward
 import streaming_server.storage.staging
 import streaming_server.storage.transaction_log
+from scankv.cli.without_pandas import keep_pandas_out
 from streaming_server.config import ServerConfig
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
@@ -242,6 +244,13 @@ CHANGES = {
 }
 
 
+def import_what_arrow_needs() -> None:
+    """Before the first fork: each child would import it again with its first conversion, and pandas with it."""
+    keep_pandas_out()
+    for module in ("numpy.ma", "dateutil.relativedelta"):
+        importlib.import_module(module)
+
+
 def in_child(work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool:
     """Runs something in a process of its own: whether it came to its end, and was not killed."""
     pid = os.fork()
@@ -263,6 +272,7 @@ def in_child(work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> bool
 
 def main(directory: Path) -> None:
     """Dies everywhere, in the commit and in the recovery."""
+    import_what_arrow_needs()
     DEATH.install()
     for limit, value in (("_STEP_ROWS", 5), ("_PIECE_ROWS", 7)):
         setattr(streaming_server.engine.delete_all, limit, value)

@@ -14,7 +14,7 @@ import streaming_server.engine.undoing
 from streaming_server.engine.writing import WriteTerms
 from streaming_server.storage.writer_states import WriteIdentity
 from table_model.log_offsets import LogOffsets
-from tests.support.dying_transaction import DEATH, SCHEMA, in_child, keys_of, opened, rows
+from tests.support.dying_transaction import DEATH, SCHEMA, import_what_arrow_needs, in_child, keys_of, opened, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +67,7 @@ async def contents(tables: Tables) -> dict[int, int]:
 
 def main(directory: Path) -> None:
     """Dies everywhere."""
+    import_what_arrow_needs()
     DEATH.install()
     streaming_server.engine.undoing._WRITE_ROWS = 7  # type: ignore[misc]
     in_child(make, directory / "made")

@@ -12,15 +12,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAUSE_SECONDS = 0.01
+_MOST_PAUSE_SECONDS = 0.2
+
+
+def _pause(began: float) -> float:
+    """How long to wait after a look that began then: longer where looking keeps the machine busy that is waited for."""
+    return min(max(_PAUSE_SECONDS, 3 * (time.monotonic() - began)), _MOST_PAUSE_SECONDS)
 
 
 def wait_until(condition: Callable[[], T], what: str, timeout: float = 60.0) -> T:
     """Calls `condition` until it gives something true, and returns that; fails with `what` after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = began + timeout
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"after {timeout:g} s: not {what}; last seen: {value!r}")
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(_pause(began))
+        began = time.monotonic()
     return value
 
 
@@ -37,9 +45,11 @@ def in_time(attempt: Callable[[], float], seconds: float, tries: int = 10) -> No
 
 async def await_until(condition: Callable[[], Awaitable[T]], what: str, timeout: float = 60.0) -> T:
     """`wait_until` for a coroutine function; the event loop goes on meanwhile."""
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = began + timeout
     while not (value := await condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"after {timeout:g} s: not {what}; last seen: {value!r}")
-        await asyncio.sleep(_PAUSE_SECONDS)
+        await asyncio.sleep(_pause(began))
+        began = time.monotonic()
     return value

@@ -23,7 +23,15 @@ import scankv.cli
 MAX_REQUEST_BYTES: Final = 128 * 1024
 
 _STREAMS: Final = 3
-_MODULES: Final = ("anyio._backends._asyncio", "aio_client.sync", "scankv.cli.app", "streaming_server.server")
+# The last two are what Arrow imports with the first conversion.
+_MODULES: Final = (
+    "anyio._backends._asyncio",
+    "aio_client.sync",
+    "scankv.cli.app",
+    "streaming_server.server",
+    "numpy.ma",
+    "dateutil.relativedelta",
+)
 
 
 class Request(TypedDict):

@@ -355,7 +355,9 @@ class StatsResponse(_message.Message):
 
     @_builtins.property
     def disk(self) -> _table_pb2.DiskUse:
-        """What the data directory takes on disk, and what is free on that disk."""
+        """What the data directory takes on disk, as of no longer ago than 20 times what the server took to look at it; and
+        what is free on that disk now.
+        """
 
     def __init__(
         self,

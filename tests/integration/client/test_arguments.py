@@ -143,6 +143,9 @@ CALLS: dict[str, Callable[[Client, Table, Any], object]] = {
     "release_column_lock": lambda client, _, value: client.release_column_lock(value),
     "snapshots": lambda client, _, value: client.snapshots(value),
     "column_locks": lambda client, _, value: client.column_locks(value),
+    "client.scan": lambda client, _, value: client.scan(value),
+    "wait_ready": lambda client, _, value: client.wait_ready(value),
+    "to_polars": lambda _, table, value: table.scan().to_polars(lazy=value),
     "connect": lambda _, table, value: connect(value),
     "connect(operation_timeout)": lambda _, table, value: connect(operation_timeout=value),
 }
@@ -186,6 +189,8 @@ async def test_a_lock_alone_is_no_list_of_locks(table: Table) -> None:
 
 
 async def test_what_was_not_awaited_says_so(client: Client, table: Table) -> None:
+    with pytest.raises(UsageError, match=r"is not open yet: write `snapshot = await table\.snapshot\(\)"):
+        table.scan().at(table.snapshot())  # type: ignore[arg-type]
     for unopened, attribute, text in (
         (connect("localhost:1"), "table", r"client = await connect\(\.\.\.\)"),
         (table.snapshot(), "id", r"snapshot = await table\.snapshot\(\)"),

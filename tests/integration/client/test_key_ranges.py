@@ -114,9 +114,9 @@ def _order(level: str) -> float:
     reverse=st.booleans(),
     limit=st.none() | st.integers(0, 40),
     prefix=st.none() | st.sampled_from(NAMES),
-    step=st.none() | st.integers(1, 30),
+    step=st.none() | st.integers(1, 60),
 )
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 def test_random_predicates_give_the_rows_of_the_whole_table_in_order_also_cut_anywhere(
     client: sync.Client,
     table: str,
@@ -138,6 +138,8 @@ def test_random_predicates_give_the_rows_of_the_whole_table_in_order_also_cut_an
     snapshot = client.table(table).snapshot(60) if pinned else None
     scan = scan.at(snapshot) if snapshot is not None else scan
     there = expected(asked)
+    # Of many rows, some twenty chunks.
+    step = step and max(step, len(there) // 20)
     found: list[tuple[Any, ...]] = []
     token: bytes | None = None
     while True:
@@ -163,7 +165,8 @@ def test_random_predicates_give_the_rows_of_the_whole_table_in_order_also_cut_an
         assert set(found) <= set(there)
     if not key_ranges and limit is None and not pinned:
         assert client.table(table).count(where) == len(there)
-        values: list[int] = [row["v"] for row in DATA.to_pylist() if _key(row) in set(there) and row["v"] is not None]
+        kept = set(there)
+        values: list[int] = [row["v"] for row in ROWS if _key(row) in kept and row["v"] is not None]
         total = client.table(table).aggregate({"v": "sum"}, where=where)
         assert total.column(0)[0].as_py() == (sum(values) if values else None)
         best = client.table(table).top_n(3, by="v", columns=["v"], where=where)

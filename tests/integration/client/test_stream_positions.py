@@ -210,7 +210,7 @@ async def test_one_position_of_the_whole_table_fits_every_shard(table: Table) ->
 async def test_changes_without_an_end_are_not_gathered(table: Table) -> None:
     endless = table.changes(StartFrom.EARLIEST)
     for gather in (endless.to_arrow, endless.to_pandas, endless.to_polars, endless.to_pylist):
-        with pytest.raises(UsageError, match="would wait for ever"):
+        with pytest.raises(UsageError, match=f"{gather.__name__} would wait for ever"):
             await gather()
     with pytest.raises(UsageError, match="would wait for ever"):
         await endless.to_polars(lazy=True)
@@ -218,6 +218,14 @@ async def test_changes_without_an_end_are_not_gathered(table: Table) -> None:
         await endless.to_duckdb(None, "t")  # type: ignore[arg-type]
     await write(table, range(3))
     assert len(await endless.limit(3).to_pylist()) == 3
+
+
+def test_changes_without_an_end_are_not_gathered_by_readers_of_arrow(blocking: sync.Table) -> None:
+    endless = blocking.changes(StartFrom.EARLIEST)
+    for gather in (pa.table, pa.RecordBatchReader.from_stream):
+        with pytest.raises(UsageError, match="would wait for ever"):
+            gather(endless)
+    assert pa.table(endless.stop_at(StopAt.LATEST)).num_rows == 0
 
 
 @pytest.mark.asyncio

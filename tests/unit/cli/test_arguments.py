@@ -56,6 +56,7 @@ def test_rows_are_given_as_json() -> None:
         (["name"], '"name" is neither column=value nor a JSON object'),
         (["name=ann", "scores=1"], 'the table has no column "scores"; did you mean "score"?'),
         (["name=ann", "score=x"], 'column "score": "x" is not int64'),
+        (["name=ann", "score=1", "name=bob"], 'column "name" is given twice: the arguments are one row'),
         (['{"name": "ann", "score": "x"}'], 'column "score" is string, not int64'),
         (['{"name": "ann"'], "the rows given: line 1"),
         (['{"name": "ann", "scores": 1}'], 'the table has no column "scores"; did you mean "score"?'),

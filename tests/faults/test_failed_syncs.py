@@ -1,0 +1,112 @@
+"""A sync that fails: nothing of it is acknowledged, the cause is named, and writes go on once syncs succeed again."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from aio_client import DiskFull, ScanKvError, StartFrom
+from aio_client.sync import connect
+from tests.faults.test_durability import strace_works
+from tests.support.server_process import ServerProcess
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from aio_client.sync import Client, Table
+
+pytestmark = pytest.mark.skipif(not strace_works(), reason="strace is not installed, or not allowed")
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+
+
+@contextmanager
+def failing(server: ServerProcess, error: str, *calls: str) -> Iterator[None]:
+    """Has system calls of the server fail for the length of the block."""
+    names = ",".join(calls)
+    command = ["strace", "-f", "-p", str(server.process.pid), "-o", "/dev/null", "-e", f"trace={names}"]
+    tracer = subprocess.Popen(
+        [*command, "-e", f"inject={names}:error={error}"], stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    try:
+        assert tracer.stderr is not None
+        assert "attached" in tracer.stderr.readline()
+        drained = threading.Thread(target=tracer.stderr.read)
+        drained.start()
+        yield
+    finally:
+        tracer.terminate()
+        tracer.wait()
+        drained.join()
+        tracer.stderr.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "data") as server:
+        yield server
+
+
+def new_table(client: Client, name: str) -> Table:
+    return client.create_table(name, SCHEMA, primary_key=["k"], buckets=1)
+
+
+def rows_of(table: Table) -> dict[int, int]:
+    return {row["k"]: row["v"] for row in table.scan().to_arrow().to_pylist()}
+
+
+def can_write(table: Table, k: int, v: int) -> bool:
+    try:
+        table.upsert([{"k": k, "v": v}])
+    except ScanKvError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("error", "calls", "expected"),
+    [
+        ("ENOSPC", ("fdatasync",), DiskFull),
+        ("ENOSPC", ("fdatasync", "fsync"), DiskFull),
+        ("EIO", ("fdatasync", "fsync"), ScanKvError),
+    ],
+)
+def test_writes_go_on_after_a_failed_sync_and_nothing_that_was_acknowledged_is_lost(
+    server: ServerProcess, error: str, calls: tuple[str, ...], expected: type[ScanKvError]
+) -> None:
+    with connect(server.url, operation_timeout=20) as client:
+        table = new_table(client, "test.synced")
+        table.upsert([{"k": k, "v": 1} for k in range(100)])
+        acknowledged = dict.fromkeys(range(100), 1)
+        with table.changes(StartFrom.EARLIEST).stream() as changes:
+            assert len(next(changes)) == 100
+            with failing(server, error, *calls):
+                for k in range(5):
+                    with pytest.raises(expected) as refused:
+                        table.upsert([{"k": k, "v": 2}])
+                    if expected is DiskFull:
+                        assert refused.value.reason == "DISK_FULL"
+                        assert "free some space" in refused.value.message
+            wait_until(lambda: can_write(table, 50, 3), "writing")
+            acknowledged[50] = 3
+            table.upsert([{"k": 51, "v": 3}])
+            acknowledged[51] = 3
+            told: dict[int, int] = {}
+            while told.get(51) != 3:
+                rows = next(changes)
+                told.update(zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True))
+        there = rows_of(table)
+        for k, v in acknowledged.items():
+            assert there[k] in ((1, 2) if k < 5 else (v,))
+        assert all(there[k] == 2 for k in told if k < 5), "a stream has told what is not there"
+        server.kill()
+        server.restart()
+        assert rows_of(table) == there
+    assert "Traceback" not in server.log
