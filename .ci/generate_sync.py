@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 FILE = ROOT / "aio_client" / "_sync_generated.py"
 WIDTH = 120
+METHOD_WIDTH = WIDTH - 8
 
 GENERATED = ("Client", "Table", "Scan", "Snapshot", "ColumnLock", "Writer", "TransactionPart", "Transaction")
 """The classes to generate, bases before the classes that derive from them."""
@@ -55,7 +56,7 @@ BASES = {
 }
 """The bases of the blocking classes, in `aio_client._sync_base`, where they are not `Blocking` alone."""
 
-WRAPPED_BY = {"Scan": "Scan.of"}
+WRAPPED_BY = {"Scan": "Scan._of"}
 """What makes a blocking object of an asynchronous one, where it is not the class."""
 
 BODIES = {
@@ -198,12 +199,10 @@ def main() -> None:
 
 def module_text() -> str:
     """The generated module, formatted."""
-    imports = Imports(
-        {"import aio_client", f"from aio_client._sync_base import {', '.join(OWN)}"},
-    )
+    imports = Imports({"import aio_client", f"from aio_client._sync_base import {', '.join(OWN)}"})
     classes = [class_text(name, imports) for name in GENERATED]
     opening = function_text(connect_member(), imports)
-    for name in BY_HAND:
+    for name in BY_HAND:  # a test compares these docstrings
         for member in members_of(getattr(aio_client, name)):
             adapted(member.name, member.node)
     unused = {key for table in (BODIES, DOCSTRINGS, REWORDED) for key in table} - USED
@@ -298,7 +297,7 @@ def class_text(name: str, imports: Imports) -> str:
     """The source of a blocking class."""
     cls: type = getattr(aio_client, name)
     bases = ", ".join(BASES.get(name, ("Blocking",)))
-    lines = [f"class {name}({bases}):", docstring(name, class_node(cls), 4)]
+    lines = [f"class {name}({bases}):", docstring(name, class_node(cls), WIDTH - 4)]
     if name != "Scan":
         lines += ["", f"    _aio: aio_client.{name}"]
     for member in members_of(cls):
@@ -315,8 +314,9 @@ def function_text(member: Member, imports: Imports) -> str:
         lines += decorators(overload, imports, member.module)
         lines += [signature(overload, imports, member.module) + " ..."]
     lines += decorators(node, imports, member.module)
-    lines += [signature(node, imports, member.module), docstring(member.name, node, 4 if "." in member.name else 0)]
-    return "\n".join([*lines, f"    {body(member)}"])
+    width = METHOD_WIDTH if "." in member.name else WIDTH - 4
+    lines += [signature(node, imports, member.module), docstring(member.name, node, width), f"    {body(member)}"]
+    return "\n".join(lines)
 
 
 def decorators(node: Function, imports: Imports, module: str) -> list[str]:
@@ -410,18 +410,15 @@ def passed_argument(argument: ast.arg) -> str:
 USED: set[str] = set()
 
 
-def docstring(name: str, node: Function | ast.ClassDef, indent: int) -> str:
-    """The docstring of the blocking form as source."""
-    margin = " " * (indent + 4 if not isinstance(node, ast.ClassDef) else indent)
-    text = adapted(name, node, width=WIDTH - len(margin))
-    quoted = f'"""{text}"""' if "\n" not in text else f'"""{text}\n"""'
-    inside = textwrap.indent(quoted, margin)
-    # A method is indented with its class later.
-    return inside if isinstance(node, ast.ClassDef) or not indent else textwrap.indent(quoted, "    ")
+def docstring(name: str, node: Function | ast.ClassDef, width: int) -> str:
+    """The docstring of the blocking form as the first lines of a body."""
+    text = adapted(name, node, width)
+    end = "\n" if "\n" in text else ""
+    return textwrap.indent(f'"""{text}{end}"""', "    ")
 
 
 @cache
-def adapted(name: str, node: Function | ast.ClassDef, width: int = WIDTH - 8) -> str:
+def adapted(name: str, node: Function | ast.ClassDef, width: int = METHOD_WIDTH) -> str:
     """The docstring of an asynchronous function or class, as true of the blocking one."""
     text = ast.get_docstring(node)
     if text is None:

@@ -139,7 +139,7 @@ class BlockingScan(ScanBuilder):
         self._runner = runner
 
     @classmethod
-    def of(cls, runner: Runner, scan: Scan) -> Self:
+    def _of(cls, runner: Runner, scan: Scan) -> Self:
         """The blocking form of an asynchronous scan."""
         return cls(runner, scan.spec, scan.of_table)
 

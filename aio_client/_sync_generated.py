@@ -231,7 +231,7 @@ class Client(BlockingClient):
         Raises:
             UsageError: It is none.
         """
-        return Scan.of(self._runner, self._aio.scan(spec))
+        return Scan._of(self._runner, self._aio.scan(spec))
 
     def server_stats(self) -> ServerStats:
         """The figures of the whole server; nothing is opened for them."""
@@ -599,7 +599,7 @@ class Table(Blocking):
             SchemaMismatch: `where` is text and names a column that does not exist, or compares it with what it cannot
                 be; says where in the text.
         """
-        return Scan.of(self._runner, self._aio.scan(columns, where=where, limit=limit))
+        return Scan._of(self._runner, self._aio.scan(columns, where=where, limit=limit))
 
     def snapshot(
         self, ttl: float = 600, *, same_view_as: Pinned | str | None = None, id: str | None = None
@@ -1019,7 +1019,7 @@ class Table(Blocking):
             UsageError: An argument is none of these.
             SchemaMismatch: `where` is text and does not fit the table.
         """
-        return Scan.of(
+        return Scan._of(
             self._runner,
             self._aio.changes(
                 start,
@@ -1150,7 +1150,7 @@ class Scan(BlockingScan):
             DataLoss: The snapshot is damaged.
         """
         return [
-            Scan.of(self._runner, each)
+            Scan._of(self._runner, each)
             for each in self._runner.call(lambda: self._aio.splits(n, rows_per_split=rows_per_split))
         ]
 

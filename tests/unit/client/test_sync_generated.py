@@ -25,7 +25,7 @@ CLASSES = [name for name in sync.__all__ if name != "connect"]
 TWIN_OF = {"aclose": "close", "__aenter__": "__enter__", "__anext__": "__next__"}
 
 # What the blocking client has beside the twins.
-BLOCKING_ONLY = {"Client": {"read_ahead"}, "Scan": {"batches", "of"}, "ScanStream": {"poll"}, "TopNWatch": {"latest"}}
+BLOCKING_ONLY = {"Client": {"read_ahead"}, "Scan": {"batches"}, "ScanStream": {"poll"}, "TopNWatch": {"latest"}}
 
 # What an asynchronous function returns, and its twin.
 RETURNS = {
@@ -152,6 +152,13 @@ def test_the_blocking_classes_have_nothing_that_is_not_declared() -> None:
         expected = {TWIN_OF.get(each, each) for each in public_members(getattr(aio_client, name))}
         found = public_members(getattr(sync, name))
         assert found - expected == BLOCKING_ONLY.get(name, set()), name
+
+
+def test_the_asynchronous_client_is_imported_without_the_blocking_one() -> None:
+    code = "import aio_client, aio_client.mirror, sys; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout
+    blocking = {"aio_client.sync", "aio_client._runner", "aio_client.read_ahead"}
+    assert not [name for name in found.split() if name in blocking or name.startswith("aio_client._sync_")]
 
 
 def test_scankv_sync_has_the_same_classes() -> None:
