@@ -296,6 +296,7 @@ class Committing:
 
 
 def _why_blocked(live: LiveBucket, error: Exception) -> ScanKvError:
+    """What all who read or write the bucket are told. It is no `DiskFull`: reads, too, have to wait for the bucket."""
     what = f"{live.place} lacks what a committed transaction has written, and is not served"
     if isinstance(error, DataLoss):
         return DataLoss(
@@ -304,7 +305,7 @@ def _why_blocked(live: LiveBucket, error: Exception) -> ScanKvError:
             table=live.table,
             bucket=live.number,
         )
-    return _not_yet(what, error)
+    return _not_yet(Unavailable, what, error)
 
 
 def _why_stuck(failed: Mapping[LiveBucket, Exception]) -> ScanKvError:
@@ -312,13 +313,12 @@ def _why_stuck(failed: Mapping[LiveBucket, Exception]) -> ScanKvError:
     what = f"the transaction is committed, and could not be written to {places}"
     for error in failed.values():
         if not isinstance(error, DataLoss):
-            return _not_yet(what, error)
+            return _not_yet(DiskFull if isinstance(error, DiskFull) else Unavailable, what, error)
     return DataLoss(f"{what}, where stored data is damaged: what they answer says more")
 
 
-def _not_yet(what: str, error: Exception) -> ScanKvError:
+def _not_yet(kind: type[DiskFull | Unavailable], what: str, error: Exception) -> ScanKvError:
     cause = error.message if isinstance(error, ScanKvError) else "see the server's log"
-    kind = DiskFull if isinstance(error, DiskFull) else Unavailable
     return kind(f"{what}: {cause}; it is tried again every {RETRY_SECONDS:g} s", retry_after=RETRY_SECONDS)
 
 

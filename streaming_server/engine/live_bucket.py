@@ -20,6 +20,7 @@ from streaming_server.storage.bucket import Bucket, LogUse
 from streaming_server.storage.disk_space import disk_full, has_space
 from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.offsets import count_of
+from streaming_server.storage.rocks import is_complete
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
 from table_model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
 
@@ -363,8 +364,8 @@ class LiveBucket:
         try:
             bucket = self._made()
         except DiskFull as error:
-            if not self._path.exists():
-                raise
+            if not is_complete(self._path):
+                raise  # There was no space to make it: it holds nothing that could be read.
             _log.warning("%s can only be read: %s", self._place, error.message)
             bucket = self._made(read_only=error)
             self._repair_at = time.monotonic() + REPAIR_SECONDS

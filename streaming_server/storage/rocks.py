@@ -76,6 +76,11 @@ class RocksResources:
         )
 
 
+def is_complete(path: Path) -> bool:
+    """Whether RocksDB has finished making its database in a directory: it writes the file `CURRENT` last."""
+    return (path / "CURRENT").exists()
+
+
 class RocksStore:
     """One open RocksDB directory with its column families `rows`, `log`, `index` and `meta`.
 
@@ -139,12 +144,15 @@ class RocksStore:
             return error
         text = str(error)
         if text.startswith("Corruption") or "No such file" in text or "Result incomplete" in text:
+            _log.error("%s: %s", self.place, text)
             return DataLoss(f"{self.place} is damaged; the server's log has what RocksDB reports")
-        if "No space left on device" in text or "Disk quota exceeded" in text:
+        is_full = "No space left on device" in text or "Disk quota exceeded" in text
+        if is_full:
             self.refusal = disk_full(self._path, _ADVICE)
         # After the first one, RocksDB reports others.
-        if isinstance(self.refusal, DiskFull) and text.startswith("IO error"):
+        if is_full or (isinstance(self.refusal, DiskFull) and text.startswith("IO error")):
             return disk_full(self._path, _ADVICE)
+        _log.error("%s: %s", self.place, text)
         return InternalError(f"{self.place} cannot be read or written; the server's log has what RocksDB reports")
 
     def _refuse(self, error: Exception) -> ScanKvError:

@@ -135,7 +135,9 @@ def test_writers_at_the_same_time_that_find_the_disk_full_write_again_once_there
     """Some have written and wait for a sync when another one's write fails."""
     with connect(full_server.url) as client:
         table = client.create_table("full.busy", SCHEMA, primary_key=["k"], buckets=1)
-        acknowledged: list[int] = []
+        # It makes the bucket's files, without which there is nothing to read.
+        table.upsert([{"k": -1, "v": b"first"}])
+        acknowledged = [-1]
         refused: list[Exception] = []
 
         def write(writer: int) -> None:

@@ -219,8 +219,9 @@ async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_s
             await commit(tables, 2, ONE, TWO, id_="job:7")
         data = crash(tmp_path / "data", tmp_path / "crashed")
         for _ in range(2):
-            with pytest.raises(DiskFull, match=r"bucket 1 of game.one lacks what a committed transaction has written"):
+            with pytest.raises(Unavailable, match=r"bucket 1 of game.one lacks .* the disk is full") as refused:
                 await scores_of(tables.table(ONE))
+            assert refused.value.retry_after is not None
             assert await scores_of(tables.table(TWO)) == {2}
             await tables.transactions.retry()
         monkeypatch.undo()
@@ -230,7 +231,7 @@ async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_s
         assert not tables.transactions.open
     monkeypatch.setattr("streaming_server.engine.roll_forward.apply_rows", full)
     async with started(data) as tables:
-        with pytest.raises(DiskFull):
+        with pytest.raises(Unavailable):
             await scores_of(tables.table(ONE))
         monkeypatch.undo()
         await tables.transactions.retry()
