@@ -27,7 +27,9 @@ class ScanExplanation:
         points: How many single keys are looked up beside the ranges. Not those that an index tells.
         first_points: The first ten of them.
         index: The columns of the index that tells which keys are looked up. Empty: none does.
-        index_range: What is looked for in it, as comparisons of its columns. None without an index.
+        index_ranges: The ranges of it that are read, as comparisons of its columns; the first ten. Empty: no index is
+            used, or nothing in it can be asked for.
+        index_range_count: How many ranges of it are read.
         index_keys: The most keys that are looked up through it: where it has more, the ranges are read instead.
         residual: What is asked of each row read, because its key does not tell. None: nothing.
         columns_read: The columns decoded of each row read. Without a residual, those that are returned.
@@ -48,7 +50,8 @@ class ScanExplanation:
     points: int
     first_points: tuple[str, ...]
     index: tuple[str, ...]
-    index_range: str | None
+    index_ranges: tuple[str, ...]
+    index_range_count: int
     index_keys: int
     residual: str | None
     columns_read: tuple[str, ...]
@@ -72,7 +75,8 @@ class ScanExplanation:
             points=message.points,
             first_points=tuple(message.first_points),
             index=tuple(message.index),
-            index_range=message.index_range or None,
+            index_ranges=tuple(message.index_ranges),
+            index_range_count=message.index_range_count,
             index_keys=message.index_keys,
             residual=message.residual or None,
             columns_read=tuple(message.columns_read),
@@ -109,21 +113,24 @@ class ScanExplanation:
     def _keys(self) -> str:
         if self.index:
             return (
-                f"told by the index on ({', '.join(self.index)}): {self.index_range}; "
-                f"if over {self.index_keys:,}: {self._ranges()}"
+                f"told by the index on ({', '.join(self.index)}): "
+                f"{_ranges_text(self.index_ranges, self.index_range_count) or 'none'}; "
+                f"if over {self.index_keys:,}: {_ranges_text(self.ranges, self.range_count)}"
             )
         points = ""
         if self.points:
             more = ", ..." if self.points > len(self.first_points) else ""
             points = f"{self.points:,} looked up: {', '.join(self.first_points)}{more}"
-        return "; ".join(filter(None, [self._ranges(), points])) or "none"
+        return "; ".join(filter(None, [_ranges_text(self.ranges, self.range_count), points])) or "none"
 
-    def _ranges(self) -> str:
-        text = "; ".join(self.ranges)
-        if self.range_count < 2:
-            return text
-        more = "; ..." if self.range_count > len(self.ranges) else ""
-        return f"{self.range_count:,} ranges: {text}{more}"
+
+def _ranges_text(ranges: tuple[str, ...], count: int) -> str:
+    """Ranges in words, of which the first are given."""
+    text = "; ".join(ranges)
+    if count < 2:
+        return text
+    more = "; ..." if count > len(ranges) else ""
+    return f"{count:,} ranges: {text}{more}"
 
 
 async def explain(transport: Transport, request: ScanKvRequest) -> ScanExplanation:

@@ -29,18 +29,23 @@ def spark_predicate(table: sync.Table, where: str | None) -> Predicate | None:
         UsageError: It cannot be read.
     """
     read = table.scan(where=where).spec.where
-    return None if read is None else _of_spark(read, table.schema)
+    return None if read is None else to_spark_semantics(read, table.schema)
 
 
-def _of_spark(predicate: Predicate, schema: pa.Schema) -> Predicate:
+def to_spark_semantics(predicate: Predicate, schema: pa.Schema) -> Predicate:
+    """The predicate that says to the server what this one says to Spark.
+
+    Args:
+        predicate: As a text reads, of columns of the schema.
+        schema: The table's columns.
+    """
     match predicate:
         case And(parts=parts):
-            bounded = {part.left for part in parts if isinstance(part, Comparison) and _excludes_nan(part)}
-            return all_of([part if _is_of(part, bounded) else _of_spark(part, schema) for part in parts])
+            return all_of([to_spark_semantics(part, schema) for part in parts])
         case Or(parts=parts):
-            return any_of([_of_spark(part, schema) for part in parts])
+            return any_of([to_spark_semantics(part, schema) for part in parts])
         case Not(operand=operand):
-            return Not(_of_spark(operand, schema))
+            return Not(to_spark_semantics(operand, schema))
         case Comparison(left=left, right=Literal()) if _is_float(left, schema):
             return _with_value(predicate)
         case Comparison(left=left, operator=operator, right=FieldPath() as right) if _is_float(
@@ -51,23 +56,13 @@ def _of_spark(predicate: Predicate, schema: pa.Schema) -> Predicate:
             return predicate
 
 
-def _excludes_nan(comparison: Comparison) -> bool:
-    """Whether it is false for NaN to Spark and the server alike: so is all that is joined to it by AND."""
-    bounds = (Operator.LESS, Operator.LESS_EQUAL, Operator.EQUAL)
-    return isinstance(comparison.right, Literal) and comparison.operator in bounds
-
-
-def _is_of(part: Predicate, paths: set[FieldPath]) -> bool:
-    """Whether a part may stay as it is, so that it bounds keys and uses indexes: it compares one of these columns."""
-    return isinstance(part, Comparison) and isinstance(part.right, Literal) and part.left in paths
-
-
 def _with_value(comparison: Comparison) -> Predicate:
     """A float column compared with a number: NaN, which no text can name, is on the greater side."""
     opposite = {Operator.GREATER: Operator.LESS_EQUAL, Operator.GREATER_EQUAL: Operator.LESS}
     if comparison.operator not in opposite:
         return comparison
-    # Not true for NaN, nor unknown, so its opposite is true; for null it stays unknown.
+    # Not true for NaN, nor unknown, so its opposite is true; for null it stays unknown. The negation of a comparison
+    # bounds keys, entries of an index and zones as the comparison does.
     return Not(Comparison(comparison.left, opposite[comparison.operator], comparison.right))
 
 

@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -26,6 +26,7 @@ MAX_DOUBTFUL_SPANS: Final = 16
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _NOTICEABLE_NANOS: Final = 1_000_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _log: Final = logging.getLogger(__name__)
 
@@ -224,9 +225,9 @@ class ServerClock:
             spans = (*self._doubtful, self._open_span())
         for start, end in spans:
             if start < micros * 1000 <= end:
-                until = "on" if end == math.inf else f"to {int(end) // 1000}"
+                until = "on" if end == math.inf else f"to {_time_text(int(end))}"
                 raise InvalidRequest(
-                    f"{what} is at {micros} microseconds since 1970, and from {start // 1000} {until} commits may have "
+                    f"{what} is at {_time_text(micros * 1000)}, and from {_time_text(start)} {until} commits may have "
                     "other times than they should, because the clock of the server's machine has jumped: give log "
                     "offsets, or a time outside of that"
                 )
@@ -308,6 +309,11 @@ class ServerClock:
                 "they are ahead of it; set it right if it is wrong",
                 _text(-step),
             )
+
+
+def _time_text(nanos: int) -> str:
+    """A time for people, in UTC."""
+    return (_EPOCH + timedelta(microseconds=nanos // 1000)).isoformat().replace("+00:00", "Z")
 
 
 def _text(nanos: int) -> str:

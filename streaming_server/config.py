@@ -313,6 +313,11 @@ def _convert(name: str, value: object, to: type) -> object:
         raise UsageError(f"{name} = {value!r}: it must be {kind}", option=name) from None
 
 
+def address_of(host: str, port: int) -> str:
+    """The address as gRPC and clients write it: an IPv6 host stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address reaches this machine alone."""
     if host == "localhost":

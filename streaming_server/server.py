@@ -34,7 +34,7 @@ from protos.scankv.v1 import (
     write_pb2,
     write_pb2_grpc,
 )
-from streaming_server.config import is_loopback
+from streaming_server.config import address_of, is_loopback
 from streaming_server.engine.tables import Tables
 from streaming_server.scan.admission import Admission, AdmissionLimits
 from streaming_server.scan.answers import Answers
@@ -153,7 +153,7 @@ class Server:
         except BaseException:
             await self._tables.close()
             raise
-        self.address = f"{self.config.host}:{port}"
+        self.address = address_of(self.config.host, port)
         if not is_loopback(self.config.host):
             _log.warning(
                 "listening on %s without encryption or authentication: whoever reaches this address can read and "
@@ -197,7 +197,7 @@ class Server:
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
 
     def _listen(self) -> int:
-        address = f"{self.config.host}:{self.config.port}"
+        address = address_of(self.config.host, self.config.port)
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:

@@ -171,7 +171,7 @@ class RequestTooLarge(ServerRefused):
 
 
 class ServerBusy(ServerRefused):
-    """The server has as much of other requests in memory as it allows, and has not begun with this one.
+    """The server has as much of other requests in memory, or as many files open, as it allows.
 
     `retry_after` says when to try again; a client does so by itself, for its operation timeout.
     """

@@ -314,6 +314,11 @@ def encode_scalar(scalar: pa.Scalar) -> bytes:
     return _encode_integer(int(value), width, signed=not pa.types.is_unsigned_integer(type_))
 
 
+def encode_nan(type_: pa.DataType) -> bytes:
+    """The encoding of NaN in a float column, which comes after all numbers."""
+    return _encode_float(math.nan, type_.bit_width // 8)
+
+
 def _encode_bytes(plain: bytes) -> bytes:
     return plain.replace(b"\x00", _ESCAPED_ZERO) + _END
 

@@ -225,6 +225,6 @@ def _figure(name: str, value: object) -> str:
             return decimal(int(value))
         unit = next((_SECONDS_OF[last] for last in _SECONDS_OF if name.endswith(f"_{last}")), None)
         if unit is not None:
-            return duration(value * unit) if value * unit >= 1 else f"{value * unit * 1000:.1f} ms"
+            return duration(value * unit) if abs(value * unit) >= 1 else f"{value * unit * 1000:.1f} ms"
         return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
     return ", ".join(value) or "none" if isinstance(value, list | tuple) else str(value)

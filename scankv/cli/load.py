@@ -122,6 +122,8 @@ def load(
             schema = infer_schema(sources[0], BadRows(sources[0].name, skip=skip), csv)
             _check_key(sources[0], schema, names_of(key))
             origin = None if ignore_definition else Origin.of(schema)
+            if not ignore_definition:
+                _refuse_two_definitions(sources, origin)
             new = plan_new_table(table, schema, origin, key=names_of(key), buckets=buckets, settings=settings)
             made = new.definition.create(client)
             typer.echo(f"created {table}: {printable(format_schema(made.schema))}")
@@ -140,6 +142,20 @@ def _check_key(source: Input, schema: pa.Schema, key: list[str]) -> None:
             separated = source.format is Format.CSV and len(schema) == 1
             hint = "; if something else than a comma separates the fields, give --delimiter" if separated else ""
             raise UsageError(f'{source.name} has no column "{name}", which --key names: its columns are {shown}{hint}')
+
+
+def _refuse_two_definitions(sources: list[Input], origin: Origin | None) -> None:
+    """Raises UsageError where a file of a directory was exported from another table than the first.
+
+    Rule: no definition of an exported table is dropped in silence.
+    """
+    for source in sources[1:]:
+        other = Origin.of(infer_schema(source, BadRows(source.name, skip=False)))
+        if (other and (other.table, other.definition)) != (origin and (origin.table, origin.definition)):
+            raise UsageError(
+                f"{source.name} was not exported from the same table as {sources[0].name}, or with another definition: "
+                "load the files of each table by themselves, or give --ignore-definition with --key"
+            )
 
 
 def _refuse_existing(client: sync.Client, name: str) -> None:

@@ -61,7 +61,7 @@ def plan_new_table(
         arguments = {"primary_key": list(key)} | ({} if buckets is None else {"buckets": buckets})
         return NewTable(TableFile(name, schema, arguments, dict(settings)))
     restored = replace(origin.table_file(schema), table=name)
-    notes = [*_override(restored, key, buckets, settings), *_leave_out(restored)]
+    notes = [*_override(restored, key, buckets, settings), *_leave_out(restored, origin.columns())]
     _check_columns(restored)
     notes += [
         f'column "{column}": the inputs behind an avg are not exported; it goes on from each value as from one input'
@@ -103,9 +103,12 @@ def _text(value: str | bool | int | list[str]) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _leave_out(said: TableFile) -> Iterable[str]:
-    """Removes what is of columns that are not in the file, and tells what."""
+def _leave_out(said: TableFile, exported: Sequence[str]) -> Iterable[str]:
+    """Removes what is of columns that are not in the file, and reports what, and the columns themselves."""
     present, arguments = set(said.schema.names), said.arguments
+    for column in exported:
+        if column not in present:
+            yield f'no column "{column}": the file does not have it'
     for columns in arguments.get("indexes", ()):
         if not present.issuperset(columns):
             yield f"no index on ({', '.join(columns)}): the file has not all of these columns"

@@ -93,7 +93,9 @@ def no_width_for(hidden: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in its two largest units: `4.2 s`, `3 min 20 s`, `2 h 5 min`, `6 d 1 h`."""
+    """A time in its two largest units: `4.2 s`, `3 min 20 s`, `2 h 5 min`, `-6 d 1 h`."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s"

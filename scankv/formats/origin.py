@@ -76,8 +76,16 @@ class Origin:
             UsageError: The metadata have no definition.
             ScanKvError: Its columns cannot be read.
         """
-        said = TableFile.of_values(self.definition, "the definition in the file's metadata")
+        said = self._defined()
         return replace(said, schema=_exact(schema, said.schema))
+
+    def columns(self) -> list[str]:
+        """The columns of the table, whatever columns are in the file."""
+        names: list[str] = self._defined().schema.names
+        return names
+
+    def _defined(self) -> TableFile:
+        return TableFile.of_values(self.definition, "the definition in the file's metadata")
 
 
 def _exact(schema: pa.Schema, known: pa.Schema) -> pa.Schema:

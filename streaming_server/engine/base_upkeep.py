@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
+from streaming_server.engine.background import Background, repeat
 from streaming_server.engine.base_build import BaseBuild, BaseNotBuiltError, Rests
 from streaming_server.engine.base_due import BucketNow, why_not
 from streaming_server.engine.base_replay import BaseReplay
@@ -34,7 +35,7 @@ _PAUSES: Final = 10
 """Times that building went on until too much had been written meanwhile, before it is tried again."""
 
 
-class BaseUpkeep:
+class BaseUpkeep(Background):
     """Keeps the bases of the tables in use, one bucket after another. Bound to the event loop.
 
     A base is of one offset of its bucket, durable before the base is; RocksDB and the changelog stay the truth, so that
@@ -63,43 +64,29 @@ class BaseUpkeep:
         self._tables = tables
         self._executor = executor
         self._limits = limits
-        self._seconds = seconds
         self._rests = Rests(executor, limits.cpu_share)
-        self._tasks: list[asyncio.Task[None]] = []
+        super().__init__(partial(repeat, seconds, self._look), partial(repeat, seconds, self._bound_memory))
         self._building: LiveBucket | None = None
         self._not_before: WeakKeyDictionary[LiveBucket, float] = WeakKeyDictionary()
 
-    def start(self) -> None:
-        """Starts looking."""
-        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._watch_memory())]
-
-    async def close(self) -> None:
-        """Stops, after the step that is under way; a base that is half built is removed."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._seconds)
-            for table in list(self._tables()):
-                if table.definition.options.columnar_base == "off":
+    async def _look(self) -> None:
+        for table in list(self._tables()):
+            if table.definition.options.columnar_base == "off":
+                continue
+            for live in table.buckets:
+                if self._not_before.get(live, 0.0) > self._clock.monotonic():
                     continue
-                for live in table.buckets:
-                    if self._not_before.get(live, 0.0) > self._clock.monotonic():
-                        continue
-                    try:
-                        await self.look_after(table, live)
-                    except (ScanKvError, OSError) as error:
-                        if live.open_bucket is None:
-                            continue  # It was closed meanwhile.
-                        # The bucket is damaged, which whoever reads it is told, or the disk is full.
-                        _log.warning("columnar base of bucket %s of %s: %s", live.number, live.table, error)
-                        self._pause(live, error.strerror or str(error) if isinstance(error, OSError) else error.message)
-                    except Exception:
-                        _log.exception("columnar base of bucket %s of %s", live.number, live.table)
-                        self._pause(live, "it could not be built, see the log of the server")
+                try:
+                    await self.look_after(table, live)
+                except (ScanKvError, OSError) as error:
+                    if live.open_bucket is None:
+                        continue  # It was closed meanwhile.
+                    # The bucket is damaged, which whoever reads it is told, or the disk is full.
+                    _log.warning("columnar base of bucket %s of %s: %s", live.number, live.table, error)
+                    self._pause(live, error.strerror or str(error) if isinstance(error, OSError) else error.message)
+                except Exception:
+                    _log.exception("columnar base of bucket %s of %s", live.number, live.table)
+                    self._pause(live, "it could not be built, see the log of the server")
 
     def _pause(self, live: LiveBucket, why: str, seconds: float = _PAUSE_SECONDS) -> None:
         live.base_record.waits = why
@@ -157,10 +144,8 @@ class BaseUpkeep:
                 return
         await self._executor.run(_remove_all, directory)
 
-    async def _watch_memory(self) -> None:
-        while True:
-            await asyncio.sleep(self._seconds)
-            self.let_go_beyond_memory()
+    async def _bound_memory(self) -> None:
+        self.let_go_beyond_memory()
 
     def let_go_beyond_memory(self) -> None:
         """Where overlays take more memory together than they may, lets go those that have most, and their bases.

@@ -19,6 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from table_model.errors import DataLoss, InvalidKey, RequestTooLarge, ScanKvError
 from table_model.key_range import KeyRange
+from table_model.key_ranges import ALL_KEY_RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -114,7 +115,7 @@ class BucketCheck:
         self._last_key = b""
         self._row_cursor = bucket.cursor(rows, rows.decoder(), keys.codec)
         try:
-            self._entry_cursor = bucket.entry_cursor(KeyRange())
+            self._entry_cursor = bucket.entry_cursor(ALL_KEY_RANGES)
         except BaseException:
             self._row_cursor.close()
             raise

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from table_model.errors import DiskFull
+from streaming_server.engine.background import Background, repeat
+from table_model.errors import DiskFull, ServerBusy
 
 if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
@@ -22,7 +22,7 @@ _STORE_SECONDS: Final = 30.0
 _log: Final = logging.getLogger(__name__)
 
 
-class ClockKeeper:
+class ClockKeeper(Background):
     """Stores the server's clock now and then. Bound to the event loop.
 
     Args:
@@ -35,31 +35,25 @@ class ClockKeeper:
         self._clock = clock
         self._file = file
         self._executor = executor
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Starts. Call `close` in the end."""
-        self._task = asyncio.create_task(self._run())
+        super().__init__(self._run)
 
     async def close(self) -> None:
         """Stops, and stores the clock for the next server. Call it while the executor runs."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await super().close()
         await self._store()
 
     async def _run(self) -> None:
         await self._store()
-        stored = self._clock.monotonic()
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            if self._clock.has_stepped or self._clock.monotonic() >= stored + _STORE_SECONDS:
-                await self._store()
-                stored = self._clock.monotonic()
+        await repeat(_LOOK_SECONDS, self._look)
+
+    async def _look(self) -> None:
+        if self._clock.has_stepped or self._clock.monotonic() >= self._stored + _STORE_SECONDS:
+            await self._store()
 
     async def _store(self) -> None:
+        self._stored = self._clock.monotonic()
         try:
             await self._executor.run(self._file.write, self._clock.store())
-        except (DiskFull, OSError) as error:
+        except (DiskFull, ServerBusy, OSError) as error:
             # The next server continues from an older state of it, which is safe.
             _log.warning("the clock cannot be stored: %s", error)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from streaming_server.engine.background import Background, repeat
 from table_model.errors import ScanKvError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _SECONDS: Final = 1.0
 _log: Final = logging.getLogger(__name__)
 
 
-class IdleBuckets:
+class IdleBuckets(Background):
     """Bounds the open buckets of the tables in use. Bound to the event loop.
 
     A bucket is opened by whoever asks for it, and closed here: after so long a time in which nobody did, or when there
@@ -37,25 +38,10 @@ class IdleBuckets:
         self._tables = tables
         self._most = most
         self._idle_seconds = idle_seconds
-        self._task: asyncio.Task[None] | None = None
+        super().__init__(partial(repeat, min(_SECONDS, idle_seconds / 2), self._look_now))
 
-    def start(self) -> None:
-        """Starts looking."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Stops, after the bucket that is being closed."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(min(_SECONDS, self._idle_seconds / 2))
-            try:
-                await self.look(time.monotonic())
-            except Exception:
-                _log.exception("closing idle buckets")
+    async def _look_now(self) -> None:
+        await self.look(time.monotonic())
 
     async def look(self, now: float) -> None:
         """Closes what is to be closed as of a time of the monotonic clock."""

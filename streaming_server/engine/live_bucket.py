@@ -19,6 +19,7 @@ from streaming_server.scan.base_view import BaseView
 from streaming_server.storage.bucket import Bucket, LogUse
 from streaming_server.storage.disk_space import disk_full, has_space
 from streaming_server.storage.disk_use import FamilyBytes
+from streaming_server.storage.file_limit import check_files_left, has_files_left
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.rocks import is_complete
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
@@ -316,7 +317,7 @@ class LiveBucket:
         has_snapshot = self.before is not None and self.before.rows is not None
         if self.upkeep.locked() or in_use or has_snapshot:
             return
-        if not space and before is not None and self._commit.failure is None:
+        if not (space and has_files_left()) and before is not None and self._commit.failure is None:
             return  # It can be read as it is.
         self._repair_at = time.monotonic() + REPAIR_SECONDS
         async with self.upkeep, self._commit.syncing:
@@ -361,6 +362,7 @@ class LiveBucket:
 
     def _open(self) -> None:
         # All of it in the thread: if the caller gives up meanwhile, the bucket is open all the same, with its lock.
+        check_files_left(self._place)
         try:
             bucket = self._made()
         except DiskFull as error:

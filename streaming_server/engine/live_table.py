@@ -395,16 +395,18 @@ class LiveTable:
         """
         chosen = self._chosen(plan.buckets)
         codec = self.codec
-        reader = await plan.reader_in(self._executor.run, codec, self._keys.codec)
+        indexes = list(self.index_codecs.values())
+        reader, choices = await plan.reading_in(self._executor.run, codec, self._keys.codec, indexes)
         async with held(chosen) as opened:
             if codec is not self.codec:
-                codec, reader = self.codec, plan.reader(self.codec, self._keys.codec)
+                codec = self.codec
+                reader, choices = plan.reading(codec, self._keys.codec, self.index_codecs.values())
             # From here to the end of the block every mutex is held, so that nothing is written: this is the instant.
             buckets = {live.number: bucket for live, bucket in opened}
             states = {number: bucket.state for number, bucket in buckets.items()}
             view = self._view_of(states)
             if plan.limit != 0:
-                reader = await read_through_index(reader, self._held_view(opened))
+                reader = await read_through_index(reader, choices, self._held_view(opened))
             bases = bases_of(plan, reader, opened)
             on_error = noting_errors({live.number: live for live, _ in opened}, bases)
             scan = open_scan(plan, codec.definition, reader, view, "", buckets.__getitem__, on_error, bases)
@@ -470,11 +472,11 @@ class LiveTable:
             InvalidRequest, SchemaMismatch, DataLoss: As `open_view`.
         """
         chosen = self._chosen(plan.buckets)
-        definition, reader = self.definition, plan.reader(self.codec, self._keys.codec)
-        choice = chosen_index(reader, self.index_codecs.values())
-        if choice is not None:
+        definition, choice = self.definition, None
+        reader, choices = plan.reading(self.codec, self._keys.codec, self.index_codecs.values())
+        if choices:
             async with held(chosen) as opened:
-                choice = chosen_index(reader, self._held_view(opened).indexes)
+                choice = chosen_index(choices, self._held_view(opened).indexes)
         numbers = [live.number for live in chosen]
         return explain(plan, definition, reader, numbers, choice, via_of(plan, reader, choice is not None, chosen))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from streaming_server.engine.background import Background, repeat
 from streaming_server.storage.changelog import MAX_CHANGES_PER_RECORD
 from streaming_server.storage.offsets import count_of
 from table_model.errors import ScanKvError
@@ -25,7 +26,7 @@ _MANY_FLUSHES: Final = 8
 _log: Final = logging.getLogger(__name__)
 
 
-class LogUpkeep:
+class LogUpkeep(Background):
     """Keeps the changelogs of the tables in use fast to read and within their retention. Bound to the event loop.
 
     What nobody has used since the start of the server is looked at when it is.
@@ -47,32 +48,19 @@ class LogUpkeep:
     ) -> None:
         self._tables = tables
         self._clock = clock
-        self._seconds = seconds
         self._max_held_bytes = max_held_bytes
-        self._task: asyncio.Task[None] | None = None
+        super().__init__(partial(repeat, seconds, self._look))
 
-    def start(self) -> None:
-        """Starts looking."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Stops, after the step that is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._seconds)
-            for table in list(self._tables()):
-                for live in table.buckets:
-                    try:
-                        await self.look_after(table, live)
-                    except ScanKvError as error:
-                        # The bucket is damaged, which whoever reads it is told, or was closed.
-                        _log.warning("changelog of bucket %s of %s: %s", live.number, live.table, error.message)
-                    except Exception:
-                        _log.exception("changelog of bucket %s of %s", live.number, live.table)
+    async def _look(self) -> None:
+        for table in list(self._tables()):
+            for live in table.buckets:
+                try:
+                    await self.look_after(table, live)
+                except ScanKvError as error:
+                    # The bucket is damaged, which whoever reads it is told, or was closed.
+                    _log.warning("changelog of bucket %s of %s: %s", live.number, live.table, error.message)
+                except Exception:
+                    _log.exception("changelog of bucket %s of %s", live.number, live.table)
 
     async def look_after(self, table: LiveTable, live: LiveBucket) -> None:
         """Does what is due for one bucket of a table, if it was opened since the start. Raises DataLoss.

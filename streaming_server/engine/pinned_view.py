@@ -17,6 +17,7 @@ from streaming_server.scan.index_lookup import chosen_index, read_through_index
 from streaming_server.scan.opening import open_scan
 from streaming_server.scan.overlay import NetRows, OverlayView
 from streaming_server.storage.checkpoint import Checkpoint
+from streaming_server.storage.file_limit import check_files_left
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.pinned_base import open_pinned
 from streaming_server.storage.row_codec import RowCodec
@@ -107,9 +108,9 @@ class PinnedView:
         return not isinstance(self._manifest, DataLoss)
 
     @property
-    def is_open(self) -> bool:
-        """Whether files of it are open."""
-        return bool(self._open)
+    def open_checkpoints(self) -> int:
+        """How many checkpoints of it are open."""
+        return len(self._open)
 
     @property
     def manifest(self) -> ViewManifest:
@@ -150,9 +151,11 @@ class PinnedView:
 
     async def _open_one(self, number: int) -> None:
         def work() -> None:
+            place = self._place_of(number)
+            check_files_left(place)
             self._open[number] = Checkpoint(
                 self.directory.bucket(number),
-                self._place_of(number),
+                place,
                 self.manifest.buckets[number],
                 compression=self.manifest.definition.options.compression,
                 resources=self._resources,
@@ -303,9 +306,10 @@ class SnapshotReader:
             InvalidResumeToken: The token does not fit.
             DataLoss: A bucket is damaged.
         """
-        reader = await plan.reader_in(self._view.executor.run, self.codec, self.keys)
+        indexes = self.held_view().indexes
+        reader, choices = await plan.reading_in(self._view.executor.run, self.codec, self.keys, indexes)
         if plan.limit != 0:
-            reader = await read_through_index(reader, self.held_view())
+            reader = await read_through_index(reader, choices, self.held_view())
         bases = await self._bases_for(plan, reader)
         opened = open_scan(
             plan,
@@ -322,8 +326,9 @@ class SnapshotReader:
 
     def explain(self, plan: ReadPlan) -> ExplainScanResponse:
         """What `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
-        reader = plan.reader(self.codec, self.keys)
-        choice = chosen_index(reader, self.held_view().indexes)
+        indexes = self.held_view().indexes
+        reader, choices = plan.reading(self.codec, self.keys, indexes)
+        choice = chosen_index(choices, indexes)
         filled = self._filled()
         based = [number for number in filled if self._view.has_base(number)]
         via = via_of(plan, reader, filled, based, through_index=choice is not None)

@@ -196,7 +196,10 @@ class Pinning:
         async def remove() -> None:
             if working:
                 await asyncio.wait(working)
-            await self._executor.run(discard)
+            try:
+                await self._executor.run(discard)
+            except OSError as error:
+                _log.warning("what a failed snapshot has left cannot be removed before the next start: %s", error)
 
         self._remember(remove())
 

@@ -7,6 +7,8 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from streaming_server.engine.background import Background
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -18,7 +20,7 @@ _PAUSE_SECONDS: Final = 1.0
 _log: Final = logging.getLogger(__name__)
 
 
-class Reaper:
+class Reaper(Background):
     """Sleeps until the next one expires, or something comes that does so sooner. Bound to the event loop.
 
     Args:
@@ -38,22 +40,12 @@ class Reaper:
         self._end_expired = end_expired
         self._sooner = asyncio.Event()
         self._awaited = float("inf")
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Starts. Call `close` in the end."""
-        self._task = asyncio.create_task(self._run())
+        super().__init__(self._run)
 
     def tell(self, expires: float) -> None:
         """Takes notice of something that expires at a time that `next_expiry` may not have given yet."""
         if expires < self._awaited:
             self._sooner.set()
-
-    async def close(self) -> None:
-        """Stops, also in the middle of ending something."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         while True:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 import uuid
 from collections import OrderedDict
 from contextlib import asynccontextmanager, contextmanager
@@ -26,6 +28,7 @@ from streaming_server.engine.reaper import Reaper
 from streaming_server.engine.splits import Cut, split_view
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.ended_leases import EndedLeases
+from streaming_server.storage.file_limit import most_idle_checkpoints
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.pinned_base import remove_base, write_net
 from streaming_server.storage.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
@@ -51,6 +54,9 @@ if TYPE_CHECKING:
 IDLE_VIEWS_OPEN = 8
 SHARED_LEASE_SECONDS: Final = 60.0
 """For how long after its last renewal a shared lease keeps its place, however few places there are."""
+
+_LOOK_SHARE: Final = 10
+"""So many times as long as a look at what views hold has computed, its result is good enough."""
 
 T = TypeVar("T")
 
@@ -101,6 +107,8 @@ class Snapshots:
         # Ids that are being pinned: they have their place among the leases.
         self._pending: set[str] = set()
         self._idle: OrderedDict[str, PinnedView] = OrderedDict()
+        self._held, self._next_look = 0, -math.inf
+        self._most_idle_checkpoints = most_idle_checkpoints(resources.files_per_store)
         self._work: set[asyncio.Task[Any]] = set()
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
@@ -146,8 +154,10 @@ class Snapshots:
 
     async def held_bytes(self) -> int:
         """Bytes on disk that only snapshots keep. Reads directories."""
-        paths = [self._tables[table] for table in {view.table for view in self._views.values()}]
-        return await self._executor.run(bytes_held, paths)
+        return await self._executor.run(bytes_held, self._table_paths())
+
+    def _table_paths(self) -> list[Path]:
+        return [self._tables[table] for table in {view.table for view in self._views.values()}]
 
     async def pin(
         self,
@@ -357,7 +367,15 @@ class Snapshots:
         return self._added(name, table.path, directory, manifest), cut.held_micros
 
     async def _check_disk(self) -> None:
-        held, limit = await self.held_bytes(), self._config.max_snapshot_bytes
+        """Refuses a view where those that there are hold as much as they may, as of the last look at the disk.
+
+        Rule: a pin costs no more for the pins that are kept. A look reads the directories of all views, so that looks
+        take at most a tenth of a core.
+        """
+        if self._clock.monotonic() >= self._next_look:
+            self._held, seconds = await self._executor.run(_timed, bytes_held, self._table_paths())
+            self._next_look = self._clock.monotonic() + _LOOK_SHARE * seconds
+        held, limit = self._held, self._config.max_snapshot_bytes
         if held >= limit:
             raise TooManySnapshots(
                 f"snapshots hold {held} bytes on disk, and the limit is {limit}: release some, or raise "
@@ -502,10 +520,13 @@ class Snapshots:
             self._release_log(view)
             self._forget(view)
             view.removal = self._begin(self._remove(view))
-        elif view.is_open:
+        elif view.open_checkpoints:
             self._idle[view.view_id] = view
-            if len(self._idle) > IDLE_VIEWS_OPEN:
+            while len(self._idle) > IDLE_VIEWS_OPEN or self._idle_checkpoints() > self._most_idle_checkpoints:
                 self._begin(self._idle.popitem(last=False)[1].close())
+
+    def _idle_checkpoints(self) -> int:
+        return sum(view.open_checkpoints for view in self._idle.values())
 
     def _forget(self, view: PinnedView) -> None:
         del self._views[view.view_id]
@@ -560,3 +581,9 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
 def _position(manifest: ViewManifest) -> tuple[dict[int, int], int]:
     """What differs whenever a table has changed: its log offsets and its schema."""
     return {number: one.log_offset for number, one in manifest.buckets.items()}, manifest.definition.schema.id
+
+
+def _timed(function: Callable[[list[Path]], int], paths: list[Path]) -> tuple[int, float]:
+    """What a function gives, and how long it has computed in this thread, in seconds."""
+    began = time.thread_time()
+    return function(paths), time.thread_time() - began

@@ -7,7 +7,7 @@ import logging
 import shutil
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from streaming_server.clock import ClockLimits, ServerClock
 from streaming_server.engine.base_due import BaseLimits
@@ -30,7 +30,7 @@ from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.clock_file import ClockFile
 from streaming_server.storage.data_directory import DataDirectory
 from streaming_server.storage.disk_use import DiskUse, directory_bytes, table_files
-from streaming_server.storage.file_limit import file_limit
+from streaming_server.storage.file_limit import files_per_store, most_open_buckets
 from streaming_server.storage.rocks import RocksResources
 from streaming_server.storage.writer_states import WriterLimits
 from table_model.errors import InvalidRequest, ServerDraining, TableNotFound
@@ -50,10 +50,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-_FILES_OF_OPEN_BUCKET: Final = 40
-"""Descriptors of one bucket that is open, with a few table files."""
-_LEAST_FILES: Final = 20
-_MOST_FILES: Final = 256
 
 
 class Tables:
@@ -96,11 +92,11 @@ class Tables:
         except BaseException:
             self._directory.close()
             raise
-        most_open = min(config.max_open_buckets, max(1, file_limit() // _FILES_OF_OPEN_BUCKET))
+        most_open = most_open_buckets(config.max_open_buckets)
         self._resources = RocksResources.of_sizes(
             block_cache_bytes=config.block_cache_bytes,
             write_buffer_bytes=config.write_buffer_bytes,
-            files_per_store=_files_per_bucket(most_open),
+            files_per_store=files_per_store(most_open),
         )
         self._executor = StorageExecutor(config.storage_threads)
         clock_file = ClockFile(config.data)
@@ -385,11 +381,6 @@ class Tables:
         await self._clock_keeper.close()
         self._executor.close()
         self._directory.close()
-
-
-def _files_per_bucket(buckets: int) -> int:
-    """How many table files each of some open buckets may keep open: together half of what the process may have."""
-    return max(_LEAST_FILES, min(_MOST_FILES, file_limit() // 2 // buckets))
 
 
 def _other_bytes(directory: DataDirectory) -> tuple[int, int]:

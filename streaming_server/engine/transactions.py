@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from streaming_server.engine.background import Background, repeat
 from streaming_server.engine.committed_transactions import CommittedTransactions
 from streaming_server.engine.committing import RETRY_SECONDS, Committing
 from streaming_server.engine.delete_all import DeleteAll
@@ -127,7 +128,7 @@ class Transactions:
         self._open: dict[str, OpenTransaction] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
-        self._retrying: asyncio.Task[None] | None = None
+        self._retrying = Background(partial(repeat, RETRY_SECONDS, self._retry))
 
     @property
     def open(self) -> list[OpenTransaction]:
@@ -211,14 +212,12 @@ class Transactions:
     def start(self) -> None:
         """Starts letting transactions expire, and applying what could not be applied, until `close`."""
         self._reaper.start()
-        self._retrying = asyncio.create_task(self._retry())
+        self._retrying.start()
 
     async def close(self) -> None:
         """Stops that, once commits that have begun are at their end. What is staged stays."""
         await self._reaper.close()
-        if self._retrying is not None:
-            self._retrying.cancel()
-            await asyncio.wait([self._retrying])
+        await self._retrying.close()
         for deleting in [task for each in self._open.values() for task in each.deleting.values()]:
             deleting.cancel()
         while self._tasks:
@@ -570,14 +569,10 @@ class Transactions:
 
     async def _retry(self) -> None:
         """Tries again what could not be done: to apply a transaction, or to note that it is applied."""
-        while True:
-            await asyncio.sleep(RETRY_SECONDS)
-            try:
-                await asyncio.shield(self._to_its_end(self.retry()))
-            except (ScanKvError, OSError) as error:
-                _log.warning("noting that transactions are done: %s", error)
-            except Exception:
-                _log.exception("applying transactions that are committed")
+        try:
+            await asyncio.shield(self._to_its_end(self.retry()))
+        except (ScanKvError, OSError) as error:
+            _log.warning("noting that transactions are done: %s", error)
 
     async def retry(self, dropped: str | None = None) -> None:
         """Applies what was committed and could not be applied, as far as that can be done now.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
 
@@ -15,19 +16,21 @@ T = TypeVar("T")
 
 
 class CursorChain:
-    """A `Cursor` over ranges of one bucket, each of which has a cursor of its own. Makes each when it comes to it.
+    """A `Cursor` over ranges of one bucket, each of which has a cursor of its own.
 
     Every cursor proves the end of its range; so the end of the last one proves the end of all.
 
     Args:
-        cursors: Make the cursors, in the order in which they are read, whenever they are called: all of one moment.
+        cursors: Give the cursors, in the order in which they are read, when each is needed: all of one moment.
+        made: Those of the cursors that are there already. They are closed with the chain.
 
     Attributes:
         rows_scanned: Rows read so far.
     """
 
-    def __init__(self, cursors: Sequence[Callable[[], Cursor]]) -> None:
+    def __init__(self, cursors: Sequence[Callable[[], Cursor]], made: Sequence[Cursor] = ()) -> None:
         self._cursors = cursors
+        self._held = made
         self._made = 1
         self._current = cursors[0]()
         self.rows_scanned = self._finished_rows = 0
@@ -69,7 +72,24 @@ class CursorChain:
         self.rows_scanned = self._finished_rows + self._current.rows_scanned
         return found
 
+    @classmethod
+    def of_iterators(cls, makers: Iterable[Callable[[], Cursor]]) -> CursorChain:
+        """A chain of cursors that show the moment of their making: all of them are made at once. Raises DataLoss."""
+        made: list[Cursor] = []
+        try:
+            made.extend(maker() for maker in makers)
+        except BaseException:
+            for cursor in made:
+                cursor.close()
+            raise
+        return cls([partial(_same, cursor) for cursor in made], made)
+
     def close(self) -> None:
-        """Frees the cursor that is read, and makes no other. Closing twice is allowed."""
-        self._current.close()
+        """Frees the cursors that there are, and makes no other. Closing twice is allowed."""
+        for cursor in (self._current, *self._held):
+            cursor.close()
         self._made = len(self._cursors)
+
+
+def _same(cursor: Cursor) -> Cursor:
+    return cursor

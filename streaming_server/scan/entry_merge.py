@@ -17,6 +17,7 @@ from streaming_server.storage.range_reader import STEP_SECONDS
 from table_model.errors import DataLoss, InvalidKey, ScanKvError
 from table_model.expressions import evaluate
 from table_model.key_range import KeyRange
+from table_model.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -200,7 +201,7 @@ class EntryMerge:
 
     def _cursor(self, number: int, key_range: KeyRange, *, reverse: bool) -> EntryCursor:
         try:
-            return self._held.buckets[number].entry_cursor(key_range, reverse=reverse)
+            return self._held.buckets[number].entry_cursor(KeyRanges.of(key_range), reverse=reverse)
         except ScanKvError as error:
             raise self._held.on_error(number, error) from error.__cause__
 

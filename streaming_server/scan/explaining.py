@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from protos.scankv.v1 import scan_pb2
@@ -69,11 +70,16 @@ def explain(
         reverse=plan.reverse,
         limit=plan.limit,
         index=() if choice is None else choice.codec.index.columns,
-        index_range="" if choice is None else _shortened(repr(choice.plan.told)),
+        index_ranges=[] if choice is None else _index_texts(choice),
+        index_range_count=0 if choice is None else len(choice.plan.ranges),
         index_keys=0 if choice is None else MAX_POINTS,
         via=scan_pb2.VIA_BASE if via[0] is Via.BASE else scan_pb2.VIA_ITERATOR,
         via_reason=via[1],
     )
+
+
+def _index_texts(choice: IndexChoice) -> list[str]:
+    return [range_text(one, choice.codec.columns) for one in islice(choice.plan.ranges, _RANGES_SHOWN)]
 
 
 def _start_of(piece: tuple[bytes, bytes | None]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -9,8 +10,10 @@ import pyarrow as pa
 
 from streaming_server.scan.held_view import MAX_STEP_ENTRIES
 from streaming_server.scan.row_reader import IndexedKeys
+from streaming_server.storage.entry_cursor import STEP_SECONDS
 from table_model.errors import DataLoss, ScanKvError
 from table_model.expressions import MAX_POINTS, plan_index
+from table_model.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,24 +36,32 @@ class IndexChoice:
     plan: IndexPlan
 
 
-def chosen_index(reader: RowReader, indexes: Iterable[IndexCodec]) -> IndexChoice | None:
-    """The index whose columns a predicate bounds best, of equals the first; None when the key says more than any.
+def index_choices(reader: RowReader, indexes: Iterable[IndexCodec]) -> list[IndexChoice]:
+    """The indexes whose columns a predicate bounds, the best first; none when the key says more than any.
+
+    Takes as long as planning the key does, for each index.
 
     Args:
         reader: How the rows would be read without one.
-        indexes: Those that can be used.
+        indexes: Those of the table.
     """
     if reader.residual is None or reader.ranges.is_bounded:
-        return None
+        return []
     choices = [
         IndexChoice(codec, plan)
         for codec in indexes
         if (plan := plan_index(reader.residual, codec.columns)) is not None
     ]
-    return max(choices, key=lambda choice: choice.plan.rank, default=None)
+    return sorted(choices, key=lambda choice: choice.plan.rank, reverse=True)
 
 
-async def read_through_index(reader: RowReader, held: HeldView) -> RowReader:
+def chosen_index(choices: Iterable[IndexChoice], indexes: Iterable[IndexCodec]) -> IndexChoice | None:
+    """The best choice whose index can be used, as `indexes` can; None where there is none."""
+    usable = {codec.index.id for codec in indexes}
+    return next((choice for choice in choices if choice.codec.index.id in usable), None)
+
+
+async def read_through_index(reader: RowReader, choices: Iterable[IndexChoice], held: HeldView) -> RowReader:
     """The reader, with the keys that an index tells when one can be used and they are at most 10,000.
 
     The rows that it reads then, and their order, are the same, as of the same instant.
@@ -58,7 +69,7 @@ async def read_through_index(reader: RowReader, held: HeldView) -> RowReader:
     Raises:
         DataLoss: The entries are damaged.
     """
-    choice = chosen_index(reader, held.indexes)
+    choice = chosen_index(choices, held.indexes)
     if choice is None:
         return reader
     found = await _indexed_keys(choice, held, keep_rows=reader.is_covered_by(choice.codec))
@@ -95,26 +106,25 @@ class _Entries:
     """Reads the entries of some ranges, until they are too many."""
 
     def __init__(self, choice: IndexChoice, held: HeldView) -> None:
-        self._ranges = [choice.codec.within(columns) for columns in choice.plan.ranges]
+        self._ranges = KeyRanges.of(*(choice.codec.within(columns) for columns in choice.plan.ranges))
         self._held = held
         self._room, self._room_bytes = MAX_POINTS, MAX_ENTRY_BYTES
-        self._since_turn = 0
+        self._turn = time.perf_counter()
 
     async def of_bucket(self, number: int) -> list[bytes] | None:
         """The values of the entries of a bucket, None when there is no room for them."""
         found: list[bytes] = []
-        for key_range in self._ranges:
-            cursor = self._held.buckets[number].entry_cursor(key_range)
-            try:
-                while (values := self._step(number, cursor)) is not None:
-                    found += values
-                    if self._room < 0 or self._room_bytes < 0:
-                        return None
-                    if self._since_turn >= MAX_STEP_ENTRIES:
-                        self._since_turn = 0
-                        await self._held.others_turn()
-            finally:
-                cursor.close()
+        cursor = self._held.buckets[number].entry_cursor(self._ranges)
+        try:
+            while (values := self._step(number, cursor)) is not None:
+                found += values
+                if self._room < 0 or self._room_bytes < 0:
+                    return None
+                if time.perf_counter() - self._turn > STEP_SECONDS:
+                    await self._held.others_turn()
+                    self._turn = time.perf_counter()
+        finally:
+            cursor.close()
         return found
 
     def _step(self, number: int, cursor: EntryCursor) -> list[bytes] | None:
@@ -128,6 +138,4 @@ class _Entries:
         keys, values = read
         self._room -= len(keys)
         self._room_bytes -= sum(map(len, keys)) + sum(map(len, values))
-        # A seek takes as long as reading some entries; a step that gives nothing has passed over deleted ones.
-        self._since_turn += len(keys) + 16 if keys else MAX_STEP_ENTRIES
         return values

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from streaming_server.scan.entry_merge import EntryMerge, GaveUp
 from streaming_server.scan.top_n import MAX_KEPT_BYTES, too_large, too_many_ties
-from streaming_server.storage.ranges_cursor import rows_missing
+from streaming_server.storage.ranges_reader import rows_missing
 from table_model.errors import ScanKvError
 from table_model.expressions import bind, plan_keys, plan_order
 from table_model.limits import MAX_TOP_N

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.scan.base_view import NO_BASES, Via, cursor_of
+from streaming_server.scan.index_lookup import index_choices
 from streaming_server.scan.keys_to_read import keys_to_read
 from streaming_server.scan.kv_source import KvSource
 from streaming_server.scan.ordered_forms import KeyedForm, StoredForm
@@ -16,12 +17,14 @@ from table_model.expressions import nanoseconds_a_row
 from table_model.limits import MAX_CHUNK_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from streaming_server.scan.base_view import BaseView
     from streaming_server.scan.chunk_source import ChunkSource, Cursor, Position, View
+    from streaming_server.scan.index_lookup import IndexChoice
     from streaming_server.scan.resume_token import ResumePoint
     from streaming_server.scan.row_reader import Readable
+    from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
     from table_model.errors import ScanKvError
     from table_model.expressions import BoundPredicate, Predicate
@@ -33,6 +36,11 @@ if TYPE_CHECKING:
 _SHORT_NODES, _SHORT_LISTS = 32, 256
 _ASKING_NANOSECONDS: Final = 8_000_000
 """For so long at once a predicate may be asked of rows: as long as several chunks without one take."""
+
+
+def is_planned_at_once(where: Predicate | None) -> bool:
+    """Whether ranges of keys, or of an index, are planned in a fraction of a millisecond; if not, do it in a thread."""
+    return where is None or (where.nodes <= _SHORT_NODES and where.list_values <= _SHORT_LISTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +77,24 @@ class ReadPlan:
         """How this is read of a table with such rows and keys. Raises SchemaMismatch."""
         return RowReader.of(codec, keys, self.columns, self.where, self.key_range, stored_rows=self.stored_rows)
 
-    async def reader_in(self, run: Callable[..., Awaitable[RowReader]], codec: RowCodec, keys: KeyCodec) -> RowReader:
+    def reading(
+        self, codec: RowCodec, keys: KeyCodec, indexes: Collection[IndexCodec]
+    ) -> tuple[RowReader, list[IndexChoice]]:
+        """The same, and the indexes that may tell its keys, the best first. Raises SchemaMismatch."""
+        reader = self.reader(codec, keys)
+        return reader, index_choices(reader, indexes)
+
+    async def reading_in(
+        self,
+        run: Callable[..., Awaitable[tuple[RowReader, list[IndexChoice]]]],
+        codec: RowCodec,
+        keys: KeyCodec,
+        indexes: Collection[IndexCodec],
+    ) -> tuple[RowReader, list[IndexChoice]]:
         """The same, with `run` in a thread where it takes some milliseconds, as for hundreds of comparisons."""
-        where = self.where
-        if where is None or (where.nodes <= _SHORT_NODES and where.list_values <= _SHORT_LISTS):
-            return self.reader(codec, keys)
-        return await run(self.reader, codec, keys)
+        if is_planned_at_once(self.where):
+            return self.reading(codec, keys, indexes)
+        return await run(self.reading, codec, keys, indexes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
 
+from streaming_server.scan.cursor_chain import CursorChain
 from streaming_server.scan.known_rows import KnownRows
 from table_model.expressions import bind, evaluate, plan_keys
 from table_model.key_parts import keys_within
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from table_model.key_ranges import KeyRanges
 
 
+_FEW_RANGES: Final = 4
+"""Up to so many ranges of a bucket have iterators of their own, which are made at the instant of the scan."""
+
+
 class Readable(Protocol):
     """One bucket, of a live table or of a pinned view."""
 
@@ -37,8 +43,8 @@ class Readable(Protocol):
     ) -> Cursor:
         """A cursor over the rows of key ranges; with `strict`, a single key without a row is DataLoss."""
 
-    def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
-        """A cursor over the index entries in a range."""
+    def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
+        """A cursor over the index entries in some ranges."""
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """The stored rows of some keys, None where there is none."""
@@ -98,11 +104,17 @@ class RowReader:
         """A cursor over some keys of a bucket, as of now. Raises DataLoss."""
         if self.indexed is None and ranges.is_one_range:
             return bucket.cursor(self.codec, self.decoder, self.keys, ranges.span, reverse=reverse)
+        if self.indexed is None and len(ranges) <= _FEW_RANGES and not ranges.are_keys:
+            # A range is read by an iterator of its own, which is several times as fast as one that is moved.
+            ordered = reversed(list(ranges)) if reverse else ranges
+            return CursorChain.of_iterators(
+                partial(bucket.cursor, self.codec, self.decoder, self.keys, one, reverse=reverse) for one in ordered
+            )
         if self.indexed is None or self.indexed.rows is None:
             return bucket.ranges_cursor(self.decoder, ranges, reverse=reverse, strict=self.indexed is not None)
         rows = self.indexed.rows
-        ordered = ranges.starts[::-1] if reverse else ranges.starts
-        return KnownRows(self.decoder, ordered, [rows[key] for key in ordered])
+        keys = ranges.starts[::-1] if reverse else ranges.starts
+        return KnownRows(self.decoder, keys, [rows[key] for key in keys])
 
     def is_covered_by(self, index: IndexCodec) -> bool:
         """Whether an index has all columns that are returned or looked at."""

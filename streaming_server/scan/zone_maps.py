@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,11 +27,23 @@ if TYPE_CHECKING:
     from streaming_server.storage.columnar_base import Zone
 
 
+_OPPOSITE: Final = {
+    Operator.EQUAL: Operator.NOT_EQUAL,
+    Operator.NOT_EQUAL: Operator.EQUAL,
+    Operator.LESS: Operator.GREATER_EQUAL,
+    Operator.LESS_EQUAL: Operator.GREATER,
+    Operator.GREATER: Operator.LESS_EQUAL,
+    Operator.GREATER_EQUAL: Operator.LESS,
+}
+"""What is true of a number exactly where a comparison is not."""
+
+
 def may_match(predicate: Predicate, zone_of: Callable[[str], Zone | None]) -> bool:
     """Whether a bound predicate may be true of a row. False is a proof that it is true of none.
 
-    Looks at `=`, `<`, `<=`, `>`, `>=` with a value, lists, `is_null` and `is_not_null`, of whole columns, joined by AND
-    and OR. Anything else may be true. What is compared is never true of a null or NaN, so zones leave these out.
+    Looks at `=`, `<`, `<=`, `>`, `>=` with a value and their negations, lists, `is_null` and `is_not_null`, of whole
+    columns, joined by AND and OR. Anything else may be true. A comparison is never true of a null or NaN, so zones
+    leave these out; its negation is true of NaN, which is why the Spark bridge sends it.
 
     Args:
         predicate: The predicate, bound to the table's schema.
@@ -47,6 +59,9 @@ def may_match(predicate: Predicate, zone_of: Callable[[str], Zone | None]) -> bo
         case Comparison(left=FieldPath(names=(name,)), operator=operator, right=Literal() as right):
             zone = zone_of(name)
             return zone is None or _compares(zone, operator, right.scalar)
+        case Not(operand=Comparison(left=FieldPath(names=(name,)), operator=operator, right=Literal() as right)):
+            zone = zone_of(name)
+            return zone is None or zone.has_nan or right.is_nan or _compares(zone, _OPPOSITE[operator], right.scalar)
         case IsIn(path=FieldPath(names=(name,)), values=values):
             zone = zone_of(name)
             return zone is None or _has_one(zone, values.candidates)

@@ -14,7 +14,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from streaming_server.storage.disk_space import disk_full, is_out_of_space
+from streaming_server.storage.disk_space import want_of
 from table_model.errors import InternalError, InvalidRequest, ScanKvError, UnknownField
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ async def mapped_errors(request: Message, context: grpc.aio.ServicerContext[Any,
         # ending for both. Returning instead would make gRPC answer a call that is no more.
         raise asyncio.CancelledError from error
     except Exception as error:
-        if isinstance(error, OSError) and is_out_of_space(error):
-            _log.warning("%s: %s", type(request).__name__, error)
-            where = os.fsdecode(error.filename) if error.filename else "the data directory"
-            await end_with(context, disk_full(where))
+        if isinstance(error, OSError):
+            want = want_of(error, os.fsdecode(error.filename) if error.filename else "the data directory")
+            if want is not None:
+                _log.warning("%s: %s", type(request).__name__, error)
+                await end_with(context, want)
         incident = uuid.uuid4().hex[:12]
         _log.exception("incident %s in %s", incident, type(request).__name__)
         internal = InternalError(f"the server failed; its log has the cause as incident {incident}", incident=incident)

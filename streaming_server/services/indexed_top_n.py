@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.scan.indexed_top_n import chosen_order, top_by_index
+from streaming_server.scan.opening import is_planned_at_once
 from streaming_server.scan.registry import LiveScan
 from streaming_server.scan.versions import version_of
 from streaming_server.services.reading import definition_of
@@ -96,7 +98,12 @@ async def indexed_top_n(
 
 
 async def _found(spec: TopNSpec, where: Predicate | None, held: HeldView) -> FoundRows | None:
-    choice = chosen_order(spec, where, held.codec, held.keys, held.indexes)
+    asked = spec, where, held.codec, held.keys, held.indexes
+    if is_planned_at_once(where):
+        choice = chosen_order(*asked)
+    else:
+        choice = await asyncio.to_thread(chosen_order, *asked)
+        held.check()
     return None if choice is None else await top_by_index(spec, choice, held)
 
 

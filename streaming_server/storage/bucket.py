@@ -464,9 +464,9 @@ class Bucket:
         longest = self._state.longest_row
         return RangesCursor(self._store, decoder, ranges, longest, reverse=reverse, strict=strict)
 
-    def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
-        """A cursor over the index entries of a key range as of now, against their order with `reverse`."""
-        return EntryCursor(self._store, self._state.longest_row, key_range, reverse=reverse)
+    def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
+        """A cursor over the index entries in some ranges as of now, against their order with `reverse`."""
+        return EntryCursor(self._store, self._state.longest_row, ranges, reverse=reverse)
 
     def sync(self, offset: int) -> None:
         """Makes every change below `offset`, which must be applied already, durable, and marks it so."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import google_crc32c
 
 from streaming_server.storage.disk_space import naming_full_disk
+from streaming_server.storage.file_limit import is_out_of_files, too_many_files
 from table_model.errors import DataLoss
 
 if TYPE_CHECKING:
@@ -43,7 +44,11 @@ def read_checked_json(path: Path) -> dict[str, Any]:
         stored = json.loads(path.read_bytes())
         content: dict[str, Any] = stored["content"]
         intact = stored["crc32c"] == _checksum(content)
-    except (OSError, ValueError, TypeError, LookupError) as error:
+    except OSError as error:
+        if is_out_of_files(error):
+            raise too_many_files(f"the file {path} cannot be read") from error
+        raise DataLoss(f"the file {path} cannot be read: {error}") from error
+    except (ValueError, TypeError, LookupError) as error:
         raise DataLoss(f"the file {path} cannot be read: {error}") from error
     if not intact:
         raise DataLoss(f"the file {path} is damaged: its checksum differs; restore it from a copy")

@@ -78,9 +78,9 @@ class Checkpoint:
         """Looks at keys here and there."""
         return KeyProbe(self._store)
 
-    def entry_cursor(self, key_range: KeyRange, *, reverse: bool = False) -> EntryCursor:
-        """A cursor over the entries of a ready index in a key range, against their order with `reverse`."""
-        return EntryCursor(self._store, self.longest_row, key_range, reverse=reverse)
+    def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
+        """A cursor over the entries of a ready index in some ranges, against their order with `reverse`."""
+        return EntryCursor(self._store, self.longest_row, ranges, reverse=reverse)
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """The stored rows of some encoded keys, None where there is none."""

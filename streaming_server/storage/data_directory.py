@@ -73,6 +73,8 @@ class DataDirectory:
             path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
             self._refuse_foreign()
             self._lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UsageError(f"{path} is not a directory: give an empty or a new one as data directory") from error
         except OSError as error:
             raise UsageError(f"the data directory {path} cannot be used: {error.strerror}") from error
         try:

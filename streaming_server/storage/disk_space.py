@@ -11,11 +11,14 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from streaming_server.storage.file_limit import is_out_of_files, too_many_files
 from table_model.errors import DiskFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from table_model.errors import ServerBusy
 
 _ERRNOS: Final = frozenset([errno.ENOSPC, errno.EDQUOT])
 _ENOUGH_BYTES: Final = 1 << 20
@@ -24,13 +27,26 @@ _ADVICE: Final = "free some space, by dropping tables or releasing snapshots, or
 
 @contextmanager
 def naming_full_disk(directory: Path) -> Iterator[None]:
-    """Raises DiskFull, naming the directory, for an OSError in the block that says that there is no space left."""
+    """Raises DiskFull, naming the directory, for an OSError in the block that says that there is no space left.
+
+    And ServerBusy for one that says that too many files are open, which passes, too, and is no damage of any file.
+    """
     try:
         yield
     except OSError as error:
-        if not is_out_of_space(error):
+        want = want_of(error, directory)
+        if want is None:
             raise
-        raise disk_full(directory) from error
+        raise want from error
+
+
+def want_of(error: OSError, directory: Path | str) -> DiskFull | ServerBusy | None:
+    """The error for what the system had too little of, space or files. None: it says something else."""
+    if is_out_of_space(error):
+        return disk_full(directory)
+    if is_out_of_files(error):
+        return too_many_files(f"a file in {directory} cannot be opened")
+    return None
 
 
 def is_out_of_space(error: OSError) -> bool:

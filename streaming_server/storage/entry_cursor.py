@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.range_reader import RangeReader, items_form
+from streaming_server.storage.ranges_reader import RangesReader
 
 if TYPE_CHECKING:
     from streaming_server.storage.rocks import RocksStore
-    from table_model.key_range import KeyRange
+    from table_model.key_ranges import KeyRanges
+
+STEP_SECONDS: Final = 0.001
+"""The approximate duration after which a step over several ranges ends: a step holds the event loop."""
 
 
 class EntryCursor:
-    """The entries of one bucket in a key range, as of the moment the cursor was made.
+    """The entries of one bucket in some key ranges, as of the moment the cursor was made.
 
     Like a `BucketCursor` it reads in steps of bounded time and cannot end short unnoticed, is made under the bucket's
     mutex, used from one thread at a time, and pins files on disk until `close`.
 
     Attributes:
-        entries_scanned: Entries of the range read so far.
+        entries_scanned: Entries of the ranges read so far.
     """
 
-    def __init__(self, store: RocksStore, longest_row: int, key_range: KeyRange, *, reverse: bool = False) -> None:
+    def __init__(self, store: RocksStore, longest_row: int, ranges: KeyRanges, *, reverse: bool = False) -> None:
         """Begins before the first entry.
 
         Args:
             store: Where the bucket lies.
             longest_row: Bytes of the longest row the bucket has held.
-            key_range: The keys of entries, as `IndexCodec.within` gives them.
+            ranges: Ranges of the keys of entries, as `IndexCodec.within` gives them.
             reverse: Whether the last entry is read first.
         """
         self.entries_scanned = 0
         self._open = False
-        self._reader: RangeReader[tuple[bytes, bytes]] | None = None
-        if key_range.is_empty:
+        self._reader: RangeReader[tuple[bytes, bytes]] | RangesReader | None = None
+        if not ranges:
             return
-        form = items_form()
-        self._reader = RangeReader(store, store.index, form, key_range, longest=longest_row, reverse=reverse)
+        if len(ranges) == 1:
+            form = items_form()
+            self._reader = RangeReader(store, store.index, form, ranges.span, longest=longest_row, reverse=reverse)
+        else:
+            self._reader = RangesReader(store, store.index, ranges, longest_row, reverse=reverse)
         self._open = True
         BucketCursor.open_cursors += 1
 
@@ -57,6 +65,10 @@ class EntryCursor:
         if self._reader is None:
             return None
         found = self._reader.read(max_entries)
+        if isinstance(self._reader, RangesReader):
+            until = time.perf_counter() + STEP_SECONDS
+            while not self._reader.ended and len(found) < max_entries and time.perf_counter() < until:
+                found += self._reader.read(max_entries - len(found))
         self.entries_scanned += len(found)
         if found:
             return [key for key, _ in found], [value for _, value in found]

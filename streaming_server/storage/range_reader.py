@@ -103,12 +103,16 @@ class RangeReader(Generic[T]):
 
     Attributes:
         ended: Whether it is proven that there is nothing more in the range.
+        beyond: Where it has ended, the key of the next entry outside the range; None where that was not seen.
+        exhausted: Whether it is proven that nothing is behind either, up to the end of the range it was made for.
     """
 
     def __init__(
         self, store: RocksStore, family: Rdict, form: Form[T], key_range: KeyRange, *, longest: int, reverse: bool
     ) -> None:
         self.ended = False
+        self.beyond: bytes | None = None
+        self.exhausted = False
         self._store = store
         self._form = form
         self._range = key_range
@@ -150,8 +154,8 @@ class RangeReader(Generic[T]):
         self._range = KeyRange(key_range.start, self._prober.clip(key_range.end))
         self._floor = self._range.start if self._reverse else None
         self._ceiling = None if self._reverse else self._range.end
-        self._last = self._crossed = None
-        self._stands = self._in_gap = self.ended = False
+        self._last = self._crossed = self.beyond = None
+        self._stands = self._in_gap = self.ended = self.exhausted = False
 
     @property
     def last_key(self) -> bytes | None:
@@ -210,7 +214,10 @@ class RangeReader(Generic[T]):
         key_of = self._form.key_of
         if len(found) == first or self._floor is self._ceiling is None or self._has(key_of(found[-1])):
             return
-        del found[bisect_left(found, True, lo=first, key=lambda entry: not self._has(key_of(entry))) :]
+        behind = bisect_left(found, True, lo=first, key=lambda entry: not self._has(key_of(entry)))
+        # The iterator may have gone on from there, to the end of all.
+        self.beyond, self.exhausted = key_of(found[behind]), False
+        del found[behind:]
         self._end()
 
     def _has(self, key: bytes) -> bool:
@@ -250,13 +257,16 @@ class RangeReader(Generic[T]):
     def _look(self) -> bool:
         """Whether the checked iterator stands on an entry of the range; if not, it was the end, or a gap begins."""
         if self._iterator.valid():
-            if self._has(self._iterator.key()):
+            key = self._iterator.key()
+            if self._has(key):
                 self._in_gap = False
                 return True
+            self.beyond = key
             self._end()
         elif found_too_much(self._iterator):
             self._in_gap = True
         else:
+            self.exhausted = True
             self._end()
         return False
 

@@ -14,6 +14,7 @@ import rocksdict
 
 from streaming_server.storage.disk_space import disk_full
 from streaming_server.storage.disk_use import FamilyBytes
+from streaming_server.storage.file_limit import too_many_files
 from streaming_server.storage.frames import write_at
 from streaming_server.storage.small_files import TableFile, small_runs
 from table_model.errors import DataLoss, DiskFull, InternalError, ScanKvError
@@ -87,7 +88,7 @@ class RocksStore:
     Not thread-safe: callers serialise writes and the making of iterators; `sync`, `flush` and `checkpoint` may run
     beside them. With `read_only` it is a checkpoint, which is never changed, or a bucket on a full disk, for which it
     has no lock. Every failure is a `ScanKvError` that names `place`: `DataLoss` for damage, `DiskFull` where there is
-    no space left, `InternalError` for anything else.
+    no space left, `ServerBusy` where too many files are open, `InternalError` for anything else.
 
     Attributes:
         place: What errors call it.
@@ -146,6 +147,8 @@ class RocksStore:
         if text.startswith("Corruption") or "No such file" in text or "Result incomplete" in text:
             _log.error("%s: %s", self.place, text)
             return DataLoss(f"{self.place} is damaged; the server's log has what RocksDB reports")
+        if "Too many open files" in text:
+            return too_many_files(f"{self.place} cannot be read or written")
         is_full = "No space left on device" in text or "Disk quota exceeded" in text
         if is_full:
             self.refusal = disk_full(self._path, _ADVICE)
@@ -236,8 +239,8 @@ class RocksStore:
         """Moves unflushed writes into table files."""
         try:
             self.check_writable()
-            for family in self._families:
-                family.flush()
+            # Without a name for the family: the frame of an error would keep it, and with it the lock of the store.
+            deque(map(rocksdict.Rdict.flush, self._families), maxlen=0)
         except Exception as error:
             raise self.failure(error) from error
 
@@ -252,6 +255,7 @@ class RocksStore:
         # Else files that lie in the last level already, and have nothing deleted, would stay as they are.
         options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
         places = 0
+        family = None
         try:
             for family, files in zip(self._families, self._files(), strict=True):
                 for first, last in small_runs(files):
@@ -259,6 +263,8 @@ class RocksStore:
                     places += 1
         except Exception as error:
             raise self.failure(error) from error
+        finally:
+            del family  # As above.
         return places
 
     def _files(self) -> list[list[TableFile]]:
@@ -440,6 +446,8 @@ def _options(compression: str, resources: RocksResources, *, filtered: bool = Fa
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_max_background_jobs(2)
     options.set_max_open_files(resources.files_per_store)
+    # RocksDB would divide the files among 64 shards, and let each of them have one at least.
+    options.set_table_cache_num_shard_bits(0)
     options.add_compact_on_deletion_collector_factory(_DELETION_WINDOW, _MANY_DELETIONS, 0.0)
     options.set_keep_log_file_num(2)
     options.set_max_log_file_size(1 << 20)

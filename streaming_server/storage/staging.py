@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.disk_space import naming_full_disk
+from streaming_server.storage.file_limit import is_out_of_files, too_many_files
 from streaming_server.storage.frames import frame_of, read_frames, write_at
 from streaming_server.storage.offsets import count_of
 from table_model.errors import DataLoss
@@ -282,6 +283,8 @@ def payloads(path: Path, requests: int) -> Iterator[tuple[StagedRequest, bytes]]
                 yield from payloads(_pieces_of(path, found), request.pieces)
             found += 1
     except OSError as error:
+        if is_out_of_files(error):
+            raise too_many_files(f"{path} cannot be read") from error
         raise DataLoss(f"the staged requests {path} cannot be read: {error}") from error
     if found < requests:
         raise DataLoss(f"the staged requests {path} are damaged: of {requests}, {found} can be read")

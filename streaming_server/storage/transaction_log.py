@@ -15,7 +15,7 @@ from streaming_server.storage.checked_json import sync_directory
 from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.frames import frame_of, read_frames, write_at
-from table_model.errors import DataLoss, DiskFull, Unavailable
+from table_model.errors import DataLoss, DiskFull, ServerBusy, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -125,7 +125,7 @@ class TransactionLog:
     def _write_mark(self) -> None:
         try:
             self._mark.write(self.size)
-        except (DiskFull, OSError) as error:
+        except (DiskFull, ServerBusy, OSError) as error:
             # The records are durable all the same; a mark that is too low only notices less damage.
             _log.warning("how far %s is durable cannot be noted: %s", self._path, error)
 
@@ -166,7 +166,7 @@ class TransactionLog:
         if not self.is_synced:
             try:
                 write_at(self._path, b"", 0, sync=True)
-            except (DiskFull, OSError) as error:
+            except (DiskFull, ServerBusy, OSError) as error:
                 _log.warning("the transaction log %s cannot be synced: %s", self._path, error)
         self._mark.close()
 

@@ -17,12 +17,11 @@ from table_model.expressions.nodes import (
     IsIn,
     IsNull,
     Match,
-    Not,
     Operator,
     Predicate,
     TextMatch,
 )
-from table_model.key_codec import NOT_NULL_MARK, NULL_MARK, TEXT_END_BYTES, KeyCodec, encode_scalar
+from table_model.key_codec import NOT_NULL_MARK, NULL_MARK, TEXT_END_BYTES, KeyCodec, encode_nan, encode_scalar
 from table_model.key_range import NO_KEYS, KeyRange
 from table_model.key_ranges import shared_length
 from table_model.limits import MAX_KEY_BYTES
@@ -71,14 +70,12 @@ class ColumnBounds:
 
     Attributes:
         codec: Encodes the columns.
-        left: The parts that were not taken, in their order.
-        taken: Those that were, because ranges say the same.
+        left: The parts that were not taken, in their order. Ranges say the same as those that were.
     """
 
     def __init__(self, codec: KeyCodec, parts: Sequence[Predicate]) -> None:
         self.codec = codec
         self.left = list(parts)
-        self.taken: list[Predicate] = []
         self._codecs: dict[int, KeyCodec] = {}
 
     def truth(self, position: int, atom: Predicate, longest: int) -> Truth | None:
@@ -105,13 +102,17 @@ class ColumnBounds:
                 nulls = [NULL_MARK] if self.codec.nullable[position] else []
                 return Truth(_ranges_of(nulls), nulls, of_nulls=True)
             case Comparison() | TextMatch():
-                bounds = self._bounds(position, b"", atom)
+                bounds = self._bounds(position, atom)
                 if bounds is None:
                     return None
-                return Truth(() if bounds.is_empty else ((bounds.start or b"", bounds.end),))
+                # Nothing is encoded before the first value, so that no interval begins there.
+                start = b"" if bounds.start in (None, NOT_NULL_MARK[: self.codec.nullable[position]]) else bounds.start
+                return Truth(() if bounds.is_empty else ((start or b"", bounds.end),))
         return None
 
     def _truth_of_list(self, position: int, values: ValueList, longest: int) -> Truth:
+        if not len(values):
+            return Truth((), of_nulls=True)  # false, also of null
         encoded = self._encodings(position, values.candidates)
         if len(encoded) > _MOST_SORTED:
             ends = pc.min_max(encoded).as_py()
@@ -130,7 +131,6 @@ class ColumnBounds:
         """Leaves parts out of `left`."""
         for part in parts:
             self.left.remove(part)
-            self.taken.append(part)
 
     def equal(self, position: int) -> Told | None:
         """The first part that says that a column has one value, or is null."""
@@ -151,44 +151,12 @@ class ColumnBounds:
                 return Told(part, tuple(sorted(set(encoded))))
         return None
 
-    def between_listed(self, position: int, prefix: bytes) -> KeyRange:
-        """The keys with a prefix, and behind it a column from the first to the last value of each list of it."""
-        key_range = KeyRange.under(prefix)
-        for part in self._lists(position):
-            ends = pc.min_max(self._encodings(position, part.values.candidates)).as_py()
-            if ends["min"] is None:
-                return NO_KEYS
-            key_range &= KeyRange(prefix + ends["min"], KeyRange.under(prefix + ends["max"]).end)
-        return key_range
-
     def _lists(self, position: int) -> Iterator[IsIn]:
         path = self._path(position)
         return (part for part in self.left if isinstance(part, IsIn) and part.path == path)
 
-    def equal_prefix(self, positions: int) -> tuple[bytes, int]:
-        """What the leading columns are equal to, of at most so many, and how many those are; takes their parts."""
-        prefix, position = b"", 0
-        while position < positions and (told := self.equal(position)) is not None and told.encoded:
-            self.take(told.part)
-            prefix, position = prefix + told.encoded[0], position + 1
-        return prefix, position
-
-    def narrowed(self, position: int, prefix: bytes) -> KeyRange:
-        """The keys with a prefix for which all comparisons with the column behind it are true; takes those."""
-        key_range = KeyRange.under(prefix)
-        for part in list(self.left):
-            bounds = self._bounds(position, prefix, part)
-            if bounds is not None:
-                self.take(part)
-                key_range &= bounds
-        return key_range
-
-    def values(self, position: int, prefix: bytes) -> KeyRange:
-        """The keys with a prefix and a column behind it that is not null."""
-        return KeyRange.under(prefix + NOT_NULL_MARK if self.codec.nullable[position] else prefix)
-
-    def _bounds(self, position: int, prefix: bytes, part: Predicate) -> KeyRange | None:
-        """The keys with this prefix for which a comparison with the column behind it is true, None for no such part."""
+    def _bounds(self, position: int, part: Predicate) -> KeyRange | None:
+        """The encodings for which a comparison with the column is true, None for no such part."""
         path = self._path(position)
         match part:
             case Comparison(left=left, operator=operator, right=Literal() as value) if left == path:
@@ -200,31 +168,28 @@ class ColumnBounds:
                 operator = Operator.EQUAL
                 encoded = self._encoded(position, text.as_array())
                 encoded = encoded and encoded[:-TEXT_END_BYTES]
-            case Not(operand=IsNull(path=left)) if left == path and self.codec.nullable[position]:
-                return self.values(position, prefix)
             case _:
                 return None
-        return None if encoded is None else self._compared(position, prefix, operator, encoded)
+        return None if encoded is None else self._compared(position, operator, encoded)
 
-    def _compared(self, position: int, prefix: bytes, operator: Operator, encoded: bytes) -> KeyRange | None:
-        same = KeyRange.under(prefix + encoded)
+    def _compared(self, position: int, operator: Operator, encoded: bytes) -> KeyRange | None:
+        same = KeyRange.under(encoded)
         if operator is Operator.EQUAL:
             return same
         if operator not in _LOWER + _UPPER:
             return None
-        within = self._comparable(position, prefix)
+        within = self._comparable(position)
         if operator in _LOWER:
             start = same.start if operator is Operator.GREATER_EQUAL else same.end
             return within & KeyRange(start, None) if start is not None else NO_KEYS
         return within & KeyRange(None, same.start if operator is Operator.LESS else same.end)
 
-    def _comparable(self, position: int, prefix: bytes) -> KeyRange:
-        """The keys with this prefix but those with null or NaN behind it, which are above all others in key order."""
-        values, type_ = self.values(position, prefix), self.codec.types[position]
-        if not pa.types.is_floating(type_):
-            return values
-        nan = self._codec_of(position).encode([pa.array([float("nan")], type_, from_pandas=False)])[0].as_py()
-        return values & KeyRange(None, prefix + nan)
+    def _comparable(self, position: int) -> KeyRange:
+        """All encodings but those of null and NaN, which are above all others in key order."""
+        type_ = self.codec.types[position]
+        mark = NOT_NULL_MARK * self.codec.nullable[position]
+        values = KeyRange.under(mark)
+        return values & KeyRange(None, mark + encode_nan(type_)) if pa.types.is_floating(type_) else values
 
     def _nearest(self, position: int, operator: Operator, value: Literal) -> tuple[Operator, bytes | None] | None:
         """A comparison with the value nearest to this one that the column can have, which is true of the same rows."""

@@ -15,7 +15,7 @@ from table_model.expressions.nodes import (
     all_of,
     any_of,
 )
-from table_model.key_range import KeyRange
+from table_model.key_range import NO_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,12 +57,14 @@ class ColumnTruth:
         longest = min(_MOST_LISTED, _MOST_CELLS // (2 * max(len(nodes), 1)))
         told = {key: one for key, atom in atoms.items() if (one := bounds.truth(position, atom, longest)) is not None}
         cuts = {end for one in told.values() for pair in one.pairs for end in pair if end}
-        null = KeyRange() if not told else bounds.nulls(position)
-        if null.start is not None and not null.is_empty:
+        null = bounds.nulls(position) if told else NO_KEYS
+        if not null.is_empty:
             cuts |= {end for end in (null.start, null.end) if end}
         self.starts = [b"", *sorted(cuts)]
         self.values = {value for one in told.values() for value in one.values}
         self._places = {start: place for place, start in enumerate(self.starts)}
+        # Nothing is encoded behind null.
+        self._impossible = None if null.is_empty or null.end is None else self._places[null.end]
         self._given: dict[int, Answers] = {}
         nulls = np.zeros(len(self.starts), np.bool_)
         if null.start is not None and not null.is_empty:
@@ -94,6 +96,8 @@ class ColumnTruth:
         may = np.ones(len(self.starts), np.bool_)
         for part in parts:
             may &= self._parts[id(part)][1]
+        if self._impossible is not None:
+            may[self._impossible] = False
         return np.flatnonzero(may)
 
     def groups(self, places: npt.NDArray[np.int64]) -> list[int]:

@@ -1,25 +1,22 @@
-"""Which entries of an index are of the rows that a predicate is true of, also in the order of a column."""
+"""Which entries of an index are of the rows that a predicate is true of, also in the order of a column.
+
+Rule: *`plan_keys` is the only planner*. It plans an index as it would a primary key of the same columns. What is here
+turns the ranges of encoded columns into ranges of entries, and judges how many entries they are likely to have.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from table_model.expressions.column_bounds import ColumnBounds
-from table_model.expressions.key_planning import residual_of
-from table_model.expressions.nodes import (
-    Comparison,
-    Constant,
-    FieldPath,
-    IsNull,
-    Operator,
-    Predicate,
-    TextMatch,
-    all_of,
-    conjuncts,
-)
-from table_model.key_codec import NULL_MARK
+import pyarrow as pa
+
+from table_model.expressions.key_planning import plan_keys
+from table_model.key_codec import NOT_NULL_MARK, NULL_MARK, encode_nan
+from table_model.key_parts import shared_columns
 from table_model.key_range import NO_KEYS, KeyRange
+from table_model.key_ranges import ALL_KEY_RANGES, KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +24,8 @@ if TYPE_CHECKING:
     from table_model.expressions.binding import BoundPredicate
     from table_model.key_codec import KeyCodec
 
-MAX_RANGES: Final = 1000
-"""Values of an `is_in` for which an index is read, each of them on its own."""
+_MOST_RANKED: Final = 64
+"""Ranges that are looked at to rank a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,52 +36,41 @@ class IndexPlan:
     is true.
 
     Attributes:
-        ranges: Ranges of the encoded columns; they ascend and have nothing in common.
-        told: What the ranges say.
+        ranges: Ranges of the encoded columns. A single value of all columns is a range, too, since entries have a
+            primary key behind it.
         residual: What to ask of the rows found. None: nothing.
-        rank: The greater, the fewer rows are to be expected: columns that are equal, then the bounds of the next one.
+        rank: The greater, the fewer rows are to be expected: the columns that are equal to a value in every range, then
+            what bounds the next one (3: both ends or a prefix, 2: one end, 1: it is not null), then fewer ranges.
     """
 
-    ranges: tuple[KeyRange, ...]
-    told: Predicate
+    ranges: KeyRanges
     residual: BoundPredicate | None
-    rank: tuple[int, int]
+    rank: tuple[int, int, int]
 
 
 def plan_index(bound: BoundPredicate, codec: KeyCodec) -> IndexPlan | None:
     """Turns what a predicate says about the columns of an index into ranges of its entries.
-
-    Leading columns that are equal to a value, or null, give one range. It is narrowed by comparisons, `starts_with` and
-    `is_not_null` on the column after them, or becomes several by `is_in`. All else is residual.
 
     Args:
         bound: A predicate bound to the table's schema.
         codec: The codec of the index's columns, with their names.
 
     Returns:
-        None when it says nothing that bounds them.
+        None when it does not bound them, or leaves out single values alone: most entries would be read then.
     """
-    bounds = _bounds_of(bound, codec)
-    if bounds is None:
+    if codec.names[0] not in bound.columns:
         return None
-    columns = len(codec.names)
-    prefix, position = bounds.equal_prefix(columns)
-    ranges: tuple[KeyRange, ...] = (KeyRange.under(prefix),)
-    behind = 0
-    if position < columns:
-        listed = bounds.listed(position, MAX_RANGES)
-        if listed is not None:
-            bounds.take(listed.part)
-            ranges = tuple(KeyRange.under(prefix + value) for value in listed.encoded)
-            behind = 4
-        else:
-            equal = len(bounds.taken)
-            ranges = (bounds.narrowed(position, prefix),)
-            behind = _rank_of(bounds.taken[equal:])
-    if not position + behind:
+    planned = plan_keys(bound, codec)
+    ranges = _entry_ranges(planned.ranges)
+    if not ranges:
+        return IndexPlan(ranges, planned.residual, (len(codec.names), 3, 0))
+    looked_at = list(islice(ranges, _MOST_RANKED))
+    bridged = _bridged(looked_at, codec)
+    least = min(_bounds_of(one, codec) for one in bridged)
+    if least == (0, 0) or (least == (0, 1) and len(ranges) > 1):
         return None
-    residual = residual_of(bounds.left, bound.columns)
-    return IndexPlan(ranges, all_of(bounds.taken), residual, (position, behind))
+    rank = min(_bounds_of(one, codec) for one in looked_at)
+    return IndexPlan(ranges, planned.residual, (*rank, -len(ranges)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +83,12 @@ class OrderPlan:
     Attributes:
         values: The range of those that are not null in the column.
         nulls: The range of those that are null in it.
-        told: What the ranges say.
         residual: What to ask of the rows found. None: nothing.
         equal: How many columns are equal to a value in all of them.
     """
 
     values: KeyRange
     nulls: KeyRange
-    told: Predicate
     residual: BoundPredicate | None
     equal: int
 
@@ -120,40 +104,59 @@ def plan_order(bound: BoundPredicate | None, by: str, codec: KeyCodec) -> OrderP
     Returns:
         None unless it is the last column of the index, and all before it are equal to a value.
     """
-    bounds = ColumnBounds(codec, ()) if bound is None else _bounds_of(bound, codec)
     position = len(codec.names) - 1
-    if bounds is None or codec.names[position] != by:
+    if codec.names[position] != by:
         return None
-    prefix, equal = bounds.equal_prefix(position)
-    if equal < position:
+    planned = None if bound is None else plan_keys(bound, codec)
+    ranges = ALL_KEY_RANGES if planned is None else _entry_ranges(planned.ranges)
+    shared = shared_columns(ranges.span, codec)
+    if ranges and len(shared) < position:
         return None
-    is_null = IsNull(FieldPath((by,)))
-    nulls = KeyRange.under(prefix + NULL_MARK) if codec.nullable[position] else NO_KEYS
-    if codec.nullable[position] and is_null in bounds.left:
-        bounds.take(is_null)
-        values = NO_KEYS
-    else:
-        values = bounds.narrowed(position, prefix)
-        if values != KeyRange.under(prefix):  # whatever was said of it is not true of null
-            nulls = NO_KEYS
-        values &= bounds.values(position, prefix)
-    residual = None if bound is None else residual_of(bounds.left, bound.columns)
-    return OrderPlan(values, nulls, all_of(bounds.taken), residual, equal)
+    everything = KeyRange.under(b"".join(shared[:position]))
+    null = KeyRange.under((everything.start or b"") + NULL_MARK) if codec.nullable[position] else NO_KEYS
+    values = ranges if null.is_empty else ranges.within(KeyRange(everything.start, null.start))
+    # Several ranges are read as one; what lies between them is asked for once more.
+    residual = bound if planned is None or len(values) > 1 else planned.residual
+    nulls = ranges.within(null).span
+    return OrderPlan(values.span, nulls, residual, position)
 
 
-def _bounds_of(bound: BoundPredicate, codec: KeyCodec) -> ColumnBounds | None:
-    """None for a predicate that no row can be true of: an index has no part in finding that."""
-    parts = conjuncts(bound.predicate)
-    if any(isinstance(part, Constant) and not part.value for part in parts):
-        return None
-    return ColumnBounds(codec, [part for part in parts if not isinstance(part, Constant)])
+def _entry_ranges(columns: KeyRanges) -> KeyRanges:
+    """Ranges of encoded columns with all that may come behind a single value of them."""
+    ends = [
+        KeyRange.under(start).end if end == start + b"\0" else end
+        for start, end in zip(columns.starts, columns.ends, strict=True)
+    ]
+    return KeyRanges(columns.starts, tuple(ends))
 
 
-def _rank_of(taken: Sequence[Predicate]) -> int:
-    """How much the bounds of one column tell: a prefix or both ends 3, one end 2, that it is not null 1, nothing 0."""
-    ends = {
-        part.operator in (Operator.GREATER, Operator.GREATER_EQUAL) for part in taken if isinstance(part, Comparison)
-    }
-    if len(ends) == 2 or any(isinstance(part, TextMatch) for part in taken):
-        return 3
-    return 2 if ends else min(1, len(taken))
+def _bridged(ranges: Sequence[KeyRange], codec: KeyCodec) -> list[KeyRange]:
+    """Ranges, those that only a single value keeps apart as one."""
+    found = [ranges[0]]
+    for one in ranges[1:]:
+        gap = KeyRange(found[-1].end, one.start)
+        value = b"".join(shared_columns(gap, codec))
+        if value and gap == KeyRange.under(value):
+            found[-1] = KeyRange(found[-1].start, one.end)
+        else:
+            found.append(one)
+    return found
+
+
+def _bounds_of(key_range: KeyRange, codec: KeyCodec) -> tuple[int, int]:
+    """The columns that are equal in a range, and what bounds the next one, as `IndexPlan.rank` has it."""
+    shared = shared_columns(key_range, codec)
+    equal = len(shared)
+    if equal == len(codec.names):
+        return equal, 0
+    below, type_, nullable = KeyRange.under(b"".join(shared)), codec.types[equal], codec.nullable[equal]
+    first = (below.start or b"") + NOT_NULL_MARK[:nullable]
+    behind = (below.start or b"") + NULL_MARK if nullable else below.end
+    if pa.types.is_floating(type_):
+        behind = first + encode_nan(type_)
+    has_lower = (key_range.start or b"") > first
+    has_upper = key_range.end is not None and (behind is None or key_range.end < behind)
+    if has_lower or has_upper:
+        return equal, 1 + has_lower + has_upper
+    last = KeyRange.under((below.start or b"") + NULL_MARK).end if nullable else below.end
+    return equal, int(key_range.end is not None and (last is None or key_range.end < last))

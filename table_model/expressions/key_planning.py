@@ -1,4 +1,4 @@
-"""Which keys can hold the rows that a predicate is true of, and what is left to ask of those rows."""
+"""Which keys, or entries of an index, can hold the rows that a predicate is true of, and what else to ask of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def plan_keys(bound: BoundPredicate, codec: KeyCodec) -> KeyPlan:
 
     Args:
         bound: A predicate bound to the table's schema.
-        codec: The codec of the table's key, with the names of its columns; these are NOT NULL.
+        codec: The codec of the table's key, or of the columns of an index, with the names of the columns.
     """
     parts = conjuncts(bound.predicate)
     listed = _listed_keys(parts, codec)

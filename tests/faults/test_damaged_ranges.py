@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.cursor import BucketCursor
 
 MakesCursor: TypeAlias = Callable[[KeyRange, bool], Cursor]
-ROWS = 6000
+ROWS = 3000
 FAR = 700
 """More rows than two blocks have."""
 

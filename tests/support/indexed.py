@@ -121,9 +121,9 @@ class IndexedTable:
 
     def opened(self, plan: ReadPlan, *, indexed: bool) -> tuple[OpenedScan, RowReader]:
         """A scan, and how it reads."""
-        reader = plan.reader(self.codec, self.keys)
+        reader, choices = plan.reading(self.codec, self.keys, self.held().indexes)
         if indexed:
-            reader = asyncio.run(read_through_index(reader, self.held()))
+            reader = asyncio.run(read_through_index(reader, choices, self.held()))
         bucket_of = {number: one.bucket for number, one in self.buckets.items()}.__getitem__
         return open_scan(plan, self.definition, reader, self.view, "", bucket_of, in_bucket), reader
 

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAUSE_SECONDS = 0.01
-_MOST_PAUSE_SECONDS = 0.2
+_MOST_PAUSE_SECONDS = 0.1
 
 
 def _pause(began: float) -> float:
     """How long to wait after a look that began then: longer where looking keeps the machine busy that is waited for."""
-    return min(max(_PAUSE_SECONDS, 3 * (time.monotonic() - began)), _MOST_PAUSE_SECONDS)
+    return min(max(_PAUSE_SECONDS, time.monotonic() - began), _MOST_PAUSE_SECONDS)
 
 
 def wait_until(condition: Callable[[], T], what: str, timeout: float = 60.0) -> T:

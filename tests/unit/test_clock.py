@@ -137,6 +137,17 @@ def test_commit_time_follows_a_small_jump_forward_after_as_long_as_it_was_wide()
     assert error(clock, machine) == 0
 
 
+def test_a_refused_time_is_named_as_people_write_it() -> None:
+    machine = FakeClocks()
+    clock = clock_of(machine)
+    machine.set_wall(DAY)
+    with pytest.raises(InvalidRequest) as caught:
+        clock.check_time(machine.wall_micros - 60_000_000, "the start")
+    assert "the start is at 2023-11-15T22:12:20Z, and from 2023-11-14T22:13:20Z to 2023-11-15T22:13:20Z" in str(
+        caught.value
+    )
+
+
 def test_commit_time_never_goes_back_and_meets_the_wall_clock_again() -> None:
     machine = FakeClocks()
     clock = clock_of(machine)

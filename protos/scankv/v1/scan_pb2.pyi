@@ -973,12 +973,13 @@ class ExplainScanResponse(_message.Message):
     REVERSE_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
-    INDEX_RANGE_FIELD_NUMBER: _builtins.int
+    INDEX_RANGES_FIELD_NUMBER: _builtins.int
     INDEX_KEYS_FIELD_NUMBER: _builtins.int
     VIA_FIELD_NUMBER: _builtins.int
     VIA_REASON_FIELD_NUMBER: _builtins.int
     RANGE_COUNT_FIELD_NUMBER: _builtins.int
     ALL_KEYS_FIELD_NUMBER: _builtins.int
+    INDEX_RANGE_COUNT_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The pinned snapshot that is read. Empty: the live table."""
     points: _builtins.int
@@ -990,8 +991,6 @@ class ExplainScanResponse(_message.Message):
     reverse: _builtins.bool
     limit: _builtins.int
     """The most rows. Absent: no limit."""
-    index_range: _builtins.str
-    """The range of its entries that is read, as comparisons."""
     index_keys: _builtins.int
     """The most keys that are looked up through it."""
     via: Global___Via.ValueType
@@ -1001,6 +1000,8 @@ class ExplainScanResponse(_message.Message):
     """How many ranges of keys are read. 0: points are read, or nothing."""
     all_keys: _builtins.bool
     """Whether the ranges are all keys of these buckets."""
+    index_range_count: _builtins.int
+    """How many ranges of entries are read of the index."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The buckets whose rows are read, ascending: those asked for in which there can be such keys. None: nothing is read."""
@@ -1027,6 +1028,10 @@ class ExplainScanResponse(_message.Message):
         `index_keys`, the ranges above are read instead.
         """
 
+    @_builtins.property
+    def index_ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The ranges of its entries that are read, as comparisons of its columns; the first ten of them."""
+
     def __init__(
         self,
         *,
@@ -1042,16 +1047,17 @@ class ExplainScanResponse(_message.Message):
         reverse: _builtins.bool = ...,
         limit: _builtins.int | None = ...,
         index: _abc.Iterable[_builtins.str] | None = ...,
-        index_range: _builtins.str = ...,
+        index_ranges: _abc.Iterable[_builtins.str] | None = ...,
         index_keys: _builtins.int = ...,
         via: Global___Via.ValueType = ...,
         via_reason: _builtins.str = ...,
         range_count: _builtins.int = ...,
         all_keys: _builtins.bool = ...,
+        index_range_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "all_keys", b"all_keys", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range", b"index_range", "limit", b"limit", "ordered", b"ordered", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id", "via", b"via", "via_reason", b"via_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "all_keys", b"all_keys", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range_count", b"index_range_count", "index_ranges", b"index_ranges", "limit", b"limit", "ordered", b"ordered", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id", "via", b"via", "via_reason", b"via_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

@@ -29,6 +29,9 @@ GROUP: Final = "scankv.aggregate_functions"
 
 def load_installed(names: Sequence[str]) -> Installed:
     """Loads the functions of these names. Raises UsageError, naming the setting, for one that cannot be loaded."""
+    if not names:
+        # Finding entry points reads the metadata of every installed package, which is half of what a start takes.
+        return {}
     found = {each.name: each for each in entry_points(group=GROUP)}
     functions = {}
     for name in names:

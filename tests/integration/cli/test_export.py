@@ -302,8 +302,13 @@ def test_what_belongs_to_columns_that_were_not_exported_is_left_out_and_reported
     path, copy = str(tmp_path / "routes.parquet"), routes + "_copy"
     scankv("snapshot", "export", routes, path, "--columns", "leg,route,worst,flights")
     finished = scankv("load", copy, path, "--create")
+    with sync.connect(scankv.url) as client:
+        left_out = [
+            name for name in client.table(routes).schema.names if name not in ("leg", "route", "worst", "flights")
+        ]
     assert finished.stderr.splitlines() == [
-        "unlike the exported table: no index on (delay, flights): the file has not all of these columns"
+        *(f'unlike the exported table: no column "{name}": the file does not have it' for name in left_out),
+        "unlike the exported table: no index on (delay, flights): the file has not all of these columns",
     ]
     found = described(scankv, copy)
     assert (found["indexes"], found["aggregates"].keys()) == ([["worst"]], {"flights", "worst"})
@@ -368,6 +373,18 @@ def test_a_directory_with_anything_else_or_other_columns_is_not_loaded(
     pa.feather.write_feather(rows, parts / "c.feather")
     assert "loaded 2 rows" in scankv("load", scores, str(parts)).text
     assert scankv("count", scores).text == "5\n"
+
+
+def test_a_directory_with_files_of_two_tables_is_not_created_as_one(
+    scankv: CommandLine, scores: str, tmp_path: Path
+) -> None:
+    copy, path = scores + "_copy", str(tmp_path / "parts")
+    scankv("snapshot", "export", scores, path, "--files", "2")
+    scankv("load", copy, path, "--create", "--set", "log_retention_seconds=60")
+    scankv("snapshot", "export", copy, str(tmp_path / "parts" / "z.parquet"))
+    assert "not exported from the same table" in scankv.fails("load", scores + "_both", path, "--create")
+    assert scankv.fails("describe", scores + "_both")
+    scankv("load", scores + "_both", path, "--create", "--ignore-definition", "--key", "player")
 
 
 def test_a_file_whose_columns_were_changed_since_keeps_its_own_types() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from aio_client import StartFrom, StopAt
 from aio_client.sync import connect
+from streaming_server.config import address_of
 from tests.support.command_line import CommandLine
 from tests.support.forked import run_forked
 from tests.support.server_process import ServerProcess
@@ -102,6 +103,11 @@ def test_listening_beyond_this_machine_is_logged_as_a_warning(tmp_path: Path, ho
         assert warned == []
     else:
         assert "without encryption or authentication" in warned[0]
+
+
+def test_an_ipv6_host_stands_in_brackets() -> None:
+    hosts = ("::1", "[::1]", "::", "127.0.0.1", "localhost")
+    assert [address_of(host, 7) for host in hosts] == ["[::1]:7", "[::1]:7", "[::]:7", "127.0.0.1:7", "localhost:7"]
 
 
 def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,7 @@ async def test_answers_with_and_without_indexes_are_those_of_the_whole_table(sha
         seen += await check_seed(shared_server, seed, rows=rows, questions=QUESTIONS)
     assert seen["scans with an index"] > 20, seen
     assert seen["top-N with an index"] > 5, seen
-    assert min(seen["scans without one"], seen["top-N without one"]) > 5, seen
+    assert min(seen["scans without one"], seen["top-N without one"]) > 3, seen
 
 
 @pytest.mark.soak

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -228,25 +228,26 @@ def test_a_definition_that_no_table_can_have_is_refused(wire: Wire, name: str, f
     assert refusal(wire.tables.GetTable, table_pb2.GetTableRequest(name=name)).reason == "TABLE_NOT_FOUND"
 
 
-SCANS = {
-    "an unknown column": {"columns": scan_pb2.ColumnNames(names=["k", "nobody"])},
-    "a column twice": {"columns": scan_pb2.ColumnNames(names=["k", "k"])},
-    "a long odd column": {"columns": scan_pb2.ColumnNames(names=["\U0001f600" * 5000])},
-    "a hundred thousand columns": {"columns": scan_pb2.ColumnNames(names=[str(i) for i in range(100_000)])},
-    "an unknown bucket": {"buckets": [3]},
-    "a huge bucket": {"buckets": [2**32 - 1]},
-    "a bucket twice": {"buckets": [1, 1]},
-    "millions of buckets": {"buckets": [0] * 8_000_000},
-    "millions of columns": {"columns": scan_pb2.ColumnNames(names=["k"] * 4_000_000)},
-    "too many rows a chunk": {"chunk": scan_pb2.ChunkBounds(max_rows=65_537)},
-    "too few bytes a chunk": {"chunk": scan_pb2.ChunkBounds(max_bytes=1023)},
-    "too many bytes a chunk": {"chunk": scan_pb2.ChunkBounds(max_bytes=2**32 - 1)},
+# Made by the test: some are large, and every worker collects this module.
+SCANS: dict[str, Callable[[], dict[str, Any]]] = {
+    "an unknown column": lambda: {"columns": scan_pb2.ColumnNames(names=["k", "nobody"])},
+    "a column twice": lambda: {"columns": scan_pb2.ColumnNames(names=["k", "k"])},
+    "a long odd column": lambda: {"columns": scan_pb2.ColumnNames(names=["\U0001f600" * 5000])},
+    "a hundred thousand columns": lambda: {"columns": scan_pb2.ColumnNames(names=[str(i) for i in range(100_000)])},
+    "an unknown bucket": lambda: {"buckets": [3]},
+    "a huge bucket": lambda: {"buckets": [2**32 - 1]},
+    "a bucket twice": lambda: {"buckets": [1, 1]},
+    "millions of buckets": lambda: {"buckets": [0] * 8_000_000},
+    "millions of columns": lambda: {"columns": scan_pb2.ColumnNames(names=["k"] * 4_000_000)},
+    "too many rows a chunk": lambda: {"chunk": scan_pb2.ChunkBounds(max_rows=65_537)},
+    "too few bytes a chunk": lambda: {"chunk": scan_pb2.ChunkBounds(max_bytes=1023)},
+    "too many bytes a chunk": lambda: {"chunk": scan_pb2.ChunkBounds(max_bytes=2**32 - 1)},
 }
 
 
 @pytest.mark.parametrize("scan_name", SCANS)
 def test_a_scan_that_makes_no_sense_is_refused(wire: Wire, table: str, scan_name: str) -> None:
-    request = scan_pb2.ScanKvRequest(table=table, **SCANS[scan_name])  # type: ignore[arg-type]
+    request = scan_pb2.ScanKvRequest(table=table, **SCANS[scan_name]())
     assert_refused(refusal(wire.scans.ScanKv, request))
     assert wire.server().live_scans == 0
 

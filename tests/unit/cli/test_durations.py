@@ -18,6 +18,7 @@ from scankv.cli.show import duration
         (7505, "2 h 5 min"),
         (604_800, "7 d"),
         (609_000, "7 d 1 h"),
+        (-7193.3, "-1 h 59 min"),
     ],
 )
 def test_a_time_has_its_two_largest_units(seconds: float, text: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from streaming_server.engine import index_builds
 from streaming_server.storage.index_codec import IndexCodec
 from table_model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
+from table_model.key_ranges import KeyRanges
 from table_model.limits import MAX_KEY_BYTES
 from tests.support.indexes import (
     INDEXED_TABLE,
@@ -296,7 +297,7 @@ async def test_a_pinned_view_keeps_the_entries_of_an_index_that_is_dropped(tmp_p
         async with tables.snapshots.reading(pinned.snapshot_id, INDEXED_TABLE, None) as reader:
             (index,) = reader.definition.indexes
             codec = IndexCodec(reader.definition, index)
-            cursor = reader._view.checkpoint(0).entry_cursor(codec.all_entries)
+            cursor = reader._view.checkpoint(0).entry_cursor(KeyRanges.of(codec.all_entries))
             keys, _ = cursor.next_entries(1_000) or ([], [])
             assert len(keys) == 200
             assert cursor.next_entries(1) is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streaming_server.scan.base_view import Via
 from streaming_server.scan.explaining import explain
-from streaming_server.scan.index_lookup import chosen_index
+from streaming_server.scan.index_lookup import chosen_index, index_choices
 from streaming_server.storage.cursor import BucketCursor
 from table_model.errors import DataLoss
 from table_model.expressions import MAX_POINTS, Predicate, all_of, col
@@ -21,7 +21,7 @@ from table_model.expressions.nodes import FieldPath
 from table_model.key_range import KeyRange
 from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
 from tests.support.tables import exact_rows
-from tests.unit.table_model.expression_strategies import leaves_of
+from tests.unit.table_model.expression_strategies import disjunctions, leaves_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _ALL_KEYS = KeyRange()
 NAMES = ["league", "number", "real", "small", "money", "flag", "name", "at"]
+PATHS = [["league", "number"], ["league", "small", "name"], ["flag", "name"], ["small"], ["real"], ["at"], NAMES]
 
 
 @pytest.fixture(scope="module", params=[(1, 150), (3, 200), (4, 3)], ids=str)
@@ -61,13 +62,14 @@ def read(scan: OpenedScan, chunk_rows: int = 8192, chunks: int = 10**9) -> tuple
 
 
 @given(st.data())
-@settings(max_examples=12)
+@settings(max_examples=24)
 def test_rows_order_and_tokens_are_the_same_with_and_without_the_index(
     table: IndexedTable, data: st.DataObject
 ) -> None:
     leaves = st.one_of([leaves_of(FieldPath((name,)), table.rows) for name in NAMES])
-    where = all_of(data.draw(st.lists(leaves, min_size=1, max_size=3)))
     draw = data.draw
+    paths = [FieldPath((name,)) for name in draw(st.sampled_from(PATHS))]
+    where = draw(st.lists(leaves, min_size=1, max_size=3).map(all_of) | disjunctions(table.rows, paths))
     question: dict[str, Any] = {
         "columns": draw(st.sampled_from([None, (), ("l", "k"), ("number",), ("items", "name"), ("k", "league", "l")])),
         "reverse": draw(st.booleans()),
@@ -123,6 +125,31 @@ def test_a_value_that_twenty_rows_have_scans_twenty(scores: IndexedTable) -> Non
     assert scanned(scores, plan_of(col("score") == 1000)) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [
+        (((col("score") == 7) & (col("text") == "text 7")) | ((col("score") == 9) & (col("text") == "text 609")), 2),
+        (col("text").is_in(["text 7", "text 8", "text 9"]) & (col("score") > 7), 2),
+        ((col("text") == "text 7") | ((col("text") == "text 8") & (col("score") > 8)), 1),
+        (col("score").is_in([3, 5, 99]), 60),
+        ((col("score") < 2) | (col("score") >= 98), 80),
+        (((col("score") > 97) & col("score").is_not_null()) | col("score").is_in([4, None]), 60),
+        (~(col("score") <= 97), 40),
+        ((col("text") == "text 7") | ((col("text") == "text 100") & col("score").is_null()), 2),
+        ((col("score") > 9) & (col("score") < 3), 0),
+    ],
+    ids=str,
+)
+def test_several_ranges_of_an_index_scan_only_their_rows(scores: IndexedTable, where: Predicate, rows: int) -> None:
+    for reverse in (False, True):
+        assert scanned(scores, plan_of(where, ordered=True, reverse=reverse)) == (rows, rows)
+    scan, reader = scores.opened(plan_of(where), indexed=True)
+    assert reader.indexed is not None
+    assert sum(map(len, reader.indexed.keys.values())) == rows
+    found, _ = read(scan)
+    assert found == read(scores.opened(plan_of(where), indexed=False)[0])[0]
+
+
 def len_of(table: IndexedTable, least: int) -> int:
     return sum(
         score is not None and score >= least and "5" in text
@@ -134,7 +161,7 @@ def test_more_rows_than_are_looked_up_are_read_one_after_another(scores: Indexed
     returned, read_ = scanned(scores, plan_of(col("score").is_null()))
     assert returned == read_ == 10_000 == MAX_POINTS
     everything = col("text") >= "text"
-    assert chosen_index(reader_of(scores, everything), scores.held().indexes) is not None
+    assert index_choices(reader_of(scores, everything), scores.held().indexes)
     scan, reader = scores.opened(plan_of(everything), indexed=True)
     assert reader.indexed is None
     scan.source.close()
@@ -149,7 +176,7 @@ def test_the_key_goes_before_an_index_and_the_best_index_before_the_others(score
     indexes = scores.held().indexes
 
     def chosen(where: Predicate, key_range: KeyRange = _ALL_KEYS) -> tuple[str, ...] | None:
-        choice = chosen_index(reader_of(scores, where, key_range), indexes)
+        choice = chosen_index(index_choices(reader_of(scores, where, key_range), indexes), indexes)
         return None if choice is None else choice.codec.index.columns
 
     assert chosen(col("score") == 7) == ("score",)
@@ -161,14 +188,20 @@ def test_the_key_goes_before_an_index_and_the_best_index_before_the_others(score
     assert chosen(col("score") == 7, KeyRange(b"\x80")) is None
     assert chosen(col("score") != 7) is None
     assert chosen((col("score") == 7) | (col("text") == "x")) is None
+    either = (col("text") == "x") | ((col("text") == "y") & (col("score") > 3))
+    assert chosen(either) == ("text", "score")
+    assert chosen((col("score") == 7) & either) == ("text", "score")
+    assert chosen(col("score").is_in([1, 2]) & (col("text") > "x")) == ("score",)
 
 
 def test_explain_tells_the_index_and_what_is_read_instead(scores: IndexedTable) -> None:
     plan = plan_of((col("score") == 7) & col("text").contains("5"), columns=["k"])
     reader = plan.reader(scores.codec, scores.keys)
-    choice = chosen_index(reader, scores.held().indexes)
+    indexes = scores.held().indexes
+    choice = chosen_index(index_choices(reader, indexes), indexes)
     told = explain(plan, scores.definition, reader, range(len(scores.buckets)), choice, (Via.ITERATOR, "why"))
-    assert (list(told.index), told.index_range, told.index_keys) == (["score"], 'col("score") == 7', 10_000)
+    assert (list(told.index), list(told.index_ranges), told.index_range_count) == (["score"], ["score = 7"], 1)
+    assert told.index_keys == 10_000
     assert (list(told.ranges), told.points) == (["all keys"], 0)
     assert told.residual == "col(\"text\").contains('5')"
     assert list(told.columns_read) == ["text"]

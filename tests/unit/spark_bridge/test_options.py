@@ -94,6 +94,9 @@ def test_every_option_is_read_in_every_spelling() -> None:
         ({"kafka.bootstrap.servers": "x:1"}, "option url is the server"),
         ({"dbtable": "game.scores"}, "option table, or load"),
         ({"numPartitions": "3"}, "option splits"),
+        ({"start-snapshot-id": "3"}, r'readStream and option."row_kinds", "true"'),
+        ({"scan.snapshot-id": "3"}, "a table is read as it is now"),
+        ({"partitionOverwriteMode": "dynamic"}, r'mode."overwrite". replaces all rows'),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options: dict[str, str], message: str) -> None:

@@ -49,6 +49,14 @@ def test_the_lock_goes_with_the_process_that_holds_it(tmp_path: Path) -> None:
     DataDirectory(tmp_path).close()
 
 
+@pytest.mark.parametrize("below", ["", "data"])
+def test_a_file_is_refused_as_no_directory(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(UsageError, match="is not a directory: give an empty or a new one"):
+        DataDirectory(tmp_path / "file" / below)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_a_stale_lock_file_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / "LOCK").write_text("123456789012345678901234567890 a longer line than a process id\n")
     directory = DataDirectory(tmp_path)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from streaming_server.storage.cursor import BucketCursor
 from table_model.key_range import KeyRange
+from table_model.key_ranges import ALL_KEY_RANGES, KeyRanges
 from tests.support.indexed import indexed_table
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
 
 @pytest.fixture(scope="module")
 def everything(bucket: Bucket) -> list[bytes]:
-    keys, _ = read(bucket.entry_cursor(KeyRange()))
+    keys, _ = read(bucket.entry_cursor(ALL_KEY_RANGES))
     assert len(keys) == 2 * ROWS
     assert keys == sorted(keys)
     return keys
@@ -67,8 +68,24 @@ def test_a_range_has_all_its_entries_in_both_directions(
     ends = st.none() | places.map(lambda place: everything[place]) | places.map(lambda place: everything[place] + b"\0")
     key_range = KeyRange(data.draw(ends), data.draw(ends))
     reverse, step = data.draw(st.booleans()), data.draw(st.sampled_from([7, 64, 65, 5000]))
-    found, _ = read(bucket.entry_cursor(key_range, reverse=reverse), step)
+    found, _ = read(bucket.entry_cursor(KeyRanges.of(key_range), reverse=reverse), step)
     assert found == [key for key in (everything[::-1] if reverse else everything) if key in key_range]
+    assert BucketCursor.open_cursors == 0
+
+
+@given(st.data())
+@settings(max_examples=30)
+def test_several_ranges_have_all_their_entries_in_both_directions(
+    bucket: Bucket, everything: list[bytes], data: st.DataObject
+) -> None:
+    near = data.draw(st.integers(0, len(everything) - 60))
+    places = st.integers(0, len(everything) - 1) | st.integers(near, near + 59)
+    drawn = st.lists(st.tuples(places, st.sampled_from([b"", b"\0", b"\0\0"])), unique=True, max_size=60)
+    bounds = sorted(everything[place] + behind for place, behind in data.draw(drawn))
+    ranges = KeyRanges.of(*(KeyRange(low, high) for low, high in zip(bounds[::2], bounds[1::2], strict=False)))
+    reverse, step = data.draw(st.booleans()), data.draw(st.sampled_from([1, 7, 65, 5000]))
+    found, _ = read(bucket.entry_cursor(ranges, reverse=reverse), step)
+    assert found == [key for key in (everything[::-1] if reverse else everything) if key in ranges]
     assert BucketCursor.open_cursors == 0
 
 
@@ -77,9 +94,9 @@ def test_it_shows_the_moment_of_its_making(tmp_path: Path, reverse: bool) -> Non
     rows = pa.RecordBatch.from_pydict({"k": range(50), "score": range(50)}, schema=SCHEMA)
     with indexed_table(tmp_path, rows, buckets=1, indexes=[["score"]]) as table:
         offline = table.buckets[0]
-        cursor = offline.bucket.entry_cursor(KeyRange(), reverse=reverse)
+        cursor = offline.bucket.entry_cursor(ALL_KEY_RANGES, reverse=reverse)
         offline.upsert({"k": 100, "score": 7}, {"k": 3, "score": -5})
         offline.delete({"k": 10})
         keys, _ = read(cursor, 7)
         assert len(keys) == 50
-        assert read(offline.bucket.entry_cursor(KeyRange()))[0] != sorted(keys)
+        assert read(offline.bucket.entry_cursor(ALL_KEY_RANGES))[0] != sorted(keys)

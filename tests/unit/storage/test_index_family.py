@@ -13,6 +13,7 @@ from streaming_server.storage.bucket import BucketState
 from streaming_server.storage.index_build import IndexBuild
 from streaming_server.storage.rocks import RocksStore
 from table_model.errors import DataLoss
+from table_model.key_ranges import KeyRanges
 from tests.support.offline import OfflineBucket, opened, resources
 from tests.support.tables import SCORES, define
 
@@ -90,7 +91,7 @@ def test_a_range_of_entries_is_deleted_under_open_iterators_and_stays_so(path: P
         bucket.upsert(*({"player": f"{number:09}", "score": number} for number in range(5_000)))
         bucket.bucket.flush()
         bucket.upsert({"player": "late", "score": -1})
-        cursor = bucket.bucket.entry_cursor(bucket.indexes[0].all_entries)
+        cursor = bucket.bucket.entry_cursor(KeyRanges.of(bucket.indexes[0].all_entries))
         first, _ = cursor.next_entries(100) or ([], [])
         bucket.bucket.settle_indexes([2])
         count = len(first)

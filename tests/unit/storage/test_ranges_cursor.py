@@ -182,6 +182,41 @@ def read_on(
     return found
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_ranges_that_are_seen_to_be_empty_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
+    moves: list[KeyRange] = []
+    move_to = range_reader.RangeReader.move_to
+
+    def counted(self: range_reader.RangeReader[object], key_range: KeyRange) -> None:
+        moves.append(key_range)
+        move_to(self, key_range)
+
+    monkeypatch.setattr(range_reader.RangeReader, "move_to", counted)
+    there = [0, 4003, 4500, 9999]
+    with opened(tmp_path / "b" / "0000", DEFINITION) as offline:
+        offline.upsert(*({"k": number, "v": "v"} for number in there))
+        ranges = ranges_of(offline, [bound for low in range(1, 10_000, 10) for bound in (low, low + 5)])
+        assert len(ranges) == 1000
+        found = read(offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges, reverse=reverse))
+        assert found == [4003]
+        # The first range, those with the two next keys or behind them, and the last one.
+        assert len(moves) <= 5
+        for max_rows in (1, 8192):
+            assert read_on(offline, ranges, reverse, max_rows, resumed=True) == [4003]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("behind", [1, 2, 3, 5, 70])
+def test_ranges_of_few_rows_are_read_to_the_last_key_of_all(tmp_path: Path, reverse: bool, behind: int) -> None:
+    with opened(tmp_path / "b" / "0000", DEFINITION) as offline:
+        offline.upsert(*({"k": number, "v": "v"} for number in range(2 * behind + 1)))
+        ranges = ranges_of(offline, [0, behind, behind + 1, 2 * behind + 1])
+        found = read(offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges, reverse=reverse))
+        assert sorted(found) == [number for number in range(2 * behind + 1) if number != behind]
+
+
 def test_ranges_show_the_moment_of_the_making(offline: OfflineBucket) -> None:
     ranges = ranges_of(offline, [10, 13, ROWS + 1000, ROWS + 1002])
     cursor = offline.bucket.ranges_cursor(offline.codec.decoder(["k"]), ranges)

@@ -15,6 +15,7 @@ from table_model.key_range import NO_KEYS, KeyRange
 
 NAMES = ["n", "s", "b"]
 CODEC = KeyCodec([pa.int32(), pa.string(), pa.binary()], NAMES)
+NULLABLE = KeyCodec(CODEC.types, NAMES, [True, True, True])
 TEXT = KeyCodec([pa.string()], ["s"])
 NUMBER = KeyCodec([pa.int32()], ["n"])
 
@@ -36,6 +37,8 @@ def test_bytes_that_are_no_key_are_taken_and_put_into_words(data: bytes) -> None
     assert b"".join(columns) + rest == data
     assert range_text(KeyRange(data, None), CODEC)
     assert range_text(KeyRange(None, data), CODEC)
+    assert range_text(KeyRange(data, data + b"\3"), NULLABLE)
+    assert range_text(KeyRange(None, data), NULLABLE)
     assert point_text(data, CODEC)
 
 
@@ -55,7 +58,47 @@ def test_ranges_in_words() -> None:
     key = CODEC.encode_one([1, "x", b"y"])
     assert range_text(KeyRange(key, None), CODEC) == "(n, s, b) >= (1, 'x', b'y')"
     assert point_text(key, CODEC) == "(n, s, b) = (1, 'x', b'y')"
-    assert range_text(KeyRange.under(key[:-5]), CODEC) == "(n, s) >= (1, 'x'...) and (n, s) < (1, 'y'...)"
+    assert range_text(KeyRange.under(key[:-5]), CODEC) == "n = 1 and s >= 'x'... and s < 'y'..."
+
+
+def test_a_range_of_a_single_value_is_that_value_in_words() -> None:
+    ann, key = TEXT.encode_one(["ann"]), CODEC.encode_one([1, "x", b"y"])
+    assert range_text(KeyRange.under(ann), TEXT) == "s = 'ann'"
+    assert range_text(KeyRange(ann, ann + b"\0"), TEXT) == "s = 'ann'"
+    assert range_text(KeyRange.under(NUMBER.encode_one([7])), NUMBER) == "n = 7"
+    assert range_text(KeyRange.under(NUMBER.encode_one([2**31 - 1])), NUMBER) == "n = 2147483647"
+    assert range_text(KeyRange.under(key), CODEC) == "(n, s, b) = (1, 'x', b'y')"
+    assert range_text(KeyRange.under(key[:7]), CODEC) == "(n, s) = (1, 'x')"
+    assert range_text(KeyRange(key, KeyRange.under(key[:4]).end), CODEC) == "n = 1 and (s, b) >= ('x', b'y')"
+    assert range_text(KeyRange(key[:7], key), CODEC) == "(n, s) = (1, 'x') and b < b'y'"
+
+
+def test_ranges_of_columns_with_nulls_in_words() -> None:
+    codec = KeyCodec([pa.string(), pa.float32()], ["s", "x"], [True, True])
+
+    def encoded(*values: object) -> bytes:
+        arrays = [pa.array([value], type_) for value, type_ in zip(values, codec.types, strict=False)]
+        columns = KeyCodec(codec.types[: len(values)], nullable=codec.nullable[: len(values)])
+        return bytes(columns.encode(arrays)[0].as_py())
+
+    ann, five, null = encoded("ann"), encoded("ann", 5.0), encoded(None)
+    behind, nulls = KeyRange.under(ann).end, KeyRange.under(encoded("ann", None))
+    assert range_text(KeyRange.under(ann), codec) == "s = 'ann'"
+    assert range_text(KeyRange.under(five), codec) == "(s, x) = ('ann', 5)"
+    assert range_text(nulls, codec) == "s = 'ann' and x is null"
+    assert range_text(KeyRange.under(null), codec) == "s is null"
+    assert range_text(KeyRange.under(encoded(None, None)), codec) == "s is null and x is null"
+    assert range_text(KeyRange(b"", null), codec) == "s is not null"
+    assert range_text(KeyRange(b"\1", None), codec) == "all keys"
+    assert range_text(KeyRange(ann, null), codec) == "s >= 'ann'"
+    assert range_text(KeyRange(ann, None), codec) == "(s >= 'ann' or s is null)"
+    assert range_text(KeyRange(b"", ann), codec) == "s < 'ann'"
+    assert range_text(KeyRange(ann, nulls.start), codec) == "s = 'ann' and x is not null"
+    assert range_text(KeyRange(five, nulls.start), codec) == "s = 'ann' and x >= 5"
+    assert range_text(KeyRange(five, behind), codec) == "s = 'ann' and (x >= 5 or x is null)"
+    assert range_text(KeyRange(ann, five), codec) == "s = 'ann' and x < 5"
+    assert range_text(KeyRange.under(b"\1an"), codec) == "s >= 'an'... and s < 'ao'..."
+    assert range_text(KeyRange(five, encoded("bob")), codec) == "(s, x) >= ('ann', 5) and s < 'bob'"
 
 
 @pytest.mark.parametrize(

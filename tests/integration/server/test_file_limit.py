@@ -1,0 +1,80 @@
+"""A server that may have few files open goes on writing, however often a table is pinned and its pins are read."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from aio_client import ServerBusy, sync
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FEW_FILES = 260
+# So many pins were enough, and a few that were read, for writes to fail.
+PINS = 130
+ROWS = 20
+SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64())])
+LIMITED = ("sh", "-c", f'ulimit -n {FEW_FILES}; exec "$0" "$@"')
+
+
+def write(table: sync.Table, number: int) -> None:
+    """Upserts rows whose keys ascend: RocksDB itself would never make their files one."""
+    table.upsert(pa.table([range(number * ROWS, (number + 1) * ROWS), [number] * ROWS], schema=SCHEMA))
+
+
+def test_a_table_that_is_pinned_and_written_by_turns_needs_few_files(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", wrapper=LIMITED) as server, sync.connect(server.url) as client:
+        table = client.create_table("test.t", SCHEMA, primary_key="k", buckets=4)
+        most = 0
+        for number in range(PINS):
+            write(table, number)
+            snapshot = table.snapshot()
+            if number % 10 == 0:
+                assert table.scan().at(snapshot).to_arrow().num_rows == (number + 1) * ROWS
+            most = max(most, client.server_stats().open_files)
+        assert client.server_stats().file_limit == FEW_FILES
+        assert most < FEW_FILES * 3 // 4
+        assert table.count() == PINS * ROWS
+        assert "ERROR" not in server.log
+
+
+def test_writes_go_on_after_the_server_has_run_out_of_files(server: ServerProcess) -> None:
+    with sync.connect(server.url) as client, sync.connect(server.url, operation_timeout=0.5) as hasty:
+        table = client.create_table("test.t", SCHEMA, primary_key="k", buckets=2)
+        impatient = hasty.table("test.t")
+        refused = number = 0
+        write(table, number)
+        for spare in range(1, 9):
+            with few_files(server, client.server_stats().open_files + spare):
+                try:
+                    with impatient.snapshot():
+                        pass
+                    write(impatient, number)
+                except ServerBusy:
+                    refused += 1
+            number += 1
+            write(table, number)
+            with table.snapshot() as snapshot:
+                assert table.scan().at(snapshot).to_arrow().num_rows == (number + 1) * ROWS
+        assert refused > 0
+        assert table.count() == (number + 1) * ROWS
+    assert server.stop() == 0
+    assert "incident" not in server.log
+    server.restart()
+    with sync.connect(server.url) as client:
+        assert client.table("test.t").count() == (number + 1) * ROWS
+
+
+@contextmanager
+def few_files(server: ServerProcess, limit: int) -> Iterator[None]:
+    """Lets a server have no more files open for the block."""
+    before = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+    yield
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, before)
