@@ -5,15 +5,16 @@ INSTALLED := .venv/.installed
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak protos clean
+.PHONY: help demo test check bench soak protos sync clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
 	@echo 'make test    run all tests'
-	@echo 'make check   lint, types, import rules, generated protos, the wheel'
+	@echo 'make check   lint, types, import rules, generated code, the wheel'
 	@echo 'make bench   measure against the loop in-process and Arrow Flight'
 	@echo 'make soak    the tests that take minutes'
 	@echo 'make protos  generate the modules of protos/ again'
+	@echo 'make sync    generate the blocking client again, from the asynchronous one'
 	@echo 'make clean   remove .venv and everything else that was made'
 	@echo 'PYTHON=/path/to/python3.12 chooses the interpreter of .venv'
 
@@ -34,7 +35,8 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_protos.py
+	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_protos.py \
+	    tests/unit/client/test_sync_generated.py
 	$(BIN)/python .ci/check_wheel.py
 
 bench: $(INSTALLED)
@@ -45,6 +47,9 @@ soak: $(INSTALLED)
 
 protos: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos
+
+sync: $(INSTALLED)
+	$(BIN)/python .ci/generate_sync.py
 
 clean:
 	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aio_client._admin import LiveScan, ServerStats
 from aio_client._bases import BaseStatistics, TableBases
+from aio_client._blocking_stream import BlockingStream, register_opener
 from aio_client._check import BucketCheck, IndexCheck
 from aio_client._client import Client, connect
 from aio_client._column_locks import ColumnLock
@@ -186,6 +187,15 @@ __all__ = [
     "connect",
     "sync",
 ]
+
+
+def _open_blocking_stream(config: ClientConfig, spec: ScanSpec) -> BlockingStream:
+    from aio_client._sync_stream import stream_once
+
+    return stream_once(config, spec)
+
+
+register_opener(_open_blocking_stream)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # a module

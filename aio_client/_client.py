@@ -219,7 +219,7 @@ class Client:
 
         Each row can be decoded and has its key, there are as many as are counted, and every index has exactly the
         entries of the rows. Each bucket is checked as of one instant; writes go on meanwhile. No rows travel. It takes
-        about as long as a scan of all columns, and is bounded by the caller alone: `asyncio.timeout`.
+        about as long as a scan of all columns, and has no timeout.
 
         Args:
             name: `database.table`.

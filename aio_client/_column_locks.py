@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aio_client._arguments import flag_of, is_text, items_of, names_of, text_of
 from aio_client._awaitable import NotOpened
 from aio_client._commit import call_again
-from aio_client._lease import Keeper, Lease, ttl_millis
+from aio_client._lease import Lease, ttl_millis
 from protos.scankv.v1 import lock_pb2
 from table_model.errors import LockLost, UsageError
 
@@ -28,6 +28,8 @@ class ColumnLock(Lease):
     and with its table. It outlives its client and a restart of the server, which begins the time to live anew. Who
     writes the columns gives the lock: `table.upsert(data, locks=[lock])`; what names a lock that has ended is refused
     with LockLost.
+
+    In `async with` it is renewed, and released at the end.
 
     Made by `table.lock_columns(...)` and `client.column_locks()`. Belongs to the event loop of its client.
     """
@@ -136,24 +138,23 @@ class Locking(NotOpened):
             ttl_millis=ttl_millis(ttl),
             take_over=flag_of(take_over, "take_over"),
         )
-        self._keeper: Keeper | None = None
+        self._lock: ColumnLock | None = None
 
     def __await__(self) -> Generator[None, None, ColumnLock]:
         return self.lock().__await__()
 
     async def __aenter__(self) -> ColumnLock:
-        if self._keeper is not None:
+        if self._lock is not None:
             raise UsageError("this table.lock_columns() is in use; call it again for another lock")
-        lock = await self.lock()
-        self._keeper = Keeper(lock)
-        return lock
+        self._lock = await self.lock()
+        return await self._lock.__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._keeper is not None
-        keeper, self._keeper = self._keeper, None
-        await keeper.aclose()
+        assert self._lock is not None
+        lock, self._lock = self._lock, None
+        await lock.__aexit__(kind, error, traceback)
 
     async def lock(self) -> ColumnLock:
         """Takes a lock, which the caller renews and releases. The errors are those of `Table.lock_columns`."""

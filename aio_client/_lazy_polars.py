@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from aio_client._blocking_stream import BlockingStream
     from aio_client._scan_builder import ScanBuilder
-    from aio_client._sync_stream import ScanStream
     from table_model.scan_spec import ScanSpec
 
 
-def lazy_frame(scan: ScanBuilder, schema: pa.Schema, start: Callable[[ScanSpec], ScanStream]) -> pl.LazyFrame:
+def lazy_frame(scan: ScanBuilder, schema: pa.Schema, start: Callable[[ScanSpec], BlockingStream]) -> pl.LazyFrame:
     """Makes a LazyFrame whose every `collect` runs the scan anew.
 
     Args:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
 from aio_client._retry import backoff
 from table_model.errors import LockLost, ScanKvError, SnapshotLost, UsageError
 from table_model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 # A release that the server does not answer must not hold up whoever leaves the context; the lease expires by itself.
 _RELEASE_SECONDS: Final = 5.0
@@ -21,7 +24,10 @@ _log = logging.getLogger("aio_client")
 
 
 class Lease(ABC):
-    """Something at the server that ends when it is released, or not renewed for its time to live."""
+    """Something at the server that ends when it is released, or not renewed for its time to live.
+
+    In `async with` it is renewed, and released at the end.
+    """
 
     def __init__(self, *, shared: bool = False) -> None:
         """Begins as one that was renewed just now. Must run in the event loop.
@@ -32,6 +38,17 @@ class Lease(ABC):
         self._shared = shared
         self._released = False
         self._renewed = asyncio.Event()
+        self._keeper: Keeper | None = None
+
+    async def __aenter__(self) -> Self:
+        self._keeper = Keeper(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._keeper is not None
+        await self._keeper.aclose()
 
     @property
     @abstractmethod

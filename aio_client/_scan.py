@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import pyarrow as pa
 
 from aio_client._arguments import flag_of
+from aio_client._blocking_stream import open_blocking_stream
 from aio_client._duckdb import check_connection, create_table_of_stream
 from aio_client._explanation import explain
 from aio_client._lazy_polars import lazy_frame
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-    from aio_client import sync
+    from aio_client._blocking_stream import BlockingStream
     from aio_client._explanation import ScanExplanation
     from aio_client._shards import ScannedTable
     from aio_client._transport import Transport
@@ -52,15 +53,13 @@ class Scan(ScanBuilder):
         """The rows as they come, in bounded memory: `async for rows in scan.stream()`, each a `pa.RecordBatch`."""
         return ScanStream(self._transport, self._readable())
 
-    def stream_sync(self) -> sync.ScanStream:
+    def stream_sync(self) -> BlockingStream:
         """The rows as they come, for code that blocks: `for rows in scan.stream_sync()`.
 
         Opens a connection of its own in a thread of its own, which end with the stream. In a coroutine it blocks the
         event loop; use `stream` there.
         """
-        from aio_client._sync_stream import stream_once
-
-        return stream_once(self._transport.config, self._readable())
+        return open_blocking_stream(self._transport.config, self._readable())
 
     async def splits(self, n: int, *, rows_per_split: int | None = None) -> list[Scan]:
         """Cuts a scan of a pinned snapshot into parts of about equally many rows, which give each row once together.
@@ -121,6 +120,8 @@ class Scan(ScanBuilder):
     async def to_polars(self, *, lazy: Literal[False] = False) -> pl.DataFrame: ...
     @overload
     async def to_polars(self, *, lazy: Literal[True]) -> pl.LazyFrame: ...
+    @overload
+    async def to_polars(self, *, lazy: bool) -> pl.DataFrame | pl.LazyFrame: ...
     async def to_polars(self, *, lazy: bool = False) -> pl.DataFrame | pl.LazyFrame:
         """All rows as a Polars DataFrame, or as a LazyFrame that reads them when it is collected. Needs polars.
 
@@ -144,13 +145,11 @@ class Scan(ScanBuilder):
         if not flag_of(lazy, "lazy"):
             frame: pl.DataFrame = polars.from_arrow(await self.to_arrow())
             return frame
-        from aio_client._sync_stream import stream_once
-
         self._check_has_rows("to_polars")
         async with self.stream() as stream:
             schema = stream.schema
         config = self._transport.config
-        return lazy_frame(self, schema, lambda spec: stream_once(config, spec))
+        return lazy_frame(self, schema, lambda spec: open_blocking_stream(config, spec))
 
     async def to_duckdb(self, con: duckdb.DuckDBPyConnection, name: str) -> duckdb.DuckDBPyRelation:
         """All rows as a new table in DuckDB, which reads them as they come: in bounded memory, but for the table.

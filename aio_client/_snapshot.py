@@ -15,7 +15,7 @@ import pyarrow as pa
 from aio_client._arguments import is_text, text_of
 from aio_client._awaitable import NotOpened
 from aio_client._commit import call_again
-from aio_client._lease import Keeper, Lease, ttl_millis
+from aio_client._lease import Lease, ttl_millis
 from aio_client._retry import PASSING_ERRORS, with_retries
 from protos.scankv.v1 import scan_pb2, snapshot_pb2
 from table_model.errors import (
@@ -49,6 +49,8 @@ class Snapshot(Lease):
     released, when it is not renewed for its time to live, and with its table; then scans that begin raise SnapshotLost,
     and those that are reading go on to their end. It outlives its client and a restart of the server, which begins the
     time to live anew.
+
+    In `async with` it is renewed, and released at the end.
 
     Made by `table.snapshot()` and `client.snapshots()`. Belongs to the event loop of its client. Not picklable: send
     `id`.
@@ -202,24 +204,23 @@ class Pinning(NotOpened):
             lease_id="" if id_ is None else text_of(id_, "id"),
             shared=id_ is not None,
         )
-        self._keeper: Keeper | None = None
+        self._snapshot: Snapshot | None = None
 
     def __await__(self) -> Generator[None, None, Snapshot]:
         return self.pin().__await__()
 
     async def __aenter__(self) -> Snapshot:
-        if self._keeper is not None:
+        if self._snapshot is not None:
             raise UsageError("this table.snapshot() is in use; call table.snapshot() again for another snapshot")
-        snapshot = await self.pin()
-        self._keeper = Keeper(snapshot)
-        return snapshot
+        self._snapshot = await self.pin()
+        return await self._snapshot.__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._keeper is not None
-        keeper, self._keeper = self._keeper, None
-        await keeper.aclose()
+        assert self._snapshot is not None
+        snapshot, self._snapshot = self._snapshot, None
+        await snapshot.__aexit__(kind, error, traceback)
 
     async def pin(self) -> Snapshot:
         """Takes a snapshot, which the caller renews and releases. The errors are those of `Table.snapshot`."""

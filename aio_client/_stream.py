@@ -260,7 +260,7 @@ class ScanStream:
         return self._ended is not None
 
     def on_heartbeat(self, listener: Callable[[], None]) -> None:
-        """Has a listener called while the stream is read, whenever it was heard from without rows."""
+        """Calls a listener whenever the stream is heard from without rows, while it is read."""
         self._listener = listener
 
     @property

@@ -30,7 +30,25 @@ if TYPE_CHECKING:
 
 
 class ScanStream:
-    """The rows of one scan as Arrow batches. One reader at a time, in any thread. See `aio_client.ScanStream`."""
+    """The rows of one scan as Arrow batches, each with at least one row, as of one instant over all its buckets.
+
+    Reading to the end without an exception means that every row arrived: totals and checksum of the server were
+    compared. Any error ends the stream, and further reads raise it again; it has the `resume_token` to go on with.
+
+    A scan that is cut (the connection broke, the server stopped or ended it, nothing came in time) goes on by itself
+    where that is exact, which is over a pinned snapshot, and where `Resume.LATEST` asked for it; `resumptions` says
+    where. It is tried for the operation timeout after the last chunk or heartbeat. Otherwise the cut is an error.
+
+    The scan starts with the first read, or on entering `with`. The server stops when the reader does, and reads ahead
+    by `read_ahead_bytes` or `read_ahead_chunks` of the client, whichever is less (and one chunk on its own side): there
+    is no queue here, the receive window of the connection is the read-ahead. What is not counted in it: the batch that
+    the caller holds, and one message larger than the window.
+
+    To end it early, leave `with`, call `close`, or drop the object, as `break` out of `for` does: each frees the
+    server's iterators at once. An interrupt of a read ends the scan, too.
+
+    One reader at a time, in any thread.
+    """
 
     def __init__(self, runner: Runner, stream: AsyncScanStream, *, closes_runner: bool = False) -> None:
         """Called by `Scan.stream`; starts nothing.
@@ -67,9 +85,22 @@ class ScanStream:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        """The next rows; raises as `aio_client.ScanStream.__anext__`, and StopIteration at the end.
+        """The next rows.
 
-        An interrupt such as Ctrl-C ends the scan; `resume_token` is that of the rows before.
+        Raises:
+            StopIteration: All rows were returned, and are complete.
+            ScanInterrupted: The connection broke; the rows returned are not all of them.
+            ScanStalled: The server ended the scan, because nothing was read for its stall timeout.
+            ScanTooLong: The server ended the scan, because it took longer than the server's longest scan.
+            ServerDraining: The server is shutting down.
+            TooManyScans: The server has as many live scans as it allows, still after the operation timeout.
+            DeadlineExceeded: The server did not answer within the attempt timeout, or sent nothing for the next-chunk
+                timeout.
+            SnapshotLost: The pinned snapshot is no more.
+            DataLoss: Stored data is damaged; the rows returned are not all of them.
+            ProtocolViolation: The server sent too little, too much, or something else than it said.
+            UsageError: Another thread is reading this stream, or it was closed. Or an interrupt such as Ctrl-C has
+                ended it: `resume_token` is that of the rows before.
         """
         if self._interrupted is not None:
             raise self._interrupted
@@ -157,7 +188,33 @@ class ScanStream:
             self.close()
 
     def commit(self, token: bytes | None = None) -> LogOffsets:
-        """Commits what was returned so far, or up to a token. See `aio_client.ScanStream.commit`."""
+        """Commits what was returned so far, or up to a token, on behalf of the stream's consumer; durable on return.
+
+        Whoever has the consumer next goes on behind it. Reading on commits nothing. May be called between reads and
+        after the end, as often as one likes; it is tried for the operation timeout.
+
+        Where one thread reads ahead and others work on its batches, it hands out each batch with the `resume_token` of
+        then, and whoever has finished all batches up to one commits that token, while the reading goes on:
+
+            for rows in stream:
+                batches.put((rows, stream.resume_token))
+            ...
+            stream.commit(token)
+
+        A position never goes back: committing an earlier token later changes nothing.
+
+        Args:
+            token: A `resume_token` of this stream. Default: that of the last batch that was returned.
+
+        Returns:
+            The consumer's offsets now: of every bucket that it ever read, the first change that is not committed.
+
+        Raises:
+            ConsumerFenced: Another stream has taken the consumer over, or it was reset, deleted, or has expired.
+            InvalidResumeToken: The token is damaged, or is of another table.
+            UsageError: The stream is not of a consumer, or was not started; or it is no token.
+            Unavailable, DeadlineExceeded: There was no answer; it may have been committed.
+        """
         if self._interrupted is not None:
             raise self._interrupted
         if token is None and self._returned is not None:
@@ -180,7 +237,10 @@ class ScanStream:
 
     @property
     def log_offsets(self) -> LogOffsets:
-        """For every bucket of the scan, the offset of the first change that the rows do not show."""
+        """For every bucket of the scan, the offset of the first change that the rows do not show; opaque integers.
+
+        Of a scan that went on over a fresh view, those of the last view; `resumptions` has the earlier ones.
+        """
         return self._stream.log_offsets
 
     @property
@@ -200,27 +260,36 @@ class ScanStream:
 
     @property
     def bucket(self) -> int | None:
-        """The bucket of the rows that were returned last. See `aio_client.ScanStream.bucket`."""
+        """The bucket of the rows that were returned last; None before the first, and of an ordered scan."""
         return self._stream.bucket if self._returned is None else self._returned.bucket
 
     @property
     def version(self) -> bytes:
-        """Names what the rows are of. See `aio_client.ScanStream.version`."""
+        """Names what the rows are of, for `Scan.if_changed_since` and the like; opaque, equal until something changes.
+
+        Of a scan that went on over a fresh view, that of the last view.
+        """
         return self._stream.version
 
     @property
     def unchanged(self) -> bool:
-        """Whether nothing has changed, so that there are no rows. See `aio_client.ScanStream.unchanged`."""
+        """Whether nothing has changed since the version of `Scan.if_changed_since`: then there are no rows."""
         return self._stream.unchanged
 
     @property
     def consistency(self) -> Literal["table", "pinned"]:
-        """What the rows are one instant of. See `aio_client.ScanStream.consistency`."""
+        """What the rows of all buckets are one instant of: the live `table`, or a `pinned` snapshot.
+
+        Of a live scan that went on, each part between two `resumptions` is one instant.
+        """
         return self._stream.consistency
 
     @property
     def resume_token(self) -> bytes | None:
-        """What goes on behind the last batch that was returned. See `aio_client.ScanStream.resume_token`."""
+        """What goes on behind the last batch that was returned: `scan.resume_from(token)`; opaque.
+
+        None before the first, and that of `resume_from` where the scan began with one.
+        """
         if self._interrupted is not None:
             return self._interrupted.resume_token
         return self._stream.resume_token if self._returned is None else self._returned.token
@@ -232,7 +301,7 @@ class ScanStream:
 
     @property
     def next_offsets(self) -> LogOffsets:
-        """Of a scan of the changelog, for every bucket the offset behind what was returned."""
+        """Of a scan of the changelog, for every bucket the offset behind what was returned: where to start anew."""
         offsets = self._stream.next_offsets
         if self._returned is None:
             return offsets
@@ -241,7 +310,7 @@ class ScanStream:
 
     @property
     def phase(self) -> Literal["rows", "changes"]:
-        """Whether rows of the table are still to come, or changes alone. See `aio_client.ScanStream.phase`."""
+        """Whether rows of the table are still to come, as at the beginning of a full start, or changes alone."""
         phase = self._stream.phase
         if self._returned is None:
             return phase
@@ -251,17 +320,17 @@ class ScanStream:
 
     @property
     def watermark(self) -> datetime | None:
-        """Of a scan of the changelog: what was committed before this time was returned."""
+        """Of a scan of the changelog: what was committed before this time was returned; None while changes wait."""
         watermark = self._stream.watermark
         return watermark if self._returned is None else self._returned.watermark
 
     @property
     def ended(self) -> bool:
-        """Whether the stream is over, and all that came was returned. See `aio_client.ScanStream.ended`."""
+        """Whether the stream is over, and all that came was returned: it is complete, it failed, or it was closed."""
         return self._pending is None and self._stream.ended
 
     def on_heartbeat(self, listener: Callable[[], None]) -> None:
-        """Has a listener called whenever the stream was heard from without rows, in the client's thread."""
+        """Calls a listener in the client's thread whenever the stream is heard from without rows, while it is read."""
         self._stream.on_heartbeat(listener)
 
     def statistics(self) -> ScanStatistics:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from aio_client._runner import Runner
     from aio_client._watch import Ranking, TopN, TopNPolls
+    from aio_client._watch import TopNWatch as AsyncTopNWatch
     from table_model.errors import ScanKvError
 
 
@@ -25,17 +26,27 @@ class TopNWatch:
 
     It asks in the background from the start on until it is closed, or dropped, so that `latest` has an answer at any
     time; of what changed while nobody waited, the iterator gives the rows of now, with what has moved since those that
-    it gave before. Thread-safe. See `aio_client.TopNWatch`.
+    it gave before. Changes of the table that do not change the rows are not told.
+
+    The question waits at the server, which answers when a write has changed the table. So a change is told at once, or
+    `every` seconds after the answer before, if that is later: a busy table costs at most one answer in that time. While
+    nothing changes, the server says so every half minute or so, from memory. One at which too many calls wait already
+    says it at once, and is asked every `every` seconds instead.
+
+    A server that is away, as for a restart, is waited for, for the operation timeout; other errors, and that it was
+    away for longer, are raised and end the watch. Versions outlive a restart, so it costs nothing when nothing changed.
+
+    Thread-safe.
     """
 
-    def __init__(self, runner: Runner, polls: TopNPolls) -> None:
+    def __init__(self, runner: Runner, watch: AsyncTopNWatch) -> None:
         """Called by `Table.watch_top_n`; starts asking."""
         self._runner = runner
-        self._polls = polls
+        self._polls = watch._polls
         self._given: Ranking | None = None
         self._closed = False
         self._feed = _Feed()
-        runner.start(_pump, polls, self._feed)
+        runner.start(_pump, self._polls, self._feed)
 
     def __del__(self) -> None:
         # May happen in any thread, also in the client's own, so it must not wait.
@@ -54,11 +65,15 @@ class TopNWatch:
         return self
 
     def __next__(self) -> TopN:
-        """Waits for rows that differ from those that it gave before.
+        """The next rows, as soon as they differ from those that were given last.
 
         Raises:
             StopIteration: The watch was closed.
-            ScanKvError: What ended it, as `aio_client.TopNWatch.__anext__`.
+            TableNotFound: The table was dropped.
+            SchemaMismatch: A column is no more: the table was dropped and created anew, differently.
+            Unavailable, ServerDraining: The server was away for longer than the operation timeout.
+            UsageError: The client was closed.
+            ScanKvError: As `Table.top_n`.
         """
         feed = self._feed
         with feed.changed:
@@ -94,7 +109,7 @@ class TopNWatch:
 
     @property
     def trouble(self) -> ScanKvError | None:
-        """Why the server has not answered since its last answer. See `aio_client.TopNWatch.trouble`."""
+        """Why the server has not answered since its last answer, while it is asked again; None while it answers."""
         return self._polls.trouble
 
     def close(self) -> None:

@@ -290,6 +290,10 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
     async def lookup(
         self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: Literal[True]
     ) -> VersionedRows: ...
+    @overload
+    async def lookup(
+        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: bool
+    ) -> pa.Table | VersionedRows: ...
     async def lookup(
         self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: bool = False
     ) -> pa.Table | VersionedRows:

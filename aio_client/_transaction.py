@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 import anyio
 
@@ -156,21 +156,31 @@ class TransactionPart:
     `client.transaction_part(token, part)`; the commit names the parts that count.
 
     Belongs to the event loop of its client; calls of several tasks are made one after another.
-
-    Attributes:
-        token: Names the transaction.
-        part: Names the part, differently for each attempt of what may fail and be repeated.
-        requests: How many requests it has staged so far; what the commit is told of a part.
     """
 
     def __init__(self, transport: Transport, token: str, part: str) -> None:
         """Called by `Client.transaction_part` and `Transaction`."""
-        self.token = token
-        self.part = part
-        self.requests = 0
+        self._token = token
+        self._part = part
+        self._requests = 0
         self._transport = transport
         self._turn = asyncio.Lock()
         self._failure: ScanKvError | None = None
+
+    @property
+    def token(self) -> str:
+        """Names the transaction."""
+        return self._token
+
+    @property
+    def part(self) -> str:
+        """Names the part, differently for each attempt of what may fail and be repeated."""
+        return self._part
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has staged so far; what the commit is told of a part."""
+        return self._requests
 
     async def upsert(
         self,
@@ -342,7 +352,7 @@ class TransactionPart:
         except ConnectionFailed as error:
             self._failure = error
             raise
-        self.requests += 1
+        self._requests += 1
 
     async def _write(self, request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> write_pb2.WriteResponse:
         calls = self._transport
@@ -356,11 +366,6 @@ class Transaction(TransactionPart):
 
     Made by `client.transaction(...)`. In `async with`, it is committed at the end of the block, and aborted when that
     is left by an error.
-
-    Attributes:
-        id: Its id; empty when it has none.
-        result: What the commit has done; None before. Of an id that was committed earlier, as before a crash, it is
-            there from the beginning: then all calls stage nothing, and the commit returns it.
     """
 
     def __init__(
@@ -368,11 +373,36 @@ class Transaction(TransactionPart):
     ) -> None:
         """Called by `Beginning`."""
         super().__init__(transport, token, _MAIN)
-        self.id = id_
-        self.result = None if committed is None else CommitResult.of(committed)
+        self._id = id_
+        self._result = None if committed is None else CommitResult.of(committed)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self._commit_or_abort()
+        elif self._result is None:
+            await _abandon(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id or self.token}>"
+
+    @property
+    def id(self) -> str:
+        """Its id; empty when it has none."""
+        return self._id
+
+    @property
+    def result(self) -> CommitResult | None:
+        """What the commit has done; None before.
+
+        Of an id that was committed earlier, as before a crash, it is there from the beginning: then all calls stage
+        nothing, and the commit returns it.
+        """
+        return self._result
 
     async def _stage(self, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
         return await super()._stage(pieces, locks) if self._is_open() else 0
@@ -420,7 +450,7 @@ class Transaction(TransactionPart):
             TableNotFound, ColumnLocked, LockLost, PositionExpired: What else forbids it. Nothing was written.
             ConnectionFailed: There was no answer within the operation timeout.
         """
-        if self.result is None:
+        if self._result is None:
             async with self._turn:
                 if self._failure is not None:
                     raise UsageError("a write of this transaction was not answered: it cannot be committed") from (
@@ -430,8 +460,8 @@ class Transaction(TransactionPart):
                 request = transaction_pb2.CommitTransactionRequest(token=self.token, id=self.id, parts=sizes)
                 calls = self._transport
                 answer = await call_again(calls, lambda: calls.services.transactions.CommitTransaction, request)
-                self.result = CommitResult.of(answer)
-        return self.result
+                self._result = CommitResult.of(answer)
+        return self._result
 
     async def abort(self) -> None:
         """Aborts: what was staged is removed. Idempotent; does nothing to one whose id was committed earlier.
@@ -441,6 +471,16 @@ class Transaction(TransactionPart):
         """
         if self.token:
             await abort_transaction(self._transport, self.token)
+
+    async def _commit_or_abort(self) -> None:
+        try:
+            await self.commit()
+        except ConnectionFailed:
+            # It may be committed.
+            raise
+        except BaseException:
+            await _abandon(self)
+            raise
 
 
 class Beginning(NotOpened):
@@ -496,20 +536,7 @@ class Beginning(NotOpened):
     ) -> None:
         assert self._transaction is not None
         transaction, self._transaction = self._transaction, None
-        if kind is None:
-            await self._committed(transaction)
-        elif transaction.result is None:
-            await _abandon(transaction)
-
-    async def _committed(self, transaction: Transaction) -> None:
-        try:
-            await transaction.commit()
-        except ConnectionFailed:
-            # It may be committed.
-            raise
-        except BaseException:
-            await _abandon(transaction)
-            raise
+        await transaction.__aexit__(kind, error, traceback)
 
 
 async def _abandon(transaction: Transaction) -> None:

@@ -335,11 +335,6 @@ class TopNWatch:
         self._polls.close()
 
 
-def polls_of(watch: TopNWatch) -> TopNPolls:
-    """What a watch reads from: for the blocking one, which asks also while nobody reads."""
-    return watch._polls
-
-
 def _ranked(keys: pa.Table, names: Sequence[str], rank: str) -> pa.Table:
     ranks = pa.array(range(1, keys.num_rows + 1), pa.int32())
     return pa.Table.from_arrays([*keys.columns, ranks], names=[*names, rank])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,10 @@ PLACES = {
 
 # What table_model, which is without I/O, must not import.
 INPUT_OUTPUT = {"anyio", "asyncio", "http", "multiprocessing", "socket", "subprocess", "threading", "urllib"}
+
+# The blocking client, which imports the asynchronous one. `aio_client/__init__.py` alone knows both.
+BLOCKING = ("aio_client/sync.py", "aio_client/_sync_*.py", "aio_client/_runner.py", "aio_client/read_ahead.py")
+BLOCKING_NAMES = re.compile(r"aio_client\.(sync|_sync_\w+|_runner|read_ahead)\b")
 
 # Heavy and optional: imported on use, so that `import scankv` needs none of them.
 ON_USE = {"duckdb", "pandas", "polars"}
@@ -108,6 +113,8 @@ def _broken_rule(room: str, path: Path, imported: Import) -> str | None:
         return f"{room} must not import {imported.module}"
     if top in ON_USE and not imported.on_use:
         return f"{top} is imported on use, not with the module"
+    if room == "aio_client" and BLOCKING_NAMES.match(imported.module) and not _knows_blocking_code(path):
+        return f"the asynchronous client must not import {imported.module}, which is of the blocking one"
     if room == "table_model" and top in INPUT_OUTPUT:
         return f"table_model is without I/O and must not import {imported.module}"
     # A generated service module brings grpc with it.
@@ -118,6 +125,10 @@ def _broken_rule(room: str, path: Path, imported: Import) -> str | None:
                 return None
             return f"{imported.module} belongs in {' or '.join(places) or 'no room'}"
     return None
+
+
+def _knows_blocking_code(path: Path) -> bool:
+    return path == Path("aio_client/__init__.py") or any(path.match(each) for each in BLOCKING)
 
 
 def test_every_import_keeps_the_rules() -> None:
@@ -147,6 +158,17 @@ def test_the_rules_name_every_room_that_ships() -> None:
         ("aio_client/_scan.py", "from protos.scankv.v1 import scan_pb2_grpc", "scan_pb2_grpc belongs in"),
         ("aio_client/_transport/a.py", "import grpc", "grpc belongs in"),
         ("aio_client/_table.py", "import pandas as pd", "pandas is imported on use"),
+        (
+            "aio_client/_scan.py",
+            "from aio_client import sync",
+            "the asynchronous client must not import aio_client.sync",
+        ),
+        ("aio_client/_scan.py", "def f():\n    import aio_client._runner", "must not import aio_client._runner"),
+        (
+            "aio_client/_lazy.py",
+            "if TYPE_CHECKING:\n    from aio_client._sync_stream import ScanStream",
+            "must not import aio_client._sync_stream.ScanStream",
+        ),
         ("table_model/schema.py", "import asyncio", "table_model is without I/O"),
         ("streaming_server/config.py", "import rich.table", "rich.table belongs in scankv"),
         ("scankv/cli/scan.py", "def f():\n    import pyspark.sql", "pyspark.sql belongs in spark_bridge"),
@@ -173,6 +195,8 @@ def test_a_planted_violation_is_found(tmp_path: Path, file: str, source: str, me
         ("aio_client/_transport.py", "import grpc"),
         ("aio_client/_scan.py", "from protos.scankv.v1 import scan_pb2\nfrom . import _table"),
         ("aio_client/_table.py", "def f():\n    import pandas"),
+        ("aio_client/_sync_base.py", "from aio_client._runner import Runner\nfrom aio_client._scan import Scan"),
+        ("aio_client/__init__.py", "def f():\n    from aio_client import sync"),
         ("scankv/cli/serve.py", "import typer\nimport streaming_server, aio_client"),
     ],
 )
