@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["packages"]
-BARE_ROOMS = {"protos", "table_model", "aio_client"}
+BARE_ROOMS = {"protos", "scankv.model", "aio_client"}
 SPARK_ROOMS = {"spark_bridge", "pyspark_scankv"}
 NEVER_SHIPPED = {"tests", "benchmarks", "examples", "docs"}
 IMPORT_ALL = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"

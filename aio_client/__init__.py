@@ -33,8 +33,8 @@ from aio_client._versioned import Versioned
 from aio_client._watch import TopN, TopNWatch
 from aio_client._write_requests import UndoReport, WriteResult
 from aio_client._writer import Writer
-from table_model import agg
-from table_model.errors import (
+from scankv.model import agg
+from scankv.model.errors import (
     ColumnLocked,
     ConnectionFailed,
     ConsumerFenced,
@@ -84,10 +84,10 @@ from table_model.errors import (
     WriterExpired,
     WriterFenced,
 )
-from table_model.expressions import Column, Predicate, col
-from table_model.log_offsets import LogOffsets
-from table_model.log_positions import ScanSource, StartFrom, StopAt
-from table_model.scan_spec import Resume, ScanSpec
+from scankv.model.expressions import Column, Predicate, col
+from scankv.model.log_offsets import LogOffsets
+from scankv.model.log_positions import ScanSource, StartFrom, StopAt
+from scankv.model.scan_spec import Resume, ScanSpec
 
 if TYPE_CHECKING:
     from aio_client import sync

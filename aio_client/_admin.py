@@ -9,7 +9,7 @@ from aio_client._bases import TableBases
 from aio_client._disk_use import DiskUse
 
 if TYPE_CHECKING:
-    from protos.scankv.v1 import admin_pb2
+    from scankv.v1 import admin_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

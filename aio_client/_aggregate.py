@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from aio_client._arguments import names_of, text_of
 from aio_client._retry import backoff, with_retries
-from protos.scankv.v1 import lookup_pb2, scan_pb2
-from table_model.aggregates import AggregateFunction
-from table_model.errors import (
+from scankv.v1 import lookup_pb2, scan_pb2
+from scankv.model.aggregates import AggregateFunction
+from scankv.model.errors import (
     DeadlineExceeded,
     ProtocolViolation,
     ServerBusy,
@@ -22,14 +22,14 @@ from table_model.errors import (
     UsageError,
     did_you_mean,
 )
-from table_model.expressions.wire import to_proto
-from table_model.limits import MAX_TOP_N
+from scankv.model.expressions.wire import to_proto
+from scankv.model.limits import MAX_TOP_N
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from aio_client._transport import Method, Transport
-    from protos.scankv.v1.lookup_pb2 import (
+    from scankv.v1.lookup_pb2 import (
         AggregateRequest,
         AggregateResponse,
         CountRequest,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
         TopNRequest,
         TopNResponse,
     )
-    from table_model.errors import ScanKvError
-    from table_model.expressions import Predicate
+    from scankv.model.errors import ScanKvError
+    from scankv.model.expressions import Predicate
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
-from table_model.errors import UsageError
-from table_model.names import is_column_name
+from scankv.model.errors import UsageError
+from scankv.model.names import is_column_name
 
 
 def is_text(value: object) -> TypeGuard[str]:

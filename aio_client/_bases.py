@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from protos.scankv.v1 import admin_pb2, table_pb2
+    from scankv.v1 import admin_pb2, table_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

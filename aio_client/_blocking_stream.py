@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from aio_client._config import ClientConfig
-    from table_model.log_offsets import LogOffsets
-    from table_model.scan_spec import ScanSpec
+    from scankv.model.log_offsets import LogOffsets
+    from scankv.model.scan_spec import ScanSpec
 
 
 class BlockingStream(Protocol):

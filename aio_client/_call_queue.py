@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Final
 
-from table_model.errors import DeadlineExceeded
+from scankv.model.errors import DeadlineExceeded
 
 SHORT_CALLS: Final = 256
 """Calls with one prompt answer that a client has in flight at once; the others wait in it, first come first served.

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from table_model.errors import UsageError
-from table_model.log_positions import CatchUp, LogSpec, ScanSource, Unmatched
+from scankv.model.errors import UsageError
+from scankv.model.log_positions import CatchUp, LogSpec, ScanSource, Unmatched
 
 if TYPE_CHECKING:
-    from table_model.log_positions import StartFrom, StopAt
-    from table_model.scan_spec import ScanSpec
+    from scankv.model.log_positions import StartFrom, StopAt
+    from scankv.model.scan_spec import ScanSpec
 
 
 class ChangesBuilder(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from protos.scankv.v1 import admin_pb2
+from scankv.v1 import admin_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,10 +26,10 @@ from aio_client._transaction import (
     list_transactions,
 )
 from aio_client._transport import Transport
-from protos.scankv.v1 import admin_pb2, table_pb2
-from table_model.errors import UsageError
-from table_model.merge_wire import aggregates_to_proto, merging_to_proto
-from table_model.scan_spec import ScanSpec
+from scankv.v1 import admin_pb2, table_pb2
+from scankv.model.errors import UsageError
+from scankv.model.merge_wire import aggregates_to_proto, merging_to_proto
+from scankv.model.scan_spec import ScanSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from aio_client._merging import Names
     from aio_client._snapshot import Snapshot
     from aio_client._transaction import ConflictMode, LostWrites, TransactionInfo
-    from table_model.agg import Aggregator
+    from scankv.model.agg import Aggregator
 
 
 class Client:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aio_client._aggregate import Ties
     from aio_client._scan_builder import Pinned
     from aio_client._transport import Transport
-    from table_model.expressions import Predicate, Where
+    from scankv.model.expressions import Predicate, Where
 
 
 class ComputedAnswers(ABC):

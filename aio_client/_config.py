@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from table_model.errors import UsageError
-from table_model.limits import DEFAULT_CHUNK_BYTES
+from scankv.model.errors import UsageError
+from scankv.model.limits import DEFAULT_CHUNK_BYTES
 
 DEFAULT_URL: Final = "localhost:7070"
 URL_VARIABLE: Final = "SCANKV_URL"

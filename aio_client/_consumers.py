@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from aio_client._commit import call_again
 from aio_client._protocol import changelog
-from protos.scankv.v1 import consumer_pb2
-from table_model.errors import ConsumerNotFound, InvalidRequest, UsageError
-from table_model.log_offsets import LogOffsets
-from table_model.log_positions import LogSpec, ScanSource, StartFrom
-from table_model.names import check_consumer_id
+from scankv.v1 import consumer_pb2
+from scankv.model.errors import ConsumerNotFound, InvalidRequest, UsageError
+from scankv.model.log_offsets import LogOffsets
+from scankv.model.log_positions import LogSpec, ScanSource, StartFrom
+from scankv.model.names import check_consumer_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aio_client._scan import Scan
     from aio_client._transport import Transport
-    from table_model.expressions import Where
-    from table_model.log_positions import StopAt
+    from scankv.model.expressions import Where
+    from scankv.model.log_positions import StopAt
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

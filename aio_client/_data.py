@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from aio_client._python_values import NotAValueError, column_of
-from table_model import lazy_compute as pc
-from table_model.conform import conform
-from table_model.errors import SchemaMismatch, UsageError, did_you_mean
+from scankv.model import lazy_compute as pc
+from scankv.model.conform import conform
+from scankv.model.errors import SchemaMismatch, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

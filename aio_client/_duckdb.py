@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from aio_client._optional import import_optional
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
-from protos.scankv.v1 import scan_pb2
+from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
     from aio_client._transport import Transport
-    from protos.scankv.v1.scan_pb2 import ExplainScanResponse, ScanKvRequest
+    from scankv.v1.scan_pb2 import ExplainScanResponse, ScanKvRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

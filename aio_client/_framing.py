@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from protos.scankv.v1 import scan_pb2
+from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
     from typing import Self

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import pyarrow as pa
 
 from aio_client._keys import keys_of
-from table_model.errors import InvalidKey, UsageError, did_you_mean
-from table_model.key_codec import TEXT_END_BYTES, KeyCodec
-from table_model.key_range import NO_KEYS, KeyRange
+from scankv.model.errors import InvalidKey, UsageError, did_you_mean
+from scankv.model.key_codec import TEXT_END_BYTES, KeyCodec
+from scankv.model.key_range import NO_KEYS, KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from aio_client._data import is_frame_of, rows_of
 from aio_client._python_values import NotAValueError, column_of
-from table_model import lazy_compute as pc
-from table_model.conform import conform
-from table_model.errors import InvalidKey, SchemaMismatch, did_you_mean
-from table_model.key_codec import KeyCodec
-from table_model.limits import MAX_KEY_BYTES
+from scankv.model import lazy_compute as pc
+from scankv.model.conform import conform
+from scankv.model.errors import InvalidKey, SchemaMismatch, did_you_mean
+from scankv.model.key_codec import KeyCodec
+from scankv.model.limits import MAX_KEY_BYTES
 
 
 def keys_of(keys: object, schema: pa.Schema) -> pa.RecordBatch:

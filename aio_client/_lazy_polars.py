@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aio_client._optional import import_optional
 from aio_client._polars_predicates import pushed_down
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from aio_client._blocking_stream import BlockingStream
     from aio_client._scan_builder import ScanBuilder
-    from table_model.scan_spec import ScanSpec
+    from scankv.model.scan_spec import ScanSpec
 
 
 def lazy_frame(scan: ScanBuilder, schema: pa.Schema, start: Callable[[ScanSpec], BlockingStream]) -> pl.LazyFrame:

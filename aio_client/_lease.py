@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 
 from aio_client._retry import backoff
-from table_model.errors import LockLost, ScanKvError, SnapshotLost, UsageError
-from table_model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+from scankv.model.errors import LockLost, ScanKvError, SnapshotLost, UsageError
+from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from table_model import lazy_compute as pc
-from table_model.errors import ProtocolViolation
-from table_model.log_offsets import LogOffsets
+from scankv.model import lazy_compute as pc
+from scankv.model.errors import ProtocolViolation
+from scankv.model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from protos.scankv.v1.lookup_pb2 import LookupResponse
+    from scankv.v1.lookup_pb2 import LookupResponse
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from aio_client._arguments import names_of
-from table_model.agg import Aggregator
-from table_model.errors import UsageError
-from table_model.merge_functions import ColumnAggregate, aggregate_of
-from table_model.merge_spec import MergeSpec, SequenceGroup
-from table_model.merge_wire import merging_from_proto
+from scankv.model.agg import Aggregator
+from scankv.model.errors import UsageError
+from scankv.model.merge_functions import ColumnAggregate, aggregate_of
+from scankv.model.merge_spec import MergeSpec, SequenceGroup
+from scankv.model.merge_wire import merging_from_proto
 
 if TYPE_CHECKING:
-    from protos.scankv.v1 import table_pb2
+    from scankv.v1 import table_pb2
 
 Names: TypeAlias = str | Sequence[str]
 """One column, or several."""

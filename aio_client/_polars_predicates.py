@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.types as pat
 
-from table_model.errors import UsageError
-from table_model.expressions import all_of, any_of, col
+from scankv.model.errors import UsageError
+from scankv.model.expressions import all_of, any_of, col
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import polars as pl
 
-    from table_model.expressions import Column, Predicate
+    from scankv.model.expressions import Column, Predicate
 
 _UNITS: Final = {"Milliseconds": "ms", "Microseconds": "us", "Nanoseconds": "ns"}
 # What Polars calls the types of which its values are those of Arrow, compared in the same order.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aio_client._protocol import ScanLedger, violation
 from aio_client._resume import Resumption
-from table_model.log_offsets import LogOffsets
+from scankv.model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from aio_client._framing import ScanMessage
-    from protos.scankv.v1.scan_pb2 import ScanHeader
-    from table_model.errors import ScanKvError
-    from table_model.scan_spec import ScanSpec
+    from scankv.v1.scan_pb2 import ScanHeader
+    from scankv.model.errors import ScanKvError
+    from scankv.model.scan_spec import ScanSpec
 
 _log: Final = logging.getLogger("aio_client")
 

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from table_model.casts import cast_exactly
-from table_model.errors import did_you_mean
-from table_model.types import format_type
+from scankv.model.casts import cast_exactly
+from scankv.model.errors import did_you_mean
+from scankv.model.types import format_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ class NotAValueError(ValueError):
 def column_of(values: Sequence[object], type_: pa.DataType) -> pa.Array:
     """Makes a column of Python, NumPy or Arrow values; None is null, and a value keeps its kind and itself.
 
-    The kinds are those of `table_model.casts`, with one difference: a Python float has no width of its own, so it takes
+    The kinds are those of `scankv.model.casts`, with one difference: a Python float has no width of its own, so it takes
     that of a narrower float column, and is rounded.
 
     Args:

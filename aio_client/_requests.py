@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from table_model.errors import RequestTooLarge
-from table_model.limits import MAX_ROW_BYTES
+from scankv.model.errors import RequestTooLarge
+from scankv.model.limits import MAX_ROW_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from aio_client._protocol import EndedWithoutTrailer
-from table_model.errors import (
+from scankv.model.errors import (
     DeadlineExceeded,
     ScanKvError,
     ScanStalled,
@@ -17,14 +17,14 @@ from table_model.errors import (
     TooManyScans,
     Unavailable,
 )
-from table_model.log_positions import PositionKind
-from table_model.scan_spec import Resume
+from scankv.model.log_positions import PositionKind
+from scankv.model.scan_spec import Resume
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from table_model.log_offsets import LogOffsets
-    from table_model.scan_spec import ScanSpec
+    from scankv.model.log_offsets import LogOffsets
+    from scankv.model.scan_spec import ScanSpec
 
 # What says nothing about the rows themselves: the same question, asked again, may well be answered.
 _CUTS: Final = (

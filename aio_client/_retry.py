@@ -9,7 +9,7 @@ from collections import Counter
 from copy import copy
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from table_model.errors import DeadlineExceeded, ScanKvError, ServerBusy, ServerDraining, Unavailable
+from scankv.model.errors import DeadlineExceeded, ScanKvError, ServerBusy, ServerDraining, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -16,7 +16,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from aio_client._client import Client
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aio_client._explanation import ScanExplanation
     from aio_client._shards import ScannedTable
     from aio_client._transport import Transport
-    from table_model.scan_spec import ScanSpec
+    from scankv.model.scan_spec import ScanSpec
 
 
 class Scan(ScanBuilder):

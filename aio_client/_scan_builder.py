@@ -8,8 +8,8 @@ from aio_client._arguments import is_text, items_of, names_of
 from aio_client._awaitable import NotOpened
 from aio_client._changes_builder import ChangesBuilder
 from aio_client._key_bounds import range_between, range_of_prefix
-from table_model.errors import UsageError
-from table_model.expressions import all_of, predicate_of
+from scankv.model.errors import UsageError
+from scankv.model.expressions import all_of, predicate_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from aio_client._key_bounds import Inclusive
     from aio_client._shards import ScannedTable
-    from table_model.expressions import Where
-    from table_model.key_range import KeyRange
-    from table_model.scan_spec import Resume, ScanSpec
+    from scankv.model.expressions import Where
+    from scankv.model.key_range import KeyRange
+    from scankv.model.scan_spec import Resume, ScanSpec
 
 
 _NUMBERS: Final = "numbers of buckets"

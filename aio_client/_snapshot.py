@@ -17,17 +17,17 @@ from aio_client._awaitable import NotOpened
 from aio_client._commit import call_again
 from aio_client._lease import Lease, ttl_millis
 from aio_client._retry import PASSING_ERRORS, with_retries
-from protos.scankv.v1 import scan_pb2, snapshot_pb2
-from table_model.errors import (
+from scankv.v1 import scan_pb2, snapshot_pb2
+from scankv.model.errors import (
     ProtocolViolation,
     SnapshotLost,
     SnapshotNotTaken,
     UsageError,
 )
-from table_model.expressions.wire import to_proto
-from table_model.key_range import KeyRange
-from table_model.limits import MAX_SPLITS
-from table_model.log_offsets import LogOffsets
+from scankv.model.expressions.wire import to_proto
+from scankv.model.key_range import KeyRange
+from scankv.model.limits import MAX_SPLITS
+from scankv.model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from aio_client._scan_builder import Pinned
     from aio_client._transport import Transport
-    from table_model.scan_spec import ScanSpec
+    from scankv.model.scan_spec import ScanSpec
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # A lease has a name of its own, so a pin that was carried out although its answer was lost is repeated without harm.

@@ -14,8 +14,8 @@ from aio_client._progress import ScanProgress
 from aio_client._protocol import scan_request
 from aio_client._resume import Verdict, verdict
 from aio_client._retry import with_retries
-from table_model.errors import ScanInterrupted, ScanKvError, UsageError
-from table_model.log_offsets import LogOffsets
+from scankv.model.errors import ScanInterrupted, ScanKvError, UsageError
+from scankv.model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from aio_client._resume import Resumption
     from aio_client._transport import ScanCall, Transport
-    from protos.scankv.v1.scan_pb2 import ScanHeader
-    from table_model.scan_spec import ScanSpec
+    from scankv.v1.scan_pb2 import ScanHeader
+    from scankv.model.scan_spec import ScanSpec
 
 
 _Result = TypeVar("_Result")

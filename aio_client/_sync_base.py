@@ -17,7 +17,7 @@ from aio_client._scan import Scan
 from aio_client._scan_builder import ScanBuilder
 from aio_client._sync_stream import ScanStream
 from aio_client.read_ahead import BATCH_BYTES, BATCH_ROWS, ITEMS_AHEAD, ReadAhead, gather
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aio_client._client import Client
     from aio_client._config import ClientConfig
     from aio_client._shards import ScannedTable
-    from table_model.scan_spec import ScanSpec
+    from scankv.model.scan_spec import ScanSpec
 
 _Item = TypeVar("_Item")
 

@@ -19,7 +19,7 @@ from aio_client._sync_base import (
 )
 from aio_client._sync_stream import ScanStream
 from aio_client._sync_watch import TopNWatch
-from table_model.log_positions import StartFrom
+from scankv.model.log_positions import StartFrom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from aio_client._transaction import CommitResult, ConflictMode, LostWrites, TransactionInfo
     from aio_client._versioned import Versioned
     from aio_client._write_requests import UndoReport, WriteResult
-    from table_model.agg import Aggregator
-    from table_model.expressions import Where
-    from table_model.log_offsets import LogOffsets
-    from table_model.log_positions import StopAt
-    from table_model.scan_spec import ScanSpec
+    from scankv.model.agg import Aggregator
+    from scankv.model.expressions import Where
+    from scankv.model.log_offsets import LogOffsets
+    from scankv.model.log_positions import StopAt
+    from scankv.model.scan_spec import ScanSpec
 
 
 class Client(BlockingClient):

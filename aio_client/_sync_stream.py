@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from aio_client._arguments import timeout_of
 from aio_client._runner import WAKE_SECONDS, Runner
-from table_model.errors import ScanKvError, UsageError
+from scankv.model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from aio_client._resume import Resumption
     from aio_client._stream import ScanStatistics
     from aio_client._stream import ScanStream as AsyncScanStream
-    from table_model.log_offsets import LogOffsets
-    from table_model.scan_spec import ScanSpec
+    from scankv.model.log_offsets import LogOffsets
+    from scankv.model.scan_spec import ScanSpec
 
 
 class ScanStream:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aio_client._runner import Runner
     from aio_client._watch import Ranking, TopN, TopNPolls
     from aio_client._watch import TopNWatch as AsyncTopNWatch
-    from table_model.errors import ScanKvError
+    from scankv.model.errors import ScanKvError
 
 
 class TopNWatch:

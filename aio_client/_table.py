@@ -33,11 +33,11 @@ from aio_client._write_requests import (
 )
 from aio_client._writer import Writer, WriterSettings
 from aio_client._writes import write_until_answered
-from protos.scankv.v1 import lookup_pb2, table_pb2, write_pb2
-from table_model.errors import InvalidKey, RequestTooLarge, SchemaMismatch, UsageError
-from table_model.expressions import predicate_of
-from table_model.log_offsets import LogOffsets
-from table_model.scan_spec import ScanSpec
+from scankv.v1 import lookup_pb2, table_pb2, write_pb2
+from scankv.model.errors import InvalidKey, RequestTooLarge, SchemaMismatch, UsageError
+from scankv.model.expressions import predicate_of
+from scankv.model.log_offsets import LogOffsets
+from scankv.model.scan_spec import ScanSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from aio_client._merging import Names, WriteMode
     from aio_client._scan_builder import Pinned
     from aio_client._transport import Transport
-    from table_model.expressions import Predicate, Where
+    from scankv.model.expressions import Predicate, Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

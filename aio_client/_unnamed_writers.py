@@ -6,7 +6,7 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from protos.scankv.v1 import write_pb2
+from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from table_model.scan_spec import check_version
+from scankv.model.scan_spec import check_version
 
 T = TypeVar("T")
 

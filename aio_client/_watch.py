@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from aio_client._aggregate import changed_top_n, rows_in, top_n
-from protos.scankv.v1 import lookup_pb2
-from table_model import lazy_compute as pc
-from table_model.errors import ScanKvError, SchemaMismatch, UsageError
+from scankv.v1 import lookup_pb2
+from scankv.model import lazy_compute as pc
+from scankv.model.errors import ScanKvError, SchemaMismatch, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from aio_client._transport import Transport
-    from protos.scankv.v1.lookup_pb2 import TopNRequest, TopNResponse
+    from scankv.v1.lookup_pb2 import TopNRequest, TopNResponse
 
 MIN_SECONDS: Final = 0.1
 """Between two answers of a watch."""

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from aio_client._requests import REQUEST_ROWS, cut
-from table_model.buckets import bucket_of
-from table_model.key_codec import KeyCodec
+from scankv.model.buckets import bucket_of
+from scankv.model.key_codec import KeyCodec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aio_client._retry import PASSING_ERRORS, with_retries
-from protos.scankv.v1 import write_pb2
+from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,12 +24,12 @@ import pyarrow as pa
 
 from aio_client._keys import is_one_key, keys_of
 from aio_client._optional import to_pylist
-from table_model import lazy_compute as pc
-from table_model.errors import InvalidKey, UsageError
-from table_model.key_codec import KeyCodec
-from table_model.log_offsets import LogOffsets, check_incarnation
-from table_model.log_positions import ScanSource, StartFrom
-from table_model.schema import CHANGE_COLUMNS
+from scankv.model import lazy_compute as pc
+from scankv.model.errors import InvalidKey, UsageError
+from scankv.model.key_codec import KeyCodec
+from scankv.model.log_offsets import LogOffsets, check_incarnation
+from scankv.model.log_positions import ScanSource, StartFrom
+from scankv.model.schema import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from aio_client._scan import Scan
     from aio_client._stream import ScanStream
     from aio_client._table import Table
-    from table_model.expressions import Where
+    from scankv.model.expressions import Where
 
 __all__ = ["Mirror", "MirrorState", "mirror"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 import pyarrow as pa
 
 from aio_client._runner import WAKE_SECONDS
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable

@@ -14,7 +14,7 @@ from streaming_server.storage.data_directory import DataDirectory
 from streaming_server.storage.rocks import RocksResources, RocksStore
 
 if TYPE_CHECKING:
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 
 def definition(data: Path) -> TableDefinition:

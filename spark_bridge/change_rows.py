@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from table_model.errors import SchemaMismatch, TableRecreated
-from table_model.schema import CHANGE_COLUMNS, CHANGE_TYPE
+from scankv.model.errors import SchemaMismatch, TableRecreated
+from scankv.model.schema import CHANGE_COLUMNS, CHANGE_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

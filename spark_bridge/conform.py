@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from table_model.errors import SchemaMismatch
+from scankv.model.errors import SchemaMismatch
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from spark_bridge.change_rows import another_table, shaping
-from table_model.errors import ScanKvError, SchemaMismatch, SnapshotLost
+from scankv.model.errors import ScanKvError, SchemaMismatch, SnapshotLost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

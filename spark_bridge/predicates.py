@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from table_model.expressions.literals import Literal
-from table_model.expressions.nodes import And, Comparison, FieldPath, Not, Operator, Or, all_of, any_of
+from scankv.model.expressions.literals import Literal
+from scankv.model.expressions.nodes import And, Comparison, FieldPath, Not, Operator, Or, all_of, any_of
 
 if TYPE_CHECKING:
     from aio_client import Predicate, sync

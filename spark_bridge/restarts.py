@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aio_client import sync
-from table_model.errors import ConnectionFailed
+from scankv.model.errors import ConnectionFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.types import StructField, StructType
 
 from spark_bridge.options import READ_NAMES, STREAM_NAMES, named
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

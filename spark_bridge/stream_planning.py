@@ -19,10 +19,10 @@ from spark_bridge.planning import check_columns, chosen_columns
 from spark_bridge.restarts import riding_through
 from spark_bridge.stream_offset import Rows, StreamOffset
 from spark_bridge.types import spark_schema
-from table_model.errors import SchemaMismatch, UsageError
-from table_model.limits import MAX_SPLITS
-from table_model.options import TableOptions
-from table_model.schema import CHANGE_COLUMNS
+from scankv.model.errors import SchemaMismatch, UsageError
+from scankv.model.limits import MAX_SPLITS
+from scankv.model.options import TableOptions
+from scankv.model.schema import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

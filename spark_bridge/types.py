@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.types as pat
 from pyspark.sql import types as spark
 
-from table_model.errors import SchemaMismatch
+from scankv.model.errors import SchemaMismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa

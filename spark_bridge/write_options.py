@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_bridge.options import check_number, listed, named, seconds, whole_number, wrong
 from spark_bridge.sql_tables import NO_INSERT
-from table_model.agg import Aggregator
-from table_model.limits import MAX_BUCKETS, MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
-from table_model.types import first_repeated
+from scankv.model.agg import Aggregator
+from scankv.model.limits import MAX_BUCKETS, MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+from scankv.model.types import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,8 +14,8 @@ from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, 
 from spark_bridge.conform import arrow_schema
 from spark_bridge.restarts import riding_through
 from spark_bridge.write_options import DELETE, UPSERT
-from table_model.errors import UsageError
-from table_model.schema import CHANGE_COLUMNS, CHANGE_TYPE
+from scankv.model.errors import UsageError
+from scankv.model.schema import CHANGE_COLUMNS, CHANGE_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

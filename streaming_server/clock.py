@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, Protocol
 
-from table_model.errors import InvalidRequest
+from scankv.model.errors import InvalidRequest
 
 MAX_DOUBTFUL_SPANS: Final = 16
 """Spans of doubtful commit times that are remembered, the latest ones."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
 
-from table_model.errors import UsageError, did_you_mean
-from table_model.limits import (
+from scankv.model.errors import UsageError, did_you_mean
+from scankv.model.limits import (
     DEFAULT_CHUNK_BYTES,
     MAX_LEASE_SECONDS,
     MAX_REQUEST_BYTES,
@@ -20,7 +20,7 @@ from table_model.limits import (
     MIN_CHUNK_BYTES,
     MIN_LEASE_SECONDS,
 )
-from table_model.toml import toml_value
+from scankv.model.toml import toml_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

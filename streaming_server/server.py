@@ -16,7 +16,7 @@ import pyarrow as pa
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from protos.scankv.v1 import (
+from scankv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     consumer_pb2,
@@ -52,7 +52,7 @@ from streaming_server.services.transaction import TransactionService
 from streaming_server.services.write import WriteService
 from streaming_server.storage.data_directory import DirectoryLocked, ForeignDirectory
 from streaming_server.storage.file_limit import raise_file_limit
-from table_model.errors import ScanKvError, ServerDraining
+from scankv.model.errors import ScanKvError, ServerDraining
 
 if TYPE_CHECKING:
     from streaming_server.clock import MachineClocks

@@ -21,7 +21,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
-from table_model.errors import Unavailable, UsageError
+from scankv.model.errors import Unavailable, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

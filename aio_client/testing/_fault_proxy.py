@@ -13,7 +13,7 @@ from anyio.from_thread import start_blocking_portal
 from aio_client._config import ClientConfig
 from aio_client.testing._fault_connection import LINGER_ZERO, FaultConnection
 from aio_client.testing._faults import Direction, Fault, FaultKind, FaultMade, RandomFaults
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

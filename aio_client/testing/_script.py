@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import google_crc32c
 import pyarrow as pa
 
-from protos.scankv.v1 import scan_pb2
-from table_model.chunk_checksum import chunk_crc32c
-from table_model.errors import InvalidRequest, ScanKvError, UsageError, did_you_mean
+from scankv.v1 import scan_pb2
+from scankv.model.chunk_checksum import chunk_crc32c
+from scankv.model.errors import InvalidRequest, ScanKvError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from protos.scankv.v1.scan_pb2 import ScanKvRequest, ScanKvResponse
+    from scankv.v1.scan_pb2 import ScanKvRequest, ScanKvResponse
 
 
 class Step(enum.Enum):

@@ -14,7 +14,7 @@ from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker
 from streaming_server.engine.prepare import KeyEncoder
 from streaming_server.storage.row_codec import RowCodec
-from table_model.limits import DEFAULT_CHUNK_ROWS, MAX_CHUNK_BYTES
+from scankv.model.limits import DEFAULT_CHUNK_ROWS, MAX_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path

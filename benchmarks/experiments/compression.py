@@ -20,7 +20,7 @@ from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.storage import rocks
 from streaming_server.storage.bucket import Bucket
 from streaming_server.storage.row_codec import RowCodec
-from table_model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
+from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

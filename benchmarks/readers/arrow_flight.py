@@ -12,7 +12,7 @@ from benchmarks.files import definition, open_bucket
 from benchmarks.measure import Timing
 from streaming_server.engine.prepare import KeyEncoder
 from streaming_server.storage.row_codec import RowCodec
-from table_model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
+from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from streaming_server.storage.bucket import Bucket
     from streaming_server.storage.cursor import BucketCursor
-    from table_model.key_codec import KeyCodec
+    from scankv.model.key_codec import KeyCodec
 
 
 class FlightServer:

@@ -19,7 +19,7 @@ from aio_client.sync import connect
 from examples.leaderboard.replay import Replay
 from examples.leaderboard.totals import JOBS, create_totals
 from streaming_server.testing import ServerProcess
-from table_model.errors import ScanKvError, Unavailable
+from scankv.model.errors import ScanKvError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ import streamlit as st
 from aio_client.sync import connect
 from examples.leaderboard.replay import FLIGHTS
 from examples.leaderboard.totals import CARRIER_DAY, JOBS, PROGRESS, ROUTE
-from table_model.errors import ScanKvError
+from scankv.model.errors import ScanKvError
 
 if TYPE_CHECKING:
     import pandas as pd

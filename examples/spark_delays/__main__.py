@@ -22,7 +22,7 @@ from examples.spark_delays.departures import FLIGHTS, create_flights
 from examples.spark_delays.report import write_airports, write_report
 from scankv.demo.flights import find_flights
 from streaming_server.testing import ServerProcess
-from table_model.errors import ScanKvError, TableNotFound, Unavailable
+from scankv.model.errors import ScanKvError, TableNotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.positions import start_of
 from scankv.cli.show import duration, show_json, show_table
-from table_model.errors import ConsumerNotFound
+from scankv.model.errors import ConsumerNotFound
 
 app = typer.Typer(
     help="Consumers: who follows the changes of a table, and how far each has come.", no_args_is_help=True

@@ -18,7 +18,7 @@ from scankv.formats.origin import Origin
 from scankv.formats.parquet_types import parquet_schema
 from scankv.formats.table_files import definition_of
 from scankv.formats.writers import row_writer, whole_directory, whole_file
-from table_model.errors import SnapshotLost, UsageError
+from scankv.model.errors import SnapshotLost, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

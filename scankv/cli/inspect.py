@@ -13,8 +13,8 @@ from scankv.cli.options import Json, TableName, Url
 from scankv.cli.outcome import complain
 from scankv.cli.show import duration, show_json, show_pairs, show_table
 from scankv.formats.table_files import definition_of, to_toml
-from table_model.errors import UsageError
-from table_model.types import format_type
+from scankv.model.errors import UsageError
+from scankv.model.types import format_type
 
 _BASE_HEADERS: Final = [
     "rows",

@@ -21,8 +21,8 @@ from scankv.formats.files import BadFile, Format, Input, explain, open_inputs
 from scankv.formats.origin import Origin
 from scankv.formats.printable import printable
 from scankv.formats.reader import infer_schema, read_blocks
-from table_model.errors import ScanKvError, TableExists, TableNotFound, UsageError
-from table_model.types import format_schema
+from scankv.model.errors import ScanKvError, TableExists, TableNotFound, UsageError
+from scankv.model.types import format_schema
 
 _MOST_SHOWN: Final = 20
 

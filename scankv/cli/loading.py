@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from scankv.formats.blocks import good_rows
 from scankv.formats.files import BadFile
-from table_model.errors import InvalidRequest, RequestTooLarge, ScanKvError
+from scankv.model.errors import InvalidRequest, RequestTooLarge, ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -8,7 +8,7 @@ from aio_client import sync
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
-from table_model.errors import LockLost
+from scankv.model.errors import LockLost
 
 app = typer.Typer(help="Column locks: who keeps which columns of a table to itself.")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 Url = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="The server. Default: $SCANKV_URL, then localhost:7070.")

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from scankv.formats.printable import printable
-from table_model.errors import ScanKvError, UsageError
+from scankv.model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ FAILED: Final = 1
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 
-_ROOMS: Final = ("aio_client", "protos", "scankv", "streaming_server", "table_model")
+_ROOMS: Final = ("aio_client", "protos", "scankv", "streaming_server", "scankv.model")
 
 
 class Commands(TyperGroup):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from aio_client import LogOffsets, StartFrom, StopAt
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 _LAST: Final = re.compile(r"last:([0-9]{1,9})")
 _OFFSETS: Final = re.compile(r"[0-9]+=[0-9]+(,[0-9]+=[0-9]+)*")

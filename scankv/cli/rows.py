@@ -11,7 +11,7 @@ from scankv.cli.options import Json, TableName, Url, Where
 from scankv.cli.show import output, show_json, show_rows
 from scankv.formats.json_text import json_lines
 from scankv.formats.text import to_text
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 Keys = Annotated[
     list[str],

@@ -15,7 +15,7 @@ from scankv.cli.show import output as standard_output
 from scankv.formats.files import Format, format_of_name
 from scankv.formats.printable import printable
 from scankv.formats.writers import row_writer, whole_file
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 _TERMINAL_ROWS: Final = 100
 

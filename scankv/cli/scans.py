@@ -9,7 +9,7 @@ from aio_client import LiveScan, sync
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
-from table_model.errors import ScanNotFound, UsageError
+from scankv.model.errors import ScanNotFound, UsageError
 
 # Short enough to type, and long enough not to hit another scan by a slip.
 _SHORTEST_PREFIX: Final = 6

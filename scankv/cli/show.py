@@ -17,7 +17,7 @@ from rich.text import Text
 
 from scankv.formats.printable import PrintableStream, printable, printable_texts
 from scankv.formats.text import to_text
-from table_model import lazy_compute as pc
+from scankv.model import lazy_compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,8 +9,8 @@ import typer
 from aio_client import sync
 from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, names_of, table_settings_of
 from scankv.formats.table_files import read_table_file
-from table_model.errors import DataLoss, UsageError
-from table_model.types import parse_schema
+from scankv.model.errors import DataLoss, UsageError
+from scankv.model.types import parse_schema
 
 
 def create(

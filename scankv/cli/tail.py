@@ -16,9 +16,9 @@ from scankv.cli.show import is_terminal, output, text_cells
 from scankv.formats.debezium import debezium_lines
 from scankv.formats.json_text import json_lines
 from scankv.formats.printable import printable
-from table_model import lazy_compute as pc
-from table_model.log_positions import Unmatched
-from table_model.schema import CHANGE_COLUMNS
+from scankv.model import lazy_compute as pc
+from scankv.model.log_positions import Unmatched
+from scankv.model.schema import CHANGE_COLUMNS
 
 _STYLES: Final = {"+I": "green", "-U": "dim", "+U": "yellow", "-D": "red"}
 

@@ -9,7 +9,7 @@ from scankv.cli.options import Columns, Json, TableName, Url, Where, names_of
 from scankv.cli.show import output, show_rows
 from scankv.cli.top_watch import watch_top
 from scankv.formats.json_text import json_lines
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 _EVERY_SECONDS: Final = 2.0
 

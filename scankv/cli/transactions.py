@@ -10,7 +10,7 @@ from aio_client import TransactionInfo, sync
 from scankv.cli.options import Json, Url
 from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
-from table_model.errors import TransactionCommitted, UsageError
+from scankv.model.errors import TransactionCommitted, UsageError
 
 app = typer.Typer(help="Transactions that are neither committed nor aborted, or that are stuck.")
 

@@ -7,7 +7,7 @@ import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from table_model.errors import Unavailable
+from scankv.model.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,8 +11,8 @@ from scankv.formats.blocks import BadRows, good_rows
 from scankv.formats.csv_dialect import CsvOptions
 from scankv.formats.files import open_input
 from scankv.formats.reader import read_blocks
-from table_model.errors import UsageError
-from table_model.types import parse_schema
+from scankv.model.errors import UsageError
+from scankv.model.types import parse_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

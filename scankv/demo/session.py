@@ -16,7 +16,7 @@ from aio_client import connect
 from scankv.demo.flights import KEY, SCHEMA, TABLE, Figures, read_flights
 from scankv.demo.tally import Tally
 from scankv.demo.zeroing import Zeroing
-from table_model import lazy_compute as pc
+from scankv.model import lazy_compute as pc
 
 if TYPE_CHECKING:
     from pathlib import Path

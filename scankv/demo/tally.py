@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from scankv.demo.flights import Figures
-from table_model import lazy_compute as pc
+from scankv.model import lazy_compute as pc
 
 
 class Tally:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scankv.formats.blocks import BadRowError
-from table_model.conform import conform
-from table_model.errors import SchemaMismatch, did_you_mean
+from scankv.model.conform import conform
+from scankv.model.errors import SchemaMismatch, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

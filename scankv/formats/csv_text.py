@@ -13,7 +13,7 @@ import pyarrow.types as pat
 from scankv.formats.csv_dialect import DELIMITERS
 from scankv.formats.scalar_text import concatenated
 from scankv.formats.text import to_text
-from table_model import lazy_compute as pc
+from scankv.model import lazy_compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

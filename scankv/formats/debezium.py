@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from scankv.formats.json_text import json_lines, to_json
 from scankv.formats.scalar_text import concatenated
-from table_model import lazy_compute as pc
-from table_model.schema import CHANGE_COLUMNS
+from scankv.model import lazy_compute as pc
+from scankv.model.schema import CHANGE_COLUMNS
 
 _OPERATIONS: Final = {"+I": "c", "+U": "u", "-D": "d"}
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import IO, TYPE_CHECKING, Final, cast
 
-from table_model.errors import SchemaMismatch, UsageError
+from scankv.model.errors import SchemaMismatch, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ import pyarrow.types as pat
 from scankv.formats.csv_reader import CsvFile, report_wrong, values_of
 from scankv.formats.json_text import schema_of_json_lines
 from scankv.formats.jsonl_reader import JsonlBlock, read_lines
-from table_model import lazy_compute as pc
+from scankv.model import lazy_compute as pc
 
 if TYPE_CHECKING:
     import io

@@ -16,7 +16,7 @@ import pyarrow.json
 import pyarrow.types as pat
 
 from scankv.formats.scalar_text import concatenated, scalars_from_text, scalars_to_text
-from table_model import lazy_compute as pc
+from scankv.model import lazy_compute as pc
 
 _CONTROL: Final = {chr(code): f"\\u{code:04x}" for code in range(0x20)} | {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _READER_WORDS: Final = re.compile(r"^JSON parse error: | in row [0-9]+$")

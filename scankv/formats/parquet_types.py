@@ -6,8 +6,8 @@ import io
 
 import pyarrow as pa
 
-from table_model.errors import UsageError
-from table_model.types import format_type
+from scankv.model.errors import UsageError
+from scankv.model.types import format_type
 
 
 def parquet_schema(schema: pa.Schema) -> pa.Schema:

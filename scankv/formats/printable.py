@@ -12,7 +12,7 @@ import io
 import re
 from typing import IO, TYPE_CHECKING, Final
 
-from table_model import lazy_compute as pc
+from scankv.model import lazy_compute as pc
 
 if TYPE_CHECKING:
     import pyarrow as pa

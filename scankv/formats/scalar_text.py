@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from table_model import lazy_compute as pc
+from scankv.model import lazy_compute as pc
 
 
 def scalars_to_text(column: pa.Array) -> pa.StringArray:

@@ -10,7 +10,7 @@ import pyarrow.types as pat
 
 from scankv.formats.json_text import from_json, to_json
 from scankv.formats.scalar_text import scalars_from_text, scalars_to_text
-from table_model import lazy_compute as pc
+from scankv.model import lazy_compute as pc
 
 
 def to_text(column: pa.Array) -> pa.StringArray:

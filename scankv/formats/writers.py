@@ -13,7 +13,7 @@ import pyarrow as pa
 from scankv.formats.csv_text import csv_header, csv_lines
 from scankv.formats.files import Format
 from scankv.formats.json_text import json_lines
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

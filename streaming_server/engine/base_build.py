@@ -17,8 +17,8 @@ from streaming_server.scan.overlay import Overlay
 from streaming_server.storage.base_writer import BaseWriter
 from streaming_server.storage.columnar_base import ColumnarBase, remove_bases
 from streaming_server.storage.disk_space import disk_full, naming_full_disk
-from table_model.errors import DataLoss
-from table_model.key_range import KeyRange
+from scankv.model.errors import DataLoss
+from scankv.model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from streaming_server.scan import base_view
 from streaming_server.scan.base_view import bases_for
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.opening import ReadPlan
     from streaming_server.scan.row_reader import RowReader
     from streaming_server.storage.bucket import Bucket
-    from table_model.errors import ScanKvError
+    from scankv.model.errors import ScanKvError
 
 _WHY_NONE: Final = (
     "it has none yet, too much was written since, or readers keep too many of its states; leave `via` out, or create "

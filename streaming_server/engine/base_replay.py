@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from streaming_server.engine.prepare import widen
 from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.offsets import count_of
-from table_model.errors import PositionExpired, PositionOutOfRange
+from scankv.model.errors import PositionExpired, PositionOutOfRange
 
 if TYPE_CHECKING:
     from streaming_server.engine.live_bucket import LiveBucket

@@ -14,7 +14,7 @@ from streaming_server.engine.base_replay import BaseReplay
 from streaming_server.scan.overlay import Overlay
 from streaming_server.storage.columnar_base import newest_base, remove_bases
 from streaming_server.storage.offsets import count_of
-from table_model.errors import ScanKvError
+from scankv.model.errors import ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from table_model.errors import DataLoss, InvalidKey, RequestTooLarge, ScanKvError
-from table_model.key_range import KeyRange
-from table_model.key_ranges import ALL_KEY_RANGES
+from scankv.model.errors import DataLoss, InvalidKey, RequestTooLarge, ScanKvError
+from scankv.model.key_range import KeyRange
+from scankv.model.key_ranges import ALL_KEY_RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,8 +11,8 @@ import pyarrow as pa
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.merging.step import merge_rows
 from streaming_server.storage.changelog import MAX_CHANGES_PER_RECORD, NO_ORIGIN, Origin
-from table_model.errors import InvalidRequest, RequestTooLarge
-from table_model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES
+from scankv.model.errors import InvalidRequest, RequestTooLarge
+from scankv.model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.scan.log_token import NetPosition
     from streaming_server.storage.changelog import LogRecord
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 
 T = TypeVar("T")

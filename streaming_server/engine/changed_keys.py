@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming_server.storage.offsets import count_of
-from table_model.errors import InvalidRequest
+from scankv.model.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from streaming_server.engine.prepare import KeyEncoder
     from streaming_server.storage.bucket import Bucket
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 _STEP_CHANGES: Final = 65_536
 _STEP_BYTES: Final = 16 << 20

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.engine.background import Background, repeat
-from table_model.errors import DiskFull, ServerBusy
+from scankv.model.errors import DiskFull, ServerBusy
 
 if TYPE_CHECKING:
     from streaming_server.clock import ServerClock

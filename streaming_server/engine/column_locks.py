@@ -13,7 +13,7 @@ from streaming_server.engine.executor import all_ended
 from streaming_server.engine.leases import check_lease_id
 from streaming_server.engine.reaper import Reaper
 from streaming_server.storage.column_locks import LockFile, LockRecord
-from table_model.errors import (
+from scankv.model.errors import (
     ColumnLocked,
     InvalidRequest,
     LockLost,
@@ -22,8 +22,8 @@ from table_model.errors import (
     TooManyLocks,
     did_you_mean,
 )
-from table_model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
-from table_model.names import check_writer_id
+from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+from scankv.model.names import check_writer_id
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 DEFAULT_LOCK_SECONDS: Final = 30.0
 """Seconds that a lock lives without being renewed, when its taker does not say."""

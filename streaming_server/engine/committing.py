@@ -18,7 +18,7 @@ from streaming_server.engine.stuck import UNTOLD, kind_of, not_yet, why_blocked,
 from streaming_server.engine.verifying import Verification
 from streaming_server.storage.decisions import Decision
 from streaming_server.storage.staging import StagingDirectory
-from table_model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
+from scankv.model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -12,7 +12,7 @@ from streaming_server.scan.log_plan import table_digest
 from streaming_server.scan.log_token import LogPosition
 from streaming_server.storage.consumers import ConsumerDirectory
 from streaming_server.storage.offsets import count_of
-from table_model.errors import ConsumerFenced, DataLoss, InvalidRequest
+from scankv.model.errors import ConsumerFenced, DataLoss, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.scan.log_plan import LogPlan
-    from table_model.errors import ScanKvError
-    from table_model.schema import TableDefinition
+    from scankv.model.errors import ScanKvError
+    from scankv.model.schema import TableDefinition
 
 
 @dataclass(slots=True, eq=False)

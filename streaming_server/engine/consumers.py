@@ -28,10 +28,10 @@ from streaming_server.scan.committed import Committed
 from streaming_server.scan.log_token import LogPosition
 from streaming_server.storage.consumers import ConsumerRecord
 from streaming_server.storage.offsets import count_of
-from table_model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
-from table_model.log_offsets import check_incarnation
-from table_model.log_positions import PositionKind
-from table_model.names import check_consumer_id
+from scankv.model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
+from scankv.model.log_offsets import check_incarnation
+from scankv.model.log_positions import PositionKind
+from scankv.model.names import check_consumer_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.scan.log_plan import LogPlan, OpenedLog
-    from table_model.log_positions import StartFrom
-    from table_model.schema import TableDefinition
+    from scankv.model.log_positions import StartFrom
+    from scankv.model.schema import TableDefinition
 
 _log: Final = logging.getLogger(__name__)
 

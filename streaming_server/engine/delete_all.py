@@ -12,7 +12,7 @@ import pyarrow as pa
 from streaming_server.engine.staged_rows import check_of
 from streaming_server.scan.opening import ReadPlan
 from streaming_server.storage.staging import DELETE, Pieces
-from table_model.key_range import KeyRange
+from scankv.model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming_server.storage.bucket import EntryChange
-from table_model.errors import RequestTooLarge
+from scankv.model.errors import RequestTooLarge
 
 if TYPE_CHECKING:
     from streaming_server.storage.index_codec import IndexCodec

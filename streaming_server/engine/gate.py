@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from streaming_server.engine.live_bucket import LiveBucket
-    from table_model.errors import ScanKvError
+    from scankv.model.errors import ScanKvError
 
 
 class Gate:

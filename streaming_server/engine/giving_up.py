@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from streaming_server.engine.staged_rows import staged_rows
 from streaming_server.storage.staging import READ
-from table_model.errors import DiskFull, ScanKvError, TransactionCommitted, Unavailable
+from scankv.model.errors import DiskFull, ScanKvError, TransactionCommitted, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from streaming_server.engine.background import Background, repeat
 from streaming_server.storage.file_limit import has_half_of_files_left
-from table_model.errors import ScanKvError
+from scankv.model.errors import ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.storage.index_build import IndexBuild
-from table_model.errors import DataLoss, InvalidKey, RequestTooLarge, ScanKvError
-from table_model.key_range import KeyRange
-from table_model.limits import MAX_KEY_BYTES
+from scankv.model.errors import DataLoss, InvalidKey, RequestTooLarge, ScanKvError
+from scankv.model.key_range import KeyRange
+from scankv.model.limits import MAX_KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from streaming_server.storage.bucket import Bucket
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
-    from table_model.key_codec import KeyCodec
-    from table_model.schema import Index
+    from scankv.model.key_codec import KeyCodec
+    from scankv.model.schema import Index
 
 STEP_ROWS = 4096
 _STEP_BYTES = 1 << 20

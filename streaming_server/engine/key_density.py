@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, Protocol
 
-from table_model.key_ranges import shared_length
+from scankv.model.key_ranges import shared_length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from table_model.key_range import KeyRange
+    from scankv.model.key_range import KeyRange
 
 KEYS_A_LOOK: Final = 32
 

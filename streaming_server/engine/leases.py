@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from table_model.errors import InvalidRequest, SnapshotLost
-from table_model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+from scankv.model.errors import InvalidRequest, SnapshotLost
+from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

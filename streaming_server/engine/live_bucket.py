@@ -23,7 +23,7 @@ from streaming_server.storage.file_limit import check_files_left, has_files_left
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.rocks import is_complete
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
-from table_model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
+from scankv.model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.columnar_base import ColumnarBase
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.writer_states import WriterLimits
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 T = TypeVar("T")
 

@@ -42,15 +42,15 @@ from streaming_server.scan.opening import open_scan
 from streaming_server.storage.disk_use import DiskUse, table_files
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import InvalidRequest, RequestTooLarge
-from table_model.limits import MAX_LOOKUP_KEYS
-from table_model.log_offsets import check_incarnation
+from scankv.model.errors import InvalidRequest, RequestTooLarge
+from scankv.model.limits import MAX_LOOKUP_KEYS
+from scankv.model.log_offsets import check_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from protos.scankv.v1.scan_pb2 import ExplainScanResponse
+    from scankv.v1.scan_pb2 import ExplainScanResponse
     from streaming_server.clock import ServerClock
     from streaming_server.engine.catching_up import CatchUpLimits
     from streaming_server.engine.column_locks import TableLocks
@@ -69,9 +69,9 @@ if TYPE_CHECKING:
     from streaming_server.storage.disk_use import BucketFiles
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.writer_states import WriterLimits
-    from table_model.errors import ScanKvError
-    from table_model.log_offsets import LogOffsets
-    from table_model.schema import TableDefinition
+    from scankv.model.errors import ScanKvError
+    from scankv.model.log_offsets import LogOffsets
+    from scankv.model.schema import TableDefinition
 
 
 Then: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"

@@ -19,8 +19,8 @@ from streaming_server.scan.log_plan import OpenedLog
 from streaming_server.scan.log_source import LogSource
 from streaming_server.scan.log_token import LaterView, LogPosition, LogTokenWriter, read_log_token
 from streaming_server.scan.seen_before import SeenBefore
-from table_model.errors import InvalidRequest
-from table_model.log_positions import PositionKind
+from scankv.model.errors import InvalidRequest
+from scankv.model.log_positions import PositionKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from streaming_server.scan.log_plan import ChangeSource, LogPlan
     from streaming_server.storage.bucket import Bucket
     from streaming_server.storage.row_codec import RowCodec
-    from table_model.log_positions import StopAt
-    from table_model.schema import TableDefinition
+    from scankv.model.log_positions import StopAt
+    from scankv.model.schema import TableDefinition
 
 
 class LogOpening:

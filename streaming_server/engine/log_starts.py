@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streaming_server.storage.offsets import count_of
-from table_model.errors import InvalidRequest
-from table_model.log_positions import PositionKind
+from scankv.model.errors import InvalidRequest
+from scankv.model.log_positions import PositionKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.storage.bucket import Bucket
-    from table_model.log_positions import StartFrom
-    from table_model.schema import TableDefinition
+    from scankv.model.log_positions import StartFrom
+    from scankv.model.schema import TableDefinition
 
 _ANY_BYTES = 1 << 40
 

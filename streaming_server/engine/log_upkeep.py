@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from streaming_server.engine.background import Background, repeat
 from streaming_server.storage.changelog import MAX_CHANGES_PER_RECORD
 from streaming_server.storage.offsets import count_of
-from table_model.errors import ScanKvError
+from scankv.model.errors import ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.storage.bucket import Bucket, BucketState
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 _MANY_FLUSHES: Final = 8
 """Flushes on demand, each of which leaves a small file of each kind behind, before these are made one."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from streaming_server.engine.bucket_steps import get_within, total_bytes
 from streaming_server.engine.live_bucket import held, read_is_durable
-from table_model.limits import MAX_REQUEST_BYTES
+from scankv.model.limits import MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

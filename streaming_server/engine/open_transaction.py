@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streaming_server.engine.leases import check_lease_id
 from streaming_server.storage.staging import StagedPart, Touched, older_of
-from table_model.errors import InvalidRequest, TransactionCommitted, TransactionLost
-from table_model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
-from table_model.names import check_writer_id
+from scankv.model.errors import InvalidRequest, TransactionCommitted, TransactionLost
+from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+from scankv.model.names import check_writer_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

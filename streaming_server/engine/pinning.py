@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.live_bucket import durable, held
 from streaming_server.storage.pinned_base import link_base
-from table_model.errors import SnapshotNotTaken
+from scankv.model.errors import SnapshotNotTaken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.scan.base_view import BaseView
     from streaming_server.storage.bucket import Bucket, BucketState
-    from table_model.errors import ScanKvError
-    from table_model.schema import TableDefinition
+    from scankv.model.errors import ScanKvError
+    from scankv.model.schema import TableDefinition
 
 MAX_HOLD_SECONDS = 1.0
 MAX_NET_BYTES: Final = 64 << 20

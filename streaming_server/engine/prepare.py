@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from table_model.buckets import bucket_of
-from table_model.conform import check_batch
-from table_model.errors import InvalidRequest, RequestTooLarge
-from table_model.key_codec import KeyCodec
-from table_model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_REQUEST_ROWS, MAX_ROW_BYTES
+from scankv.model.buckets import bucket_of
+from scankv.model.conform import check_batch
+from scankv.model.errors import InvalidRequest, RequestTooLarge
+from scankv.model.key_codec import KeyCodec
+from scankv.model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_REQUEST_ROWS, MAX_ROW_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.rows import Written
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 
 class KeyEncoder:

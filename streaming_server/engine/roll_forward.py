@@ -16,7 +16,7 @@ from streaming_server.engine.open_transaction import touched_by
 from streaming_server.engine.staged_rows import repeated_keys, staged_rows
 from streaming_server.storage.staging import READ, load_parts
 from streaming_server.storage.writer_states import TRANSACTIONS, WriteIdentity, WriteStep
-from table_model.errors import InternalError, ScanKvError, Unavailable
+from scankv.model.errors import InternalError, ScanKvError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

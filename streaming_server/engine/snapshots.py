@@ -32,8 +32,8 @@ from streaming_server.storage.file_limit import most_idle_checkpoints
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.pinned_base import remove_base, write_net
 from streaming_server.storage.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
-from table_model.errors import DataLoss, InvalidRequest, ServerDraining, TooManySnapshots
-from table_model.limits import MAX_SPLITS
+from scankv.model.errors import DataLoss, InvalidRequest, ServerDraining, TooManySnapshots
+from scankv.model.limits import MAX_SPLITS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from streaming_server.scan.base_view import BaseView
     from streaming_server.storage.pinned_base import PinnedBase
     from streaming_server.storage.rocks import RocksResources
-    from table_model.errors import ScanKvError
-    from table_model.expressions import Predicate
-    from table_model.key_range import KeyRange
-    from table_model.schema import TableDefinition
+    from scankv.model.errors import ScanKvError
+    from scankv.model.expressions import Predicate
+    from scankv.model.key_range import KeyRange
+    from scankv.model.schema import TableDefinition
 
 IDLE_VIEWS_OPEN = 8
 SHARED_LEASE_SECONDS: Final = 60.0

@@ -22,9 +22,9 @@ import numpy as np
 from streaming_server.engine.key_density import stretches
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.row_reader import RowReader
-from table_model.errors import DataLoss, ScanKvError
-from table_model.key_range import KeyRange
-from table_model.key_ranges import ALL_KEY_RANGES
+from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.key_range import KeyRange
+from scankv.model.key_ranges import ALL_KEY_RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from streaming_server.engine.key_density import Stretch
     from streaming_server.engine.pinned_view import PinnedView, SnapshotReader
     from streaming_server.scan.chunk_source import Cursor
-    from table_model.expressions import Predicate
-    from table_model.key_ranges import KeyRanges
+    from scankv.model.expressions import Predicate
+    from scankv.model.key_ranges import KeyRanges
 
 MAX_SAMPLE_BYTES = 8 * 1024 * 1024
 MAX_KEYS_READ = 200_000

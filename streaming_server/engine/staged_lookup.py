@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from streaming_server.engine.bucket_steps import merged, total_bytes
 from streaming_server.engine.staged_rows import staged_rows
 from streaming_server.storage.staging import READ
-from table_model.errors import RequestTooLarge
-from table_model.limits import MAX_REQUEST_BYTES
+from scankv.model.errors import RequestTooLarge
+from scankv.model.limits import MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from table_model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
+from scankv.model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

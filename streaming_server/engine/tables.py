@@ -33,9 +33,9 @@ from streaming_server.storage.disk_use import DiskUse, directory_bytes, table_fi
 from streaming_server.storage.file_limit import files_per_store, most_open_buckets
 from streaming_server.storage.rocks import RocksResources
 from streaming_server.storage.writer_states import WriterLimits
-from table_model.errors import InvalidRequest, ServerDraining, TableNotFound
-from table_model.limits import DEFAULT_BUCKETS
-from table_model.schema import TableDefinition
+from scankv.model.errors import InvalidRequest, ServerDraining, TableNotFound
+from scankv.model.limits import DEFAULT_BUCKETS
+from scankv.model.schema import TableDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
-    from table_model.merge_functions import ColumnAggregate
-    from table_model.merge_spec import MergeSpec
+    from scankv.model.merge_functions import ColumnAggregate
+    from scankv.model.merge_spec import MergeSpec
 
 T = TypeVar("T")
 

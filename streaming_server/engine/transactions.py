@@ -24,7 +24,7 @@ from streaming_server.engine.table_uses import TableUses
 from streaming_server.storage.decisions import Decisions
 from streaming_server.storage.staging import DELETE, READ, StagedRequest, StagingDirectory, staged_request, tokens_in
 from streaming_server.storage.transaction_log import UnreadableLog
-from table_model.errors import (
+from scankv.model.errors import (
     DataLoss,
     InvalidRequest,
     RequestTooLarge,

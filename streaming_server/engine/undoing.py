@@ -14,9 +14,9 @@ from streaming_server.engine.prepare import widen
 from streaming_server.engine.undo_plan import ColumnsOfWriter, UndoChanges, UndoneChanges, UndoPlan, undo_id
 from streaming_server.engine.writing import WriteTerms
 from streaming_server.storage.offsets import count_of
-from table_model.buckets import bucket_of
-from table_model.errors import InvalidRequest, UndoConflict, WriteConflict
-from table_model.log_offsets import LogOffsets, check_incarnation
+from scankv.model.buckets import bucket_of
+from scankv.model.errors import InvalidRequest, UndoConflict, WriteConflict
+from scankv.model.log_offsets import LogOffsets, check_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.storage.changelog import LogRecord
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 _PASS_CHANGES: Final = 500_000
 """So many changes are planned for at once; where there are more, they are read several times, each for some keys."""

@@ -11,7 +11,7 @@ from streaming_server.engine.changed_keys import changed_keys
 from streaming_server.engine.net_rows import NetRows
 from streaming_server.engine.staged_rows import staged_rows
 from streaming_server.storage.staging import READ
-from table_model.errors import InvalidRequest, TransactionConflict
+from scankv.model.errors import InvalidRequest, TransactionConflict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

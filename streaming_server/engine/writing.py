@@ -11,7 +11,7 @@ from streaming_server.engine.changed_keys import changed_keys
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.live_bucket import held
 from streaming_server.storage.writer_states import WriteStep
-from table_model.errors import InvalidRequest, WriteConflict
+from scankv.model.errors import InvalidRequest, WriteConflict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
     from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity
-    from table_model.log_offsets import LogOffsets
+    from scankv.model.log_offsets import LogOffsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,12 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from table_model.errors import ServerDraining, TooManyScans
+from scankv.model.errors import ServerDraining, TooManyScans
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from table_model.errors import ScanKvError
+    from scankv.model.errors import ScanKvError
 
 _RETRY_AFTER_SECONDS = 1.0
 

@@ -13,14 +13,14 @@ import pyarrow.types as pat
 
 from streaming_server.scan.exact_sums import as_decimals, as_floats, as_integers, carried, piece, piece_count
 from streaming_server.scan.sort_codes import sort_codes, values_of
-from table_model.aggregates import Aggregate, AggregateFunction, check_aggregates
-from table_model.errors import InvalidRequest
+from scankv.model.aggregates import Aggregate, AggregateFunction, check_aggregates
+from scankv.model.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from streaming_server.scan.chunk_source import Chunk
-    from table_model.schema import Schema
+    from scankv.model.schema import Schema
 
 MAX_GROUPS: Final = 1_000_000
 MAX_STATE_BYTES: Final = 128 * 1024 * 1024

@@ -16,8 +16,8 @@ from streaming_server.scan.overlay import NO_ROWS
 from streaming_server.scan.sorted_merge import Merge
 from streaming_server.scan.zone_maps import may_match
 from streaming_server.storage.arrow_buffers import without_columns
-from table_model.errors import DataLoss
-from table_model.expressions import evaluate
+from scankv.model.errors import DataLoss
+from scankv.model.expressions import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from streaming_server.scan.overlay import NetRows
     from streaming_server.storage.columnar_base import ColumnarBase
     from streaming_server.storage.row_codec import RowCodec
-    from table_model.expressions import BoundPredicate
-    from table_model.key_range import KeyRange
+    from scankv.model.expressions import BoundPredicate
+    from scankv.model.key_range import KeyRange
 
 
 class BaseCursor:

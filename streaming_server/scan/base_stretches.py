@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from streaming_server.storage.columnar_base import ColumnarBase
-    from table_model.key_range import KeyRange
+    from scankv.model.key_range import KeyRange
 
     Places: TypeAlias = npt.NDArray[np.int64]
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from streaming_server.scan.chunk_source import Chunk
 from streaming_server.storage.changelog import RowKind
-from table_model.change_columns import CHANGE_FIELDS, ChangeColumns
-from table_model.expressions import bind, evaluate
+from scankv.model.change_columns import CHANGE_FIELDS, ChangeColumns
+from scankv.model.expressions import bind, evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from streaming_server.scan.net_changes import NetRows
     from streaming_server.scan.seen_before import SeenBefore
     from streaming_server.storage.changelog import LogRecord
-    from table_model.change_columns import Kinds, Numbers
-    from table_model.expressions import BoundPredicate, Predicate
-    from table_model.schema import TableDefinition
+    from scankv.model.change_columns import Kinds, Numbers
+    from scankv.model.expressions import BoundPredicate, Predicate
+    from scankv.model.schema import TableDefinition
 
 
 class ChangeRows:

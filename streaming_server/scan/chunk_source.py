@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from table_model.change_columns import ChangeColumns
-    from table_model.errors import ScanKvError
+    from scankv.model.change_columns import ChangeColumns
+    from scankv.model.errors import ScanKvError
 
     StoredRows: TypeAlias = Callable[[pa.Array], pa.Array]
     """Gives rows as they are stored, of a batch whose rows lie elsewhere as Arrow: those of some places in it."""

@@ -14,7 +14,7 @@ from streaming_server.scan.log_token import (
 )
 from streaming_server.scan.resume_token import Fingerprint
 from streaming_server.storage.offsets import count_of
-from table_model.errors import InvalidResumeToken
+from scankv.model.errors import InvalidResumeToken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from protos.scankv.v1 import scan_pb2
+from scankv.v1 import scan_pb2
 from streaming_server.scan.base_view import Via
 from streaming_server.scan.keys_to_read import keys_to_read
-from table_model.expressions import MAX_POINTS
-from table_model.key_parts import point_text, range_text
-from table_model.key_ranges import ALL_KEY_RANGES, KeyRanges
+from scankv.model.expressions import MAX_POINTS
+from scankv.model.key_parts import point_text, range_text
+from scankv.model.key_ranges import ALL_KEY_RANGES, KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.index_lookup import IndexChoice
     from streaming_server.scan.opening import ReadPlan
     from streaming_server.scan.row_reader import RowReader
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 _POINTS_SHOWN: Final = 10
 _RANGES_SHOWN: Final = 10

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from protos.scankv.v1 import scan_pb2
+from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, Waiting
     from streaming_server.scan.log_source import LogSource
     from streaming_server.scan.log_token import LaterView
-    from table_model.errors import ScanKvError
+    from scankv.model.errors import ScanKvError
 
 
 class FullSource:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from streaming_server.scan.row_reader import Readable
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
-    from table_model.errors import ScanKvError
-    from table_model.key_codec import KeyCodec
+    from scankv.model.errors import ScanKvError
+    from scankv.model.key_codec import KeyCodec
 
 MAX_STEP_ENTRIES: Final = 1024
 """Entries read at once: about a millisecond, for which the event loop is held."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from table_model.buckets import KeyPlaces
-from table_model.key_ranges import KeyRanges
+from scankv.model.buckets import KeyPlaces
+from scankv.model.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from streaming_server.scan.chunk_source import Position
     from streaming_server.scan.row_reader import RowReader
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 
 def keys_to_read(

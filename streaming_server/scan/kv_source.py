@@ -7,7 +7,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from streaming_server.scan.chunk_source import Chunk, Position
-from table_model.errors import ScanKvError
+from scankv.model.errors import ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from streaming_server.scan.opening import ReadPlan
 from streaming_server.scan.resume_token import Fingerprint
-from table_model.errors import InvalidRequest
-from table_model.expressions.binding import columns_of
-from table_model.key_range import KeyRange
-from table_model.log_offsets import check_incarnation
+from scankv.model.errors import InvalidRequest
+from scankv.model.expressions.binding import columns_of
+from scankv.model.key_range import KeyRange
+from scankv.model.log_offsets import check_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from streaming_server.scan.chunk_source import Chunk, View, Waiting
     from streaming_server.scan.log_token import LogPosition, LogTokenWriter
-    from table_model.errors import ScanKvError
-    from table_model.expressions import Predicate
-    from table_model.log_positions import StartFrom, StopAt
-    from table_model.schema import TableDefinition
+    from scankv.model.errors import ScanKvError
+    from scankv.model.expressions import Predicate
+    from scankv.model.log_positions import StartFrom, StopAt
+    from scankv.model.schema import TableDefinition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

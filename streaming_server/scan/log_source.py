@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from streaming_server.scan.net_changes import NetChanges, NetReader
     from streaming_server.scan.seen_before import SeenBefore
     from streaming_server.storage.changelog import LogRecord
-    from table_model.errors import ScanKvError
-    from table_model.schema import TableDefinition
+    from scankv.model.errors import ScanKvError
+    from scankv.model.schema import TableDefinition
 
 
 class LogTail(Protocol):

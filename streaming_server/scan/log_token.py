@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 import google_crc32c
 
 from streaming_server.scan.chunk_source import Position
-from table_model.errors import InvalidRequest, InvalidResumeToken
-from table_model.limits import MAX_RESUME_TOKEN_BYTES
+from scankv.model.errors import InvalidRequest, InvalidResumeToken
+from scankv.model.limits import MAX_RESUME_TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

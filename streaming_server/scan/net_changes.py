@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from streaming_server.storage.changelog import LogRecord
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
     Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
     Places = np.ndarray[tuple[int], np.dtype[np.int64]]

@@ -13,8 +13,8 @@ from streaming_server.scan.ordered_forms import KeyedForm, StoredForm
 from streaming_server.scan.ordered_source import OrderedSource
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
 from streaming_server.scan.row_reader import RowReader
-from table_model.expressions import nanoseconds_a_row
-from table_model.limits import MAX_CHUNK_ROWS
+from scankv.model.expressions import nanoseconds_a_row
+from scankv.model.limits import MAX_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from streaming_server.scan.row_reader import Readable
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
-    from table_model.errors import ScanKvError
-    from table_model.expressions import BoundPredicate, Predicate
-    from table_model.key_codec import KeyCodec
-    from table_model.key_range import KeyRange
-    from table_model.key_ranges import KeyRanges
-    from table_model.schema import TableDefinition
+    from scankv.model.errors import ScanKvError
+    from scankv.model.expressions import BoundPredicate, Predicate
+    from scankv.model.key_codec import KeyCodec
+    from scankv.model.key_range import KeyRange
+    from scankv.model.key_ranges import KeyRanges
+    from scankv.model.schema import TableDefinition
 
 _SHORT_NODES, _SHORT_LISTS = 32, 256
 _ASKING_NANOSECONDS: Final = 8_000_000

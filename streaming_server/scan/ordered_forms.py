@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from streaming_server.storage.arrow_buffers import without_columns
-from table_model.errors import DataLoss, InvalidKey
+from scankv.model.errors import DataLoss, InvalidKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streaming_server.storage.row_codec import Decoder, RowCodec
-    from table_model.key_codec import KeyCodec
+    from scankv.model.key_codec import KeyCodec
 
 
 class OrderedForm(Protocol):

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from table_model.errors import ScanCancelled, ScanNotFound, ScanStalled, ScanTooLong, TooManyScans
+from scankv.model.errors import ScanCancelled, ScanNotFound, ScanStalled, ScanTooLong, TooManyScans
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from streaming_server.scan.admission import Admission
-    from table_model.errors import ScanKvError
+    from scankv.model.errors import ScanKvError
 
 MAX_LARGE_CHUNKS = 8
 """Scans that have large chunks at the same time."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from streaming_server.scan.chunk_source import Position, View
-from table_model.errors import InvalidResumeToken
-from table_model.limits import MAX_RESUME_TOKEN_BYTES
+from scankv.model.errors import InvalidResumeToken
+from scankv.model.limits import MAX_RESUME_TOKEN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from streaming_server.scan.cursor_chain import CursorChain
 from streaming_server.scan.known_rows import KnownRows
-from table_model.expressions import bind, evaluate, plan_keys
-from table_model.key_parts import keys_within
+from scankv.model.expressions import bind, evaluate, plan_keys
+from scankv.model.key_parts import keys_within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from streaming_server.storage.entry_cursor import EntryCursor
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import Decoder, RowCodec
-    from table_model.expressions import BoundPredicate, Predicate
-    from table_model.key_codec import KeyCodec
-    from table_model.key_range import KeyRange
-    from table_model.key_ranges import KeyRanges
+    from scankv.model.expressions import BoundPredicate, Predicate
+    from scankv.model.key_codec import KeyCodec
+    from scankv.model.key_range import KeyRange
+    from scankv.model.key_ranges import KeyRanges
 
 
 _FEW_RANGES: Final = 4

@@ -12,7 +12,7 @@ from streaming_server.storage.offsets import count_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 # Part of every version, so that none of another making is ever taken for one of these.
 _FORMAT: Final = b"scankv version 1"

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from streaming_server.scan.crowd import Crowd
-from table_model.errors import ServerDraining
+from scankv.model.errors import ServerDraining
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from table_model.errors import ScanKvError
+    from scankv.model.errors import ScanKvError
 
 
 class Changing(Protocol):

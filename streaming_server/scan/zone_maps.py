@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from table_model.expressions.literals import Literal
-from table_model.expressions.nodes import (
+from scankv.model.expressions.literals import Literal
+from scankv.model.expressions.nodes import (
     And,
     Comparison,
     Constant,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protos.scankv.v1 import admin_pb2, table_pb2
+from scankv.v1 import admin_pb2, table_pb2
 from streaming_server.engine.base_figures import base_figures_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from streaming_server.storage.disk_space import want_of
-from table_model.errors import InternalError, InvalidRequest, ScanKvError, UnknownField
+from scankv.model.errors import InternalError, InvalidRequest, ScanKvError, UnknownField
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

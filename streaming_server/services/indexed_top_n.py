@@ -13,19 +13,19 @@ from streaming_server.scan.opening import is_planned_at_once
 from streaming_server.scan.registry import LiveScan
 from streaming_server.scan.versions import version_of
 from streaming_server.services.reading import definition_of
-from table_model.expressions.wire import from_proto
+from scankv.model.expressions.wire import from_proto
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from protos.scankv.v1 import lookup_pb2
+    from scankv.v1 import lookup_pb2
     from streaming_server.engine.tables import Tables
     from streaming_server.scan.answers import Computation
     from streaming_server.scan.held_view import HeldView
     from streaming_server.scan.indexed_top_n import FoundRows
     from streaming_server.scan.registry import ScanRegistry
     from streaming_server.scan.top_n import TopNSpec
-    from table_model.expressions import Predicate
+    from scankv.model.expressions import Predicate
 
 _QUICK_ROWS: Final = 1000
 """Rows that are found in a few milliseconds, for which nothing is admitted, listed or ended."""

@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 
 from streaming_server.services.errors import end_with
 from streaming_server.services.message_shape import check_shape
-from table_model.errors import InvalidRequest, ScanKvError, ServerBusy
-from table_model.limits import MAX_REQUEST_BYTES
+from scankv.model.errors import InvalidRequest, ScanKvError, ServerBusy
+from scankv.model.limits import MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protos.scankv.v1 import lock_pb2, lock_pb2_grpc
+from scankv.v1 import lock_pb2, lock_pb2_grpc
 from streaming_server.services.errors import mapped_errors
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from table_model.errors import InvalidRequest
-from table_model.limits import MAX_BUCKETS
-from table_model.log_offsets import LogOffsets
+from scankv.model.errors import InvalidRequest
+from scankv.model.limits import MAX_BUCKETS
+from scankv.model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
-    from protos.scankv.v1 import scan_pb2
+    from scankv.v1 import scan_pb2
 
 
 def log_offsets(message: scan_pb2.LogOffsets) -> LogOffsets:

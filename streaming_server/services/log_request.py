@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, TypeVar
 from streaming_server.scan.log_plan import LogPlan
 from streaming_server.services.log_offsets import log_offsets
 from streaming_server.services.scan_request import bucket_numbers, column_names
-from table_model.errors import InvalidRequest, InvalidResumeToken
-from table_model.expressions.wire import from_proto
-from table_model.limits import MAX_LAST_CHANGES, MAX_NET_BEHIND, MAX_RESUME_TOKEN_BYTES
-from table_model.log_positions import PositionKind, StartFrom, StopAt
-from table_model.names import check_consumer_id
+from scankv.model.errors import InvalidRequest, InvalidResumeToken
+from scankv.model.expressions.wire import from_proto
+from scankv.model.limits import MAX_LAST_CHANGES, MAX_NET_BEHIND, MAX_RESUME_TOKEN_BYTES
+from scankv.model.log_positions import PositionKind, StartFrom, StopAt
+from scankv.model.names import check_consumer_id
 
 if TYPE_CHECKING:
-    from protos.scankv.v1 import scan_pb2
+    from scankv.v1 import scan_pb2
 
 _Position = TypeVar("_Position", StartFrom, StopAt)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 import pyarrow as pa
 
-from protos.scankv.v1 import lookup_pb2, scan_pb2
+from scankv.v1 import lookup_pb2, scan_pb2
 from streaming_server.scan.aggregation import Aggregation, RowCounter
 from streaming_server.scan.answers import Answer
 from streaming_server.scan.chunk_source import total_rows
@@ -21,11 +21,11 @@ from streaming_server.services.errors import mapped_errors
 from streaming_server.services.indexed_top_n import indexed_top_n
 from streaming_server.services.reading import current_of, definition_of, whole_view
 from streaming_server.services.scan_request import bucket_numbers, column_names
-from table_model.aggregates import Aggregate, AggregateFunction
-from table_model.errors import InvalidRequest, RequestTooLarge
-from table_model.expressions import bind
-from table_model.expressions.wire import from_proto
-from table_model.limits import MAX_COLUMNS, MAX_REQUEST_BYTES, MAX_WAIT_MILLIS
+from scankv.model.aggregates import Aggregate, AggregateFunction
+from scankv.model.errors import InvalidRequest, RequestTooLarge
+from scankv.model.expressions import bind
+from scankv.model.expressions.wire import from_proto
+from scankv.model.limits import MAX_COLUMNS, MAX_REQUEST_BYTES, MAX_WAIT_MILLIS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from streaming_server.services.indexed_top_n import IndexedAnswer
     from streaming_server.services.intake import GuardedServer
     from streaming_server.services.reading import Current
-    from table_model.schema import Schema
+    from scankv.model.schema import Schema
 
 _Question = TypeVar("_Question", lookup_pb2.CountRequest, lookup_pb2.AggregateRequest, lookup_pb2.TopNRequest)
 _Response = TypeVar("_Response", lookup_pb2.CountResponse, lookup_pb2.AggregateResponse, lookup_pb2.TopNResponse)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from table_model.errors import InvalidRequest, UnknownField
+from scankv.model.errors import InvalidRequest, UnknownField
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -12,12 +12,12 @@ from streaming_server.scan.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.registry import LiveScan
 from streaming_server.scan.versions import version_of
 from streaming_server.services.scan_request import read_plan
-from table_model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
+from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from protos.scankv.v1 import lookup_pb2, scan_pb2
+    from scankv.v1 import lookup_pb2, scan_pb2
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.tables import Tables
     from streaming_server.scan.answers import Computation
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.opening import OpenedScan, ReadPlan
     from streaming_server.scan.registry import ScanRegistry
     from streaming_server.scan.waiting_calls import Changing
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 # Turns of the event loop between chunks. A call takes several, so with one it would wait for as many chunks.
 _TURNS = 4

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
-from protos.scankv.v1 import scan_pb2
+from scankv.v1 import scan_pb2
 from streaming_server.scan.change_stream import ChangeStream
 from streaming_server.scan.producer import stream_messages, unchanged_messages
 from streaming_server.scan.registry import LiveScan
@@ -24,8 +24,8 @@ from streaming_server.services.errors import mapped_errors
 from streaming_server.services.log_request import log_plan
 from streaming_server.services.reading import current_of, definition_of, opened_view
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, heartbeat_seconds, read_plan
-from table_model.expressions import bind
-from table_model.limits import DEFAULT_LOG_CHUNK_ROWS
+from scankv.model.expressions import bind
+from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

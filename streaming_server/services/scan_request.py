@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protos.scankv.v1 import scan_pb2
+from scankv.v1 import scan_pb2
 from streaming_server.config import LARGEST_CHUNK_BYTES
 from streaming_server.scan.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS, Via
 from streaming_server.scan.opening import ReadPlan
 from streaming_server.scan.producer import ChunkSpec
-from table_model.errors import InvalidRequest, InvalidResumeToken
-from table_model.expressions.wire import from_proto
-from table_model.key_range import KeyRange
-from table_model.limits import (
+from scankv.model.errors import InvalidRequest, InvalidResumeToken
+from scankv.model.expressions.wire import from_proto
+from scankv.model.key_range import KeyRange
+from scankv.model.limits import (
     DEFAULT_CHUNK_BYTES,
     DEFAULT_CHUNK_ROWS,
     MAX_BUCKETS,

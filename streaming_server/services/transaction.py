@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from protos.scankv.v1 import transaction_pb2, transaction_pb2_grpc
+from scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.lookup import ipc_of
 from streaming_server.services.write import overwrites
-from table_model.errors import InvalidRequest
-from table_model.limits import MAX_WAIT_MILLIS
+from scankv.model.errors import InvalidRequest
+from scankv.model.limits import MAX_WAIT_MILLIS
 
 if TYPE_CHECKING:
     import grpc
 
     from streaming_server.engine.tables import Tables
     from streaming_server.storage.decisions import Committed, Decision
-    from table_model.errors import ScanKvError
+    from scankv.model.errors import ScanKvError
 
 _MODES: Final = transaction_pb2.ConflictMode
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 BATCH_ROWS: Final = 32_768
 """Rows of a batch, at most."""

@@ -21,8 +21,8 @@ from streaming_server.storage.offsets import count_of, make_offset
 from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksResources, RocksStore, make_logs_durable
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
-from table_model.errors import DataLoss, ScanKvError
-from table_model.key_range import KeyRange
+from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from streaming_server.storage.rocks import RowsSnapshot, StoreBatch
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity, WriterLimits, WriteStep
-    from table_model.key_codec import KeyCodec
-    from table_model.key_ranges import KeyRanges
-    from table_model.schema import TableDefinition
+    from scankv.model.key_codec import KeyCodec
+    from scankv.model.key_ranges import KeyRanges
+    from scankv.model.schema import TableDefinition
 
 _STATE_KEY = b"state"
 _ALL_KEYS = KeyRange()

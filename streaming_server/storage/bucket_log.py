@@ -22,14 +22,14 @@ from streaming_server.storage.changelog import (
 )
 from streaming_server.storage.offsets import count_of, epoch_of, make_offset
 from streaming_server.storage.rocks import scan_options
-from table_model.errors import DataLoss, PositionExpired, PositionOutOfRange
+from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from streaming_server.storage.changelog import Changes, LogRecord, RecordHead
     from streaming_server.storage.rocks import RocksStore, StoreBatch
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 
 MARK_BYTES: Final = 1 << 20

@@ -17,13 +17,13 @@ import pyarrow as pa
 from xxhash import xxh3_128_digest
 
 from streaming_server.storage.offsets import count_of, make_offset
-from table_model.change_columns import CHANGE_SYMBOLS
-from table_model.errors import DataLoss, SchemaMismatch
+from scankv.model.change_columns import CHANGE_SYMBOLS
+from scankv.model.errors import DataLoss, SchemaMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 MAX_CHANGES_PER_RECORD = 4096
 

@@ -10,7 +10,7 @@ import google_crc32c
 
 from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.file_limit import is_out_of_files, too_many_files
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from streaming_server.storage.key_probe import KeyProbe
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksStore
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from streaming_server.storage.snapshots import PinnedBucket
-    from table_model.key_codec import KeyCodec
-    from table_model.key_range import KeyRange
-    from table_model.key_ranges import KeyRanges
+    from scankv.model.key_codec import KeyCodec
+    from scankv.model.key_range import KeyRange
+    from scankv.model.key_ranges import KeyRanges
 
 
 class Checkpoint:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.storage.checked_json import read_checked_json, write_checked_json
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from streaming_server.storage.checked_json import read_checked_json
 from streaming_server.storage.mapped_file import MappedFile, Piece
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.storage.file_limit import is_out_of_files, too_many_files
-from table_model.errors import DiskFull
+from scankv.model.errors import DiskFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from table_model.errors import ServerBusy
+    from scankv.model.errors import ServerBusy
 
 _ERRNOS: Final = frozenset([errno.ENOSPC, errno.EDQUOT])
 _ENOUGH_BYTES: Final = 1 << 20

@@ -16,7 +16,7 @@ import google_crc32c
 
 from streaming_server.storage.checked_json import sync_directory
 from streaming_server.storage.disk_space import naming_full_disk
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from streaming_server.storage.ranges_reader import RangesReader
 
 if TYPE_CHECKING:
     from streaming_server.storage.rocks import RocksStore
-    from table_model.key_ranges import KeyRanges
+    from scankv.model.key_ranges import KeyRanges
 
 STEP_SECONDS: Final = 0.001
 """The approximate duration after which a step over several ranges ends: a step holds the event loop."""

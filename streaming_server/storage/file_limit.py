@@ -8,7 +8,7 @@ import resource
 from contextlib import suppress
 from typing import Final
 
-from table_model.errors import ServerBusy
+from scankv.model.errors import ServerBusy
 
 _FILES_OF_OPEN_BUCKET: Final = 40
 """Descriptors of one bucket that is open, with a few table files."""

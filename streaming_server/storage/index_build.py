@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from streaming_server.storage.rocks import RocksStore

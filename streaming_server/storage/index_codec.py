@@ -15,18 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import DataLoss, InvalidKey, RequestTooLarge
-from table_model.key_codec import KeyCodec
-from table_model.key_range import KeyRange
-from table_model.limits import MAX_KEY_BYTES
-from table_model.merge_spec import NO_MERGING
-from table_model.schema import Schema
+from scankv.model.errors import DataLoss, InvalidKey, RequestTooLarge
+from scankv.model.key_codec import KeyCodec
+from scankv.model.key_range import KeyRange
+from scankv.model.limits import MAX_KEY_BYTES
+from scankv.model.merge_spec import NO_MERGING
+from scankv.model.schema import Schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streaming_server.storage.row_codec import RowDecoder
-    from table_model.schema import Index, TableDefinition
+    from scankv.model.schema import Index, TableDefinition
 
 
 class IndexCodec:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import google_crc32c
 import pyarrow as pa
 
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

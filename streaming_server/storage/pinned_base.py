@@ -17,7 +17,7 @@ import google_crc32c
 import pyarrow as pa
 
 from streaming_server.storage.columnar_base import ColumnarBase
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from streaming_server.storage.gaps import Width, place_before, place_behind
 from streaming_server.storage.rocks import scan_options
-from table_model.errors import InternalError, ScanKvError
-from table_model.key_range import KeyRange
-from table_model.limits import MAX_KEY_BYTES
+from scankv.model.errors import InternalError, ScanKvError
+from scankv.model.key_range import KeyRange
+from scankv.model.limits import MAX_KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.ranges_reader import RangesReader
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streaming_server.storage.rocks import RocksStore
     from streaming_server.storage.row_codec import Decoder
-    from table_model.key_ranges import KeyRanges
+    from scankv.model.key_ranges import KeyRanges
 
 STEP_SECONDS: Final = 0.001
 """The approximate duration after which a step ends: a step holds the event loop."""

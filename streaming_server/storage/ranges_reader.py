@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from streaming_server.storage.range_reader import RangeReader, found_too_much, items_form
 from streaming_server.storage.rocks import scan_options
-from table_model.errors import DataLoss, ScanKvError
-from table_model.key_range import KeyRange
+from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from rocksdict import Rdict, RdictIter
 
     from streaming_server.storage.rocks import RocksStore
-    from table_model.key_ranges import KeyRanges
+    from scankv.model.key_ranges import KeyRanges
 
 _FIRST_BLOCK, _LAST_BLOCK = 4, 256
 

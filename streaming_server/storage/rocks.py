@@ -17,7 +17,7 @@ from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.file_limit import too_many_files
 from streaming_server.storage.frames import write_at
 from streaming_server.storage.small_files import TableFile, small_runs
-from table_model.errors import DataLoss, DiskFull, InternalError, ScanKvError
+from scankv.model.errors import DataLoss, DiskFull, InternalError, ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

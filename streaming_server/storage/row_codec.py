@@ -26,7 +26,7 @@ from streaming_server.storage.arrow_buffers import (
 from streaming_server.storage.row_keys import RowKeys
 from streaming_server.storage.row_layout import HEADER, ROW_FORMAT, RowLayout, Slot
 from streaming_server.storage.shredding import assemble, shred
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from streaming_server.storage.arrow_buffers import Bytes, Mask, Offsets
-    from table_model.key_codec import KeyCodec
-    from table_model.schema import Column, TableDefinition
+    from scankv.model.key_codec import KeyCodec
+    from scankv.model.schema import Column, TableDefinition
 
 _HEADER_BITS = (1 << 8 * HEADER.size) - 1
 _COPY_AS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}

@@ -9,14 +9,14 @@ import struct
 from typing import TYPE_CHECKING
 
 from streaming_server.storage.row_layout import HEADER
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from streaming_server.storage.row_layout import RowLayout, Slot
-    from table_model.key_codec import KeyCodec
-    from table_model.schema import Column
+    from scankv.model.key_codec import KeyCodec
+    from scankv.model.schema import Column
 
 _END = struct.Struct("<I")
 

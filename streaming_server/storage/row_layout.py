@@ -23,7 +23,7 @@ from streaming_server.storage.shredding import segment_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from table_model.schema import Column, Schema
+    from scankv.model.schema import Column, Schema
 
 ROW_FORMAT = 1
 HEADER = struct.Struct("<BBI")

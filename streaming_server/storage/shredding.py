@@ -31,8 +31,8 @@ from streaming_server.storage.arrow_buffers import (
     validity_buffer,
     var_offsets,
 )
-from table_model.errors import DataLoss
-from table_model.nested import map_as_list
+from scankv.model.errors import DataLoss
+from scankv.model.nested import map_as_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

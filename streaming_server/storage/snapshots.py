@@ -22,8 +22,8 @@ import pyarrow as pa
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.pinned_base import PinnedBase
-from table_model.errors import DataLoss, ScanKvError
-from table_model.schema import TableDefinition
+from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.schema import TableDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

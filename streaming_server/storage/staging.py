@@ -21,7 +21,7 @@ from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.file_limit import is_out_of_files, too_many_files
 from streaming_server.storage.frames import frame_of, read_frames, write_at
 from streaming_server.storage.offsets import count_of
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

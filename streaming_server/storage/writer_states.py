@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from streaming_server.storage.rocks import scan_options
-from table_model.errors import DataLoss, TooManyWriters, WriterExpired, WriterFenced
-from table_model.limits import WRITER_WINDOW
+from scankv.model.errors import DataLoss, TooManyWriters, WriterExpired, WriterFenced
+from scankv.model.limits import WRITER_WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import ScanSource, StartFrom, StopAt, agg, sync
-from protos.scankv.v1 import write_pb2
+from scankv.v1 import write_pb2
 from tests.support.clocks import DAY, HOUR
 from tests.support.jumping_clock import jumping
 from tests.support.server_process import ServerProcess

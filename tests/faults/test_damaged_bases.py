@@ -25,7 +25,7 @@ from streaming_server.engine.prepare import KeyEncoder
 from streaming_server.storage import base_writer, checked_json, columnar_base
 from streaming_server.storage.base_writer import BaseWriter
 from streaming_server.storage.columnar_base import ColumnarBase, newest_base, remove_bases
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 from tests.support.forked import run_forked
 from tests.support.tables import define, exact_rows
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from streaming_server.storage.data_directory import DataDirectory
-from table_model.errors import DataLoss, ScanKvError, TableNotFound
+from scankv.model.errors import DataLoss, ScanKvError, TableNotFound
 from tests.faults.test_transaction_blast_radius import ONE, OTHER, commit, crash, scores_of, started
 from tests.support.snapshots import new_table
 

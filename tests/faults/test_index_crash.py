@@ -13,7 +13,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from protos.scankv.v1 import admin_pb2, table_pb2, write_pb2
+from scankv.v1 import admin_pb2, table_pb2, write_pb2
 from tests.support.offline import check_entries, offline_table
 from tests.support.tables import ipc_stream
 from tests.support.waiting import wait_until

@@ -12,7 +12,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from protos.scankv.v1 import snapshot_pb2, write_pb2
+from scankv.v1 import snapshot_pb2, write_pb2
 from tests.support.snapshots import pinned_rows, tables_in, views_on_disk
 from tests.support.tables import ipc_stream
 from tests.support.wire import Wire, refusal_of

@@ -20,7 +20,7 @@ from streaming_server.storage.decisions import Committed
 from streaming_server.storage.frames import write_at
 from streaming_server.storage.staging import UPSERT
 from streaming_server.storage.transaction_log import TransactionLog
-from table_model.errors import DataLoss, DiskFull, ScanKvError, TransactionCommitted, TransactionLost, Unavailable
+from scankv.model.errors import DataLoss, DiskFull, ScanKvError, TransactionCommitted, TransactionLost, Unavailable
 from tests.support.snapshots import new_table
 from tests.support.tables import SCORES, ipc_stream, scores
 

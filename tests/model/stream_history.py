@@ -13,8 +13,8 @@ import pyarrow as pa
 from aio_client import ConnectionFailed, ScanSource, StartFrom, StopAt, col, connect
 from aio_client.testing import Fault, FaultProxy
 from streaming_server.storage.offsets import count_of
-from table_model.buckets import bucket_of_one
-from table_model.key_codec import KeyCodec
+from scankv.model.buckets import bucket_of_one
+from scankv.model.key_codec import KeyCodec
 from tests.model.replay import Replay, Row
 
 if TYPE_CHECKING:

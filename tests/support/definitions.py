@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from table_model.agg import Aggregator
-from table_model.merge_functions import FUNCTIONS
-from table_model.types import is_key_type
-from tests.unit.table_model.strategies import field_names, key_types, storable_types
+from scankv.model.agg import Aggregator
+from scankv.model.merge_functions import FUNCTIONS
+from scankv.model.types import is_key_type
+from tests.unit.model.strategies import field_names, key_types, storable_types
 
 if TYPE_CHECKING:
     from aio_client.sync import Client, Table

@@ -34,8 +34,8 @@ from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.rocks import RocksStore
 from streaming_server.storage.staging import DELETE, UPSERT, StagedPart, StagingDirectory
 from streaming_server.storage.transaction_log import TransactionLog
-from table_model.merge_functions import ColumnAggregate
-from table_model.merge_spec import MergeSpec
+from scankv.model.merge_functions import ColumnAggregate
+from scankv.model.merge_spec import MergeSpec
 from tests.support.tables import ipc_stream
 
 if TYPE_CHECKING:

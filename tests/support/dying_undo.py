@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import streaming_server.engine.undoing
 from streaming_server.engine.writing import WriteTerms
 from streaming_server.storage.writer_states import WriteIdentity
-from table_model.log_offsets import LogOffsets
+from scankv.model.log_offsets import LogOffsets
 from tests.support.dying_transaction import DEATH, SCHEMA, import_what_arrow_needs, in_child, keys_of, opened, rows
 
 if TYPE_CHECKING:

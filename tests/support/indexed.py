@@ -15,7 +15,7 @@ from streaming_server.scan.held_view import HeldView, whole_indexes
 from streaming_server.scan.index_lookup import read_through_index
 from streaming_server.scan.opening import OpenedScan, ReadPlan, open_scan
 from streaming_server.storage.row_codec import RowCodec
-from table_model.key_range import KeyRange
+from scankv.model.key_range import KeyRange
 from tests.support.offline import opened
 from tests.support.tables import define
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.scan.row_reader import RowReader
-    from table_model.errors import ScanKvError
-    from table_model.expressions import Predicate
+    from scankv.model.errors import ScanKvError
+    from scankv.model.expressions import Predicate
     from tests.support.offline import OfflineBucket
 
 _ALL_KEYS = KeyRange()

@@ -15,12 +15,12 @@ from streaming_server.storage.bucket_log import LogSpan
 from streaming_server.storage.changelog import Changes, LogRecord, RowKind
 from streaming_server.storage.offsets import count_of, epoch_of
 from streaming_server.storage.rocks import StoreBatch
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 
 class MemoryBatch(StoreBatch):

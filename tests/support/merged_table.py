@@ -14,16 +14,16 @@ from streaming_server.engine.prepare import KeyEncoder
 from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from table_model.merge_functions import aggregate_of
-from table_model.merge_spec import MergeSpec, SequenceGroup
-from table_model.schema import TableDefinition
+from scankv.model.merge_functions import aggregate_of
+from scankv.model.merge_spec import MergeSpec, SequenceGroup
+from scankv.model.schema import TableDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from streaming_server.engine.prepare import PreparedRows
     from streaming_server.storage.bucket import BucketChange
-    from table_model.agg import Aggregator
+    from scankv.model.agg import Aggregator
 
 
 def merging_table(

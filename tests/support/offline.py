@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.prepare import PreparedRows
     from streaming_server.storage.changelog import LogRecord
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 EVERYTHING = 2**62
 _MEBIBYTE = 1 << 20

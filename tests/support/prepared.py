@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.data_directory import DataDirectory
-from table_model.schema import TableDefinition
+from scankv.model.schema import TableDefinition
 from tests.support.offline import bucket_path, opened
 
 if TYPE_CHECKING:

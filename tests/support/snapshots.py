@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from streaming_server.config import ServerConfig
 from streaming_server.engine.tables import Tables
-from table_model.key_range import KeyRange
+from scankv.model.key_range import KeyRange
 from tests.support.tables import SCORES, ipc_stream, scores
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import grpc
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
-from protos.scankv.v1 import (
+from scankv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     lock_pb2_grpc,

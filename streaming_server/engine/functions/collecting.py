@@ -11,7 +11,7 @@ import pyarrow.types as pat
 
 from streaming_server.engine.functions.function import Inputs, behind_old, first_places, last_places, valid
 from streaming_server.storage.shredding import shred
-from table_model.nested import map_as_list
+from scankv.model.nested import map_as_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from streaming_server.engine.functions.function import Inputs, RefusedValueError
-from table_model.errors import UsageError, did_you_mean
+from scankv.model.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -11,8 +11,8 @@ from streaming_server.engine.functions.extremes import Extreme
 from streaming_server.engine.functions.installed import InstalledFunction
 from streaming_server.engine.functions.picking import First, FirstNotNull, Last
 from streaming_server.engine.functions.sketches import SKETCHES, sketch_function
-from table_model.errors import InvalidRequest, did_you_mean
-from table_model.merge_functions import IGNORE_RETRACT, ColumnAggregate, is_installed
+from scankv.model.errors import InvalidRequest, did_you_mean
+from scankv.model.merge_functions import IGNORE_RETRACT, ColumnAggregate, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

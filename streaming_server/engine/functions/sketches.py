@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pyarrow as pa
 
 from streaming_server.engine.functions.function import Inputs, RefusedValueError
-from table_model.errors import InvalidRequest
+from scankv.model.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

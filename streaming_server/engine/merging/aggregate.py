@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from streaming_server.engine.functions.function import Inputs, RefusedValueError, chosen
 from streaming_server.engine.merging.rows import Merged
-from table_model.merge_functions import IGNORE_RETRACT, ColumnAggregate
+from scankv.model.merge_functions import IGNORE_RETRACT, ColumnAggregate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,9 +10,9 @@ from streaming_server.engine.merging.first_row import FirstRow
 from streaming_server.engine.merging.newest_row import NewestRow
 from streaming_server.engine.merging.overwrite import Overwriting
 from streaming_server.engine.merging.partial_update import PartialUpdate
-from table_model.errors import InvalidRequest
-from table_model.merge_functions import DEFAULT_FUNCTION, IGNORE_RETRACT, ColumnAggregate, hidden_fields, retracts
-from table_model.schema import hidden_name
+from scankv.model.errors import InvalidRequest
+from scankv.model.merge_functions import DEFAULT_FUNCTION, IGNORE_RETRACT, ColumnAggregate, hidden_fields, retracts
+from scankv.model.schema import hidden_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.functions.function import Places
     from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.merging.rows import Merged, Standing, Written
-    from table_model.schema import Column, TableDefinition
+    from scankv.model.schema import Column, TableDefinition
 
 
 class MergeEngine(Protocol):

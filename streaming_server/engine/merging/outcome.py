@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.prepare import PreparedRows
     from streaming_server.storage.index_codec import IndexCodec
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 _NOTHING = pa.nulls(0, pa.binary())
 

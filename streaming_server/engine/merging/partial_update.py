@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.functions.function import Mask, Places
     from streaming_server.engine.merging.aggregate import AggregatedColumn
     from streaming_server.engine.merging.rows import Standing, Written
-    from table_model.merge_spec import SequenceGroup
+    from scankv.model.merge_spec import SequenceGroup
 
 _LAST_NOT_NULL = Last(skip_nulls=True)
 

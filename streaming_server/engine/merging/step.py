@@ -13,8 +13,8 @@ from streaming_server.engine.functions.function import last_places
 from streaming_server.engine.merging.aggregate import RefusedColumnError
 from streaming_server.engine.merging.outcome import both, merge_delete, merge_upsert
 from streaming_server.engine.merging.rows import DELETE, Merged, Standing
-from table_model.errors import InvalidRequest, RequestTooLarge
-from table_model.limits import MAX_ROW_BYTES
+from scankv.model.errors import InvalidRequest, RequestTooLarge
+from scankv.model.limits import MAX_ROW_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

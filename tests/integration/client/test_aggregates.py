@@ -28,7 +28,7 @@ from aio_client import (
     connect,
     sync,
 )
-from table_model.expressions import bind, evaluate
+from scankv.model.expressions import bind, evaluate
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 

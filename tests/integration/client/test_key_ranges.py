@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aio_client import col, sync
-from table_model.expressions import all_of, any_of, bind, evaluate
+from scankv.model.expressions import all_of, any_of, bind, evaluate
 from tests.support.bases import ALL_THE_TIME, is_of_bases
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until

@@ -18,7 +18,7 @@ import pytest
 
 import scankv
 from aio_client import StartFrom, StopAt, agg, connect
-from table_model.errors import InvalidOption, InvalidRequest, SchemaMismatch, Unavailable, UsageError
+from scankv.model.errors import InvalidOption, InvalidRequest, SchemaMismatch, Unavailable, UsageError
 from tests.support.merged_table import replayed
 from tests.support.server_process import ServerProcess
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aio_client import Client, InvalidResumeToken, SchemaMismatch, Table, UsageError, col, connect, sync
-from table_model.expressions import any_of, bind, evaluate
+from scankv.model.expressions import any_of, bind, evaluate
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from protos.scankv.v1 import lookup_pb2, write_pb2
+from scankv.v1 import lookup_pb2, write_pb2
 from tests.support.tables import ipc_stream
 from tests.support.wire import Wire, refusal
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import connect
-from protos.scankv.v1 import scan_pb2, scan_pb2_grpc
+from scankv.v1 import scan_pb2, scan_pb2_grpc
 from streaming_server.config import ServerConfig
 from streaming_server.server import Server
 from tests.support.waiting import await_until

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pyarrow as pa
 
-from protos.scankv.v1 import admin_pb2, table_pb2, write_pb2
+from scankv.v1 import admin_pb2, table_pb2, write_pb2
 from tests.support.tables import ipc_stream
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal, refusal_of

@@ -24,7 +24,7 @@ from aio_client import (
     TransactionLost,
     agg,
 )
-from protos.scankv.v1 import write_pb2, write_pb2_grpc
+from scankv.v1 import write_pb2, write_pb2_grpc
 from tests.support.clocks import DAY, HOUR, FakeClocks, look_after, serving
 from tests.support.tables import ipc_stream
 from tests.support.waiting import await_until

@@ -16,7 +16,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from protos.scankv.v1 import admin_pb2, expression_pb2, scan_pb2, table_pb2, write_pb2
+from scankv.v1 import admin_pb2, expression_pb2, scan_pb2, table_pb2, write_pb2
 from streaming_server.scan.registry import MAX_UNREAD_ENDINGS
 from tests.support.server_process import ServerProcess
 from tests.support.tables import ipc_stream
@@ -209,7 +209,7 @@ def test_a_deadline_frees_the_scan(settings: Any) -> None:
 
 READER = """
 import sys, time, grpc
-from protos.scankv.v1 import scan_pb2, scan_pb2_grpc
+from scankv.v1 import scan_pb2, scan_pb2_grpc
 channel = grpc.insecure_channel(sys.argv[1], [("grpc.http2.bdp_probe", 0)])
 call = scan_pb2_grpc.ScanServiceStub(channel).ScanKv(scan_pb2.ScanKvRequest(table=sys.argv[2]))
 next(call)

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from aio_client import sync
-from table_model.limits import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
+from scankv.model.limits import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS
 from tests.integration.server import ticking_server
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from protos.scankv.v1 import (
+from scankv.v1 import (
     admin_pb2,
     expression_pb2,
     lookup_pb2,
@@ -16,7 +16,7 @@ from protos.scankv.v1 import (
     table_pb2,
     write_pb2,
 )
-from table_model.limits import MAX_REQUEST_BYTES
+from scankv.model.limits import MAX_REQUEST_BYTES
 from tests.support.hostile_requests import (
     SCHEMA,
     binary_bomb,

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 
 from aio_client import col
-from protos.scankv.v1 import lookup_pb2, scan_pb2, table_pb2, write_pb2
-from table_model.expressions.wire import to_proto
+from scankv.v1 import lookup_pb2, scan_pb2, table_pb2, write_pb2
+from scankv.model.expressions.wire import to_proto
 from tests.support.tables import exact_rows, ipc_stream
 from tests.support.waiting import await_until
 from tests.support.wire import Wire, refusal
 
 if TYPE_CHECKING:
     from aio_client import Client, Scan, Table
-    from table_model.expressions import Predicate
+    from scankv.model.expressions import Predicate
     from tests.support.server_process import ServerProcess
 
 SCHEMA = pa.schema(

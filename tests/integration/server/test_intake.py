@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from aio_client import sync
-from protos.scankv.v1 import (
+from scankv.v1 import (
     admin_pb2,
     consumer_pb2,
     lock_pb2,

@@ -27,7 +27,7 @@ from aio_client import (
     Unavailable,
     connect,
 )
-from protos.scankv.v1 import scan_pb2
+from scankv.v1 import scan_pb2
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until, wait_until
 from tests.support.wire import Wire

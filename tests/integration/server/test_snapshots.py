@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import connect
-from protos.scankv.v1 import scan_pb2, snapshot_pb2, table_pb2, write_pb2
+from scankv.v1 import scan_pb2, snapshot_pb2, table_pb2, write_pb2
 from tests.integration.server.generation_writer import SCHEMA, keys_of
 from tests.integration.server.test_consistent_cut import BUCKETS, WRITERS, assert_one_instant, generations_of, writing
 from tests.support.offline import offline_table, replayed, replayed_to

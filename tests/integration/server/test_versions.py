@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import InvalidRequest, SchemaMismatch, SnapshotLost, TableNotFound, col, connect
-from protos.scankv.v1 import lookup_pb2, scan_pb2
+from scankv.v1 import lookup_pb2, scan_pb2
 from tests.support.tables import SCORES, scores
 from tests.support.wire import refusal
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import connect, sync
-from protos.scankv.v1 import lookup_pb2, scan_pb2, snapshot_pb2
+from scankv.v1 import lookup_pb2, scan_pb2, snapshot_pb2
 from streaming_server.config import ServerConfig
 from streaming_server.server import Server
 from tests.support.server_process import ServerProcess
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from protos.scankv.v1.lookup_pb2 import TopNRequest, TopNResponse
+    from scankv.v1.lookup_pb2 import TopNRequest, TopNResponse
     from tests.support.wire import Refusal
 
 ROWS = 100

@@ -9,7 +9,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from protos.scankv.v1 import lock_pb2, lookup_pb2, table_pb2, write_pb2
+from scankv.v1 import lock_pb2, lookup_pb2, table_pb2, write_pb2
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 from tests.support.wire import Wire, refusal, refusal_of

@@ -8,8 +8,8 @@ import pytest
 from scankv.formats.csv_dialect import parse_delimiter
 from scankv.formats.csv_text import csv_header, csv_lines
 from scankv.formats.files import BadFile
-from table_model.errors import UsageError
-from table_model.types import parse_schema
+from scankv.model.errors import UsageError
+from scankv.model.types import parse_schema
 from tests.unit.cli.reading import read
 
 if TYPE_CHECKING:

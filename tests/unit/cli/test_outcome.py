@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from scankv.cli.outcome import complain, needs
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 
 
 def test_a_missing_package_is_named_with_what_installs_it() -> None:

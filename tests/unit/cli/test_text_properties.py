@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scankv.formats.json_text import json_lines, read_json_lines
 from scankv.formats.text import from_text, to_text
-from tests.unit.table_model.strategies import storable_types, values_of
+from tests.unit.model.strategies import storable_types, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import pytest
 
 from scankv.formats.files import Format
 from scankv.formats.writers import row_writer, whole_directory, whole_file
-from table_model.errors import UsageError
+from scankv.model.errors import UsageError
 from tests.unit.cli.reading import read
 from tests.unit.cli.test_text import COLUMNS
 

@@ -8,7 +8,7 @@ import google_crc32c
 import pyarrow as pa
 
 from aio_client._framing import ScanMessage
-from protos.scankv.v1.scan_pb2 import (
+from scankv.v1.scan_pb2 import (
     ResumedView,
     ScanChunk,
     ScanHeader,

@@ -11,10 +11,10 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from aio_client._call_queue import SHORT_CALLS
-from protos.scankv.v1 import table_pb2
-from protos.scankv.v1.scan_pb2 import ScanChunk, ScanKvRequest, ScanKvResponse
-from protos.scankv.v1.scan_pb2_grpc import ScanServiceServicer, add_ScanServiceServicer_to_server
-from protos.scankv.v1.table_pb2_grpc import TableServiceServicer, add_TableServiceServicer_to_server
+from scankv.v1 import table_pb2
+from scankv.v1.scan_pb2 import ScanChunk, ScanKvRequest, ScanKvResponse
+from scankv.v1.scan_pb2_grpc import ScanServiceServicer, add_ScanServiceServicer_to_server
+from scankv.v1.table_pb2_grpc import TableServiceServicer, add_TableServiceServicer_to_server
 from tests.unit.client.messages import (
     batch,
     checksum,
@@ -27,7 +27,7 @@ from tests.unit.client.messages import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from protos.scankv.v1.scan_pb2 import ExplainScanResponse
+    from scankv.v1.scan_pb2 import ExplainScanResponse
 
 Context: TypeAlias = grpc.aio.ServicerContext[ScanKvRequest, ScanKvResponse]
 

@@ -14,7 +14,7 @@ from tests.unit.client.misbehaving import FOREVER, Context, OnlyScans, end_with
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from protos.scankv.v1.scan_pb2 import ScanChunk, ScanKvRequest, ScanKvResponse
+    from scankv.v1.scan_pb2 import ScanChunk, ScanKvRequest, ScanKvResponse
 
 CHUNKS: Final = 6
 ROWS_OF_A_CHUNK: Final = 5

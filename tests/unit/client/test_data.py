@@ -13,7 +13,7 @@ import pytest
 
 from aio_client import SchemaMismatch, UsageError
 from aio_client._data import rows_of
-from table_model.types import parse_schema
+from scankv.model.types import parse_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import aio_client
-from table_model import errors
+from scankv.model import errors
 
 NAMES = [
     "BaseStatistics",

@@ -14,8 +14,8 @@ from aio_client import InvalidKey, ScanSpec, UsageError, sync
 from aio_client._key_bounds import Inclusive, range_between, range_of_prefix
 from aio_client._scan import Scan
 from aio_client._shards import ScannedTable
-from table_model.key_codec import KeyCodec
-from table_model.key_range import KeyRange
+from scankv.model.key_codec import KeyCodec
+from scankv.model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable

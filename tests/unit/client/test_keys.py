@@ -12,7 +12,7 @@ import pytest
 
 from aio_client import InvalidKey
 from aio_client._keys import check_key_sizes, is_one_key, keys_of
-from table_model.types import parse_schema
+from scankv.model.types import parse_schema
 
 ONE = parse_schema("player string not null")
 TWO = parse_schema("day date32 not null, id int32 not null")

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aio_client._polars_predicates import pushed_down
-from table_model.expressions import bind, col, evaluate
+from scankv.model.expressions import bind, col, evaluate
 
 if TYPE_CHECKING:
-    from table_model.expressions import Predicate
+    from scankv.model.expressions import Predicate
 
 SCHEMA = pa.schema(
     [

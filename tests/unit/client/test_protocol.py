@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from aio_client import ProtocolViolation, ScanSpec
 from aio_client._protocol import ScanLedger, scan_request
-from protos.scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
-from table_model.change_columns import CHANGE_FIELDS, ChangeColumns
-from table_model.key_range import KeyRange
-from table_model.log_positions import LogSpec, StartFrom
+from scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
+from scankv.model.change_columns import CHANGE_FIELDS, ChangeColumns
+from scankv.model.key_range import KeyRange
+from scankv.model.log_positions import LogSpec, StartFrom
 from tests.unit.client.messages import (
     LOG_OFFSETS,
     SCHEMA,
@@ -33,7 +33,7 @@ from tests.unit.client.messages import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from protos.scankv.v1.scan_pb2 import ScanHeader, ScanTrailer
+    from scankv.v1.scan_pb2 import ScanHeader, ScanTrailer
 
 SPEC = ScanSpec("game.scores")
 

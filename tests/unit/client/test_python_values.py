@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aio_client._python_values import NotAValueError, column_of
-from table_model.types import parse_schema
-from tests.unit.table_model.strategies import columns, key_types, order_of
+from scankv.model.types import parse_schema
+from tests.unit.model.strategies import columns, key_types, order_of
 
 NOON = dt.datetime(2020, 1, 1, 12)
 NOON_UTC = NOON.replace(tzinfo=dt.UTC)

@@ -33,7 +33,7 @@ from aio_client import (
 from aio_client._progress import ScanProgress
 from aio_client._protocol import EndedWithoutTrailer
 from aio_client._resume import Verdict, verdict
-from table_model.log_positions import LogSpec, StartFrom
+from scankv.model.log_positions import LogSpec, StartFrom
 from tests.unit.client.messages import (
     LOG_OFFSETS,
     chunks,
@@ -45,7 +45,7 @@ from tests.unit.client.messages import (
 )
 
 if TYPE_CHECKING:
-    from protos.scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanHeartbeat, ScanKvResponse, ScanTrailer
+    from scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanHeartbeat, ScanKvResponse, ScanTrailer
 
 BROKEN = [Unavailable]
 CUT = [DeadlineExceeded, ScanStalled, ScanTooLong, ServerDraining, TooManyScans, EndedWithoutTrailer]

@@ -33,7 +33,7 @@ from tests.unit.client.misbehaving import Context, KeepsItsContract, RefusesTabl
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from protos.scankv.v1.scan_pb2 import ScanKvResponse
+    from scankv.v1.scan_pb2 import ScanKvResponse
 
 pytestmark = pytest.mark.asyncio
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.types as pat
 import pytest
 
-from table_model import agg
-from table_model.agg import Aggregator
-from table_model.errors import InvalidRequest, SchemaMismatch
-from table_model.merge_functions import FUNCTIONS
-from table_model.types import format_type
+from scankv.model import agg
+from scankv.model.agg import Aggregator
+from scankv.model.errors import InvalidRequest, SchemaMismatch
+from scankv.model.merge_functions import FUNCTIONS
+from scankv.model.types import format_type
 from tests.support.merge_model import Function, RefusedError
 from tests.support.merged_table import MergedTable, merging_table, replayed
 

@@ -21,8 +21,8 @@ from streaming_server.scan.base_view import Via
 from streaming_server.scan.opening import ReadPlan
 from streaming_server.scan.overlay import Overlay
 from streaming_server.storage.offsets import make_offset
-from table_model.errors import DiskFull, ScanCancelled
-from table_model.key_range import KeyRange
+from scankv.model.errors import DiskFull, ScanCancelled
+from scankv.model.key_range import KeyRange
 from tests.support.snapshots import tables_in
 from tests.support.tables import SCORES, ipc_stream
 from tests.support.waiting import await_until

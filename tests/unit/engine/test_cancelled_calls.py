@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from table_model.errors import SchemaMismatch, TableNotFound
+from scankv.model.errors import SchemaMismatch, TableNotFound
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 
 if TYPE_CHECKING:

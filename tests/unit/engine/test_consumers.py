@@ -10,7 +10,7 @@ import pytest
 
 from streaming_server.scan.log_plan import LogPlan
 from streaming_server.storage.offsets import count_of
-from table_model.errors import (
+from scankv.model.errors import (
     ConsumerFenced,
     ConsumerNotFound,
     DataLoss,
@@ -19,7 +19,7 @@ from table_model.errors import (
     ScanKvError,
     TooManyConsumers,
 )
-from table_model.log_positions import StartFrom
+from scankv.model.log_positions import StartFrom
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 from tests.support.waiting import await_until
 

@@ -16,7 +16,7 @@ from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.tables import Tables
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.storage.cursor import BucketCursor
-from table_model.errors import RequestTooLarge, TableNotFound, TransactionLost, Unavailable
+from scankv.model.errors import RequestTooLarge, TableNotFound, TransactionLost, Unavailable
 from tests.support.tables import ipc_stream
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import RequestTooLarge
-from table_model.limits import MAX_KEY_BYTES
+from scankv.model.errors import RequestTooLarge
+from scankv.model.limits import MAX_KEY_BYTES
 from tests.support.tables import define
 
 if TYPE_CHECKING:
     from streaming_server.storage.bucket import BucketChange
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 PLAIN = define(
     pa.schema([("k", pa.int8()), ("score", pa.float64()), ("text", pa.string()), ("more", pa.list_(pa.int8()))])

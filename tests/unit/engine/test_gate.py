@@ -17,7 +17,7 @@ from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.storage.staging import UPSERT
-from table_model.errors import Unavailable
+from scankv.model.errors import Unavailable
 from tests.support.snapshots import new_table, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
 from tests.support.waiting import await_until

@@ -13,8 +13,8 @@ from streaming_server.engine.writing import WriteTerms
 from streaming_server.scan.opening import ReadPlan
 from streaming_server.storage.offsets import epoch_of
 from streaming_server.storage.writer_states import WriteIdentity
-from table_model.errors import WriterFenced
-from table_model.key_range import KeyRange
+from scankv.model.errors import WriterFenced
+from scankv.model.key_range import KeyRange
 from tests.support.snapshots import TABLE, new_table, pinned_rows, put, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
 from tests.support.waiting import await_until

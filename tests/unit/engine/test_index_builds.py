@@ -12,9 +12,9 @@ import pytest
 
 from streaming_server.engine import index_builds
 from streaming_server.storage.index_codec import IndexCodec
-from table_model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
-from table_model.key_ranges import KeyRanges
-from table_model.limits import MAX_KEY_BYTES
+from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
+from scankv.model.key_ranges import KeyRanges
+from scankv.model.limits import MAX_KEY_BYTES
 from tests.support.indexes import (
     INDEXED_TABLE,
     assert_sound,

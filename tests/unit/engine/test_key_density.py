@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming_server.engine.key_density import KEYS_A_LOOK, Stretch, stretches
-from table_model.key_range import KeyRange
+from scankv.model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable

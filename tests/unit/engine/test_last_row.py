@@ -18,13 +18,13 @@ from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from table_model.options import TableOptions
+from scankv.model.options import TableOptions
 from tests.support.tables import define
 
 if TYPE_CHECKING:
     from streaming_server.engine.prepare import PreparedRows
     from streaming_server.storage.bucket import BucketChange
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 Change = tuple[str, dict[str, Any]]
 

@@ -18,8 +18,8 @@ from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.repeated_keys import RepeatedKeys
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.storage.staging import DELETE, UPSERT
-from table_model.merge_functions import ColumnAggregate
-from table_model.merge_spec import MergeSpec
+from scankv.model.merge_functions import ColumnAggregate
+from scankv.model.merge_spec import MergeSpec
 from tests.support.snapshots import tables_in
 from tests.support.tables import ipc_stream
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from table_model.errors import SnapshotNotTaken, TooManySnapshots
+from scankv.model.errors import SnapshotNotTaken, TooManySnapshots
 from tests.support.snapshots import new_table, put, tables_in, views_on_disk
 from tests.support.waiting import await_until
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from streaming_server.engine.prepare import read_request
-from table_model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
-from table_model.limits import MAX_REQUEST_BYTES
+from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
+from scankv.model.limits import MAX_REQUEST_BYTES
 from tests.support.hostile_requests import (
     SCHEMA,
     binary_bomb,

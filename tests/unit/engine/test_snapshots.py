@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.ended_leases import MOST_IDS, EndedLeases
-from table_model.errors import (
+from scankv.model.errors import (
     DataLoss,
     InvalidRequest,
     ScanKvError,

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from streaming_server.engine import splits as splits_module
 from streaming_server.engine.splits import KeySample
-from table_model.errors import DataLoss, InvalidRequest, SnapshotLost, TableNotFound
-from table_model.expressions import col
-from table_model.key_range import KeyRange
+from scankv.model.errors import DataLoss, InvalidRequest, SnapshotLost, TableNotFound
+from scankv.model.expressions import col
+from scankv.model.key_range import KeyRange
 from tests.support.snapshots import EVERY_KEY, new_table, pinned_rows, tables_in, views_on_disk
 from tests.support.tables import ipc_stream
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.engine.tables import Tables
-    from table_model.expressions import Predicate
+    from scankv.model.expressions import Predicate
 
 Buckets = dict[int, list[bytes]]
 

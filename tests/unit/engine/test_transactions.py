@@ -13,7 +13,7 @@ from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.storage.decisions import Committed
 from streaming_server.storage.staging import UPSERT, StagingDirectory
-from table_model.errors import (
+from scankv.model.errors import (
     InvalidRequest,
     PositionExpired,
     RequestTooLarge,

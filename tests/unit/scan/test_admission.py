@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from streaming_server.scan.admission import Admission, AdmissionLimits
-from table_model.errors import ServerDraining, TooManyScans
+from scankv.model.errors import ServerDraining, TooManyScans
 
 FOREVER = 60.0
 pytestmark = pytest.mark.asyncio

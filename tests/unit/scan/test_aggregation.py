@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from streaming_server.scan.aggregation import Aggregation
 from streaming_server.scan.chunk_source import Chunk
-from table_model.aggregates import Aggregate, AggregateFunction
-from table_model.errors import InvalidRequest, SchemaMismatch
+from scankv.model.aggregates import Aggregate, AggregateFunction
+from scankv.model.errors import InvalidRequest, SchemaMismatch
 from tests.support.tables import define
 
 if TYPE_CHECKING:

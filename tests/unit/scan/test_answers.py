@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streaming_server.scan.answers import Answer, Answers
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

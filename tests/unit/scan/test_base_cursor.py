@@ -27,24 +27,24 @@ from streaming_server.storage import base_writer
 from streaming_server.storage.base_writer import BaseWriter
 from streaming_server.storage.columnar_base import ColumnarBase
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import DataLoss
-from table_model.expressions import bind
-from table_model.expressions.columns import col
-from table_model.expressions.nodes import FieldPath
-from table_model.key_range import KeyRange
+from scankv.model.errors import DataLoss
+from scankv.model.expressions import bind
+from scankv.model.expressions.columns import col
+from scankv.model.expressions.nodes import FieldPath
+from scankv.model.key_range import KeyRange
 from tests.support.offline import OfflineBucket
 from tests.support.tables import define, exact_rows
 from tests.unit.storage.strategies import batches
-from tests.unit.table_model.expression_strategies import predicates
-from tests.unit.table_model.strategies import key_types, storable_types
+from tests.unit.model.expression_strategies import predicates
+from tests.unit.model.strategies import key_types, storable_types
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Sequence
 
     from streaming_server.scan.chunk_source import StoredRows
-    from table_model.expressions import BoundPredicate
-    from table_model.schema import TableDefinition
+    from scankv.model.expressions import BoundPredicate
+    from scankv.model.schema import TableDefinition
 
 ROOM = 1 << 20
 ALL_KEYS = KeyRange()

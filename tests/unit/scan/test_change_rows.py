@@ -14,14 +14,14 @@ from streaming_server.scan.change_rows import ChangeRows
 from streaming_server.scan.chunk_source import Chunk
 from streaming_server.storage.changelog import Changes, LogRecord, RowKind
 from streaming_server.storage.offsets import make_offset
-from table_model.change_columns import CHANGE_FIELDS, ChangeColumns
-from table_model.errors import SchemaMismatch
-from table_model.expressions import col
+from scankv.model.change_columns import CHANGE_FIELDS, ChangeColumns
+from scankv.model.errors import SchemaMismatch
+from scankv.model.expressions import col
 from tests.support.tables import define
 
 if TYPE_CHECKING:
-    from table_model.expressions import Predicate
-    from table_model.schema import TableDefinition
+    from scankv.model.expressions import Predicate
+    from scankv.model.schema import TableDefinition
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
 FIRST = define(SCHEMA)

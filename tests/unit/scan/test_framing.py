@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protos.scankv.v1 import lookup_pb2, scan_pb2
+from scankv.v1 import lookup_pb2, scan_pb2
 from streaming_server.scan.framing import ROWS_ALIGNMENT, frame_answer, frame_chunk
 
 

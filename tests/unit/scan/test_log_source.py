@@ -12,7 +12,7 @@ from streaming_server.scan.change_rows import ChangeRows
 from streaming_server.scan.chunk_source import WAITING, Chunk, View
 from streaming_server.scan.log_source import LogSource
 from streaming_server.storage.changelog import RowKind
-from table_model.errors import DataLoss, ScanCancelled
+from scankv.model.errors import DataLoss, ScanCancelled
 from tests.support.memory_log import MemoryTail, StopsAt
 from tests.support.tables import define
 

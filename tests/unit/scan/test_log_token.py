@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from streaming_server.scan.chunk_source import Position
 from streaming_server.scan.log_token import LaterView, LogPosition, LogTokenWriter, read_log_token
 from streaming_server.scan.resume_token import Fingerprint
-from table_model.errors import InvalidRequest, InvalidResumeToken
+from scankv.model.errors import InvalidRequest, InvalidResumeToken
 
 
 def fingerprint(table: str = "t", query: str = "q") -> Fingerprint:

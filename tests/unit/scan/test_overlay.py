@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming_server.scan.overlay import NO_ROWS, NetRows, Overlay
-from table_model.key_codec import KeyCodec
+from scankv.model.key_codec import KeyCodec
 
 if TYPE_CHECKING:
     import random

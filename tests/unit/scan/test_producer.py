@@ -8,7 +8,7 @@ import google_crc32c
 import pyarrow as pa
 import pytest
 
-from protos.scankv.v1 import scan_pb2
+from scankv.v1 import scan_pb2
 from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, View
 from streaming_server.scan.opening import OpenedScan
 from streaming_server.scan.producer import ChunkSpec, stream_messages
@@ -19,7 +19,7 @@ from tests.support.tables import define
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from table_model.errors import ScanKvError
+    from scankv.model.errors import ScanKvError
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False)])
 DEFINITION = define(SCHEMA)

@@ -14,7 +14,7 @@ from streaming_server.scan import top_n
 from streaming_server.scan.chunk_source import Chunk
 from streaming_server.scan.top_n import TopN, TopNSpec
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
+from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
 from tests.support.tables import define
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from streaming_server.scan.crowd import Crowd
 from streaming_server.scan.waiting_calls import WaitingCalls
-from table_model.errors import ServerDraining
+from scankv.model.errors import ServerDraining
 
 if TYPE_CHECKING:
     from collections.abc import Callable

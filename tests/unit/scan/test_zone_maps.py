@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from streaming_server.scan.zone_maps import may_match
 from streaming_server.storage.base_writer import BaseWriter
 from streaming_server.storage.columnar_base import ColumnarBase, Zone
-from table_model.expressions import bind, evaluate
-from table_model.expressions.columns import col
-from table_model.expressions.nodes import FieldPath
+from scankv.model.expressions import bind, evaluate
+from scankv.model.expressions.columns import col
+from scankv.model.expressions.nodes import FieldPath
 from tests.support.tables import define
-from tests.unit.table_model.expression_strategies import keyed_batches, predicates
+from tests.unit.model.expression_strategies import keyed_batches, predicates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from table_model.expressions import Predicate
+    from scankv.model.expressions import Predicate
 
 
 @given(drawn=keyed_batches(), data=st.data())

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake
-from table_model.errors import InvalidRequest, ServerBusy
+from scankv.model.errors import InvalidRequest, ServerBusy
 from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.asyncio

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from spark_bridge.change_rows import shaping
-from table_model.errors import SchemaMismatch
-from table_model.schema import CHANGE_COLUMNS
+from scankv.model.errors import SchemaMismatch
+from scankv.model.schema import CHANGE_COLUMNS
 
 
 def shaped(rows: pa.RecordBatch, names: list[str], *, is_log: bool) -> pa.RecordBatch:

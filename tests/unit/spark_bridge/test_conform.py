@@ -10,7 +10,7 @@ import pytest
 
 from spark_bridge.conform import arrow_schema, conform
 from spark_bridge.types import spark_schema
-from table_model.errors import SchemaMismatch
+from scankv.model.errors import SchemaMismatch
 
 TYPES: list[tuple[pa.DataType, str, Any, Any]] = [
     (pa.bool_(), "boolean", True, True),

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from spark_bridge.options import ReadOptions, _key
-from table_model.errors import InvalidKey, ScanKvError, UsageError
+from scankv.model.errors import InvalidKey, ScanKvError, UsageError
 
 KEY = pa.schema([("day", pa.date32()), ("number", pa.int32()), ("name", pa.string())])
 

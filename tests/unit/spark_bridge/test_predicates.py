@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_bridge.predicates import to_spark_semantics
-from table_model.expressions import bind, col, evaluate, plan_index, plan_keys
-from table_model.expressions.literals import Literal
-from table_model.expressions.nodes import And, Comparison, FieldPath, Not, Operator, Or
-from table_model.key_codec import KeyCodec
+from scankv.model.expressions import bind, col, evaluate, plan_index, plan_keys
+from scankv.model.expressions.literals import Literal
+from scankv.model.expressions.nodes import And, Comparison, FieldPath, Not, Operator, Or
+from scankv.model.key_codec import KeyCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from table_model.expressions import Predicate
+    from scankv.model.expressions import Predicate
 
 NAN = math.nan
 FLOATS = [NAN, math.inf, -math.inf, 0.0, -0.0, 0.5, 1.0, -1.0, 2.5]

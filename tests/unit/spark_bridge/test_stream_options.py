@@ -9,9 +9,9 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from spark_bridge.options import ReadOptions
 from spark_bridge.stream_options import StreamOptions
-from table_model.errors import UsageError
-from table_model.log_offsets import LogOffsets
-from table_model.log_positions import StartFrom, StopAt
+from scankv.model.errors import UsageError
+from scankv.model.log_offsets import LogOffsets
+from scankv.model.log_positions import StartFrom, StopAt
 
 
 def parse(**options: str) -> StreamOptions:

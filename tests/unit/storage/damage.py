@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from streaming_server.storage.changelog import Changes, RowKind, decode_record, encode_records
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 from tests.support.tables import define
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from tests.support.tables import define
-from tests.unit.table_model.strategies import field_names, storable_types, values_of
+from tests.unit.model.strategies import field_names, storable_types, values_of
 
 if TYPE_CHECKING:
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 
 def definitions() -> st.SearchStrategy[TableDefinition]:

@@ -12,8 +12,8 @@ import pytest
 from streaming_server.storage import catalog as catalog_module
 from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.data_directory import DataDirectory
-from table_model.errors import DataLoss, InvalidRequest, ScanKvError, TableExists, TableNotFound
-from table_model.schema import TableDefinition
+from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError, TableExists, TableNotFound
+from scankv.model.schema import TableDefinition
 from tests.support.tables import SCORES
 
 if TYPE_CHECKING:

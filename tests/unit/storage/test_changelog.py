@@ -18,12 +18,12 @@ from streaming_server.storage.changelog import (
     encode_records,
 )
 from streaming_server.storage.offsets import make_offset
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 from tests.support.tables import SCORES, define, exact_rows, scores
 from tests.unit.storage.strategies import batches, definitions
 
 if TYPE_CHECKING:
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 DEFINITION = define(SCORES)
 

@@ -21,15 +21,15 @@ from streaming_server.engine.prepare import KeyEncoder
 from streaming_server.storage import base_writer
 from streaming_server.storage.base_writer import BaseWriter
 from streaming_server.storage.columnar_base import ColumnarBase, newest_base, remove_bases
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 from tests.support.tables import define, exact_rows, exact_values
 from tests.unit.storage.strategies import batches, definitions
-from tests.unit.table_model.strategies import order_of
+from tests.unit.model.strategies import order_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 NUMBERS = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("text", pa.string())])
 

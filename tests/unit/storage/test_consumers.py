@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streaming_server.storage.consumers import ConsumerDirectory, ConsumerRecord
-from table_model.errors import DataLoss, InvalidRequest
-from table_model.names import check_consumer_id
+from scankv.model.errors import DataLoss, InvalidRequest
+from scankv.model.names import check_consumer_id
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from table_model.errors import DataLoss
-from table_model.key_range import KeyRange
+from scankv.model.errors import DataLoss
+from scankv.model.key_range import KeyRange
 from tests.support.offline import OfflineBucket, opened
 from tests.support.prepared import flip, rows_file
 from tests.support.tables import define

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import DataLoss
+from scankv.model.errors import DataLoss
 from tests.unit.storage import damage
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from streaming_server.storage.checked_json import read_checked_json, write_checked_json
 from streaming_server.storage.data_directory import DataDirectory, DirectoryLocked, ForeignDirectory
-from table_model.errors import ScanKvError, UsageError
+from scankv.model.errors import ScanKvError, UsageError
 
 HOLD = """
 import sys

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming_server.storage.cursor import BucketCursor
-from table_model.key_range import KeyRange
-from table_model.key_ranges import ALL_KEY_RANGES, KeyRanges
+from scankv.model.key_range import KeyRange
+from scankv.model.key_ranges import ALL_KEY_RANGES, KeyRanges
 from tests.support.indexed import indexed_table
 
 if TYPE_CHECKING:

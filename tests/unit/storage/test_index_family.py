@@ -12,8 +12,8 @@ from streaming_server.storage import rocks
 from streaming_server.storage.bucket import BucketState
 from streaming_server.storage.index_build import IndexBuild
 from streaming_server.storage.rocks import RocksStore
-from table_model.errors import DataLoss
-from table_model.key_ranges import KeyRanges
+from scankv.model.errors import DataLoss
+from scankv.model.key_ranges import KeyRanges
 from tests.support.offline import OfflineBucket, opened, resources
 from tests.support.tables import SCORES, define
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.storage.rocks import StoreBatch
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 PLAIN = define(SCORES)
 INDEXED = PLAIN.add_indexes([("score",)])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streaming_server.storage.rocks import RocksResources, RocksStore
-from table_model.errors import InternalError
+from scankv.model.errors import InternalError
 
 if TYPE_CHECKING:
     from pathlib import Path

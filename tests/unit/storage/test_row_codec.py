@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import SchemaMismatch
-from table_model.limits import MAX_ROW_BYTES
+from scankv.model.errors import SchemaMismatch
+from scankv.model.limits import MAX_ROW_BYTES
 from tests.support.tables import define, exact_rows, exact_values
 from tests.unit.storage.strategies import batches, definitions
 
 if TYPE_CHECKING:
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 few = settings(max_examples=24)
 many = settings(max_examples=32)

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming_server.storage.row_codec import RowCodec
-from table_model.errors import DataLoss
-from table_model.key_codec import KeyCodec
+from scankv.model.errors import DataLoss
+from scankv.model.key_codec import KeyCodec
 from tests.support.tables import define
 from tests.unit.storage import damage
-from tests.unit.table_model.strategies import columns, key_types, storable_types, values_of
+from tests.unit.model.strategies import columns, key_types, storable_types, values_of
 
 if TYPE_CHECKING:
     from streaming_server.storage.row_keys import RowKeys
-    from table_model.schema import TableDefinition
+    from scankv.model.schema import TableDefinition
 
 
 def row_keys_of(definition: TableDefinition) -> tuple[RowKeys, KeyCodec]:

@@ -20,8 +20,8 @@ from streaming_server.storage.snapshots import (
     bytes_held,
     views_in,
 )
-from table_model.errors import DataLoss
-from table_model.key_range import KeyRange
+from scankv.model.errors import DataLoss
+from scankv.model.key_range import KeyRange
 from tests.support.dying_writer import DEFINITION, write_and_die
 from tests.support.offline import OfflineBucket, opened, resources
 from tests.support.prepared import flip, rows_file

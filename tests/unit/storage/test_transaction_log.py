@@ -22,7 +22,7 @@ from streaming_server.storage.staging import (
     staged_request,
 )
 from streaming_server.storage.transaction_log import TransactionLog
-from table_model.errors import DataLoss, Unavailable
+from scankv.model.errors import DataLoss, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path

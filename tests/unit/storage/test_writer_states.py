@@ -21,8 +21,8 @@ from streaming_server.storage.writer_states import (
     WriterState,
     WriteStep,
 )
-from table_model.errors import DataLoss, TooManyWriters, WriterExpired, WriterFenced
-from table_model.limits import WRITER_WINDOW
+from scankv.model.errors import DataLoss, TooManyWriters, WriterExpired, WriterFenced
+from scankv.model.limits import WRITER_WINDOW
 from tests.support.clocks import DAY, HOUR, FakeClocks
 from tests.support.offline import OfflineBucket, opened, resources
 from tests.support.tables import SCORES, define

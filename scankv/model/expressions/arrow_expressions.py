@@ -1,0 +1,191 @@
+"""Predicates written as `pyarrow.compute.Expression`, as far as they mean the same here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from scankv.model import lazy_compute as pc
+from scankv.model.errors import UsageError
+from scankv.model.expressions.literals import Literal, literal_of, values_of
+from scankv.model.expressions.nodes import (
+    Comparison,
+    Constant,
+    FieldPath,
+    IsIn,
+    IsNull,
+    Match,
+    Not,
+    Operator,
+    Predicate,
+    TextMatch,
+    all_of,
+    any_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Argument = FieldPath | Literal | Predicate
+
+_COMPARISONS: Final = {
+    "equal": Operator.EQUAL,
+    "not_equal": Operator.NOT_EQUAL,
+    "less": Operator.LESS,
+    "less_equal": Operator.LESS_EQUAL,
+    "greater": Operator.GREATER,
+    "greater_equal": Operator.GREATER_EQUAL,
+}
+_MATCHES: Final = {"starts_with": Match.STARTS_WITH, "match_substring": Match.CONTAINS}
+_TOLD_OPTIONS: Final = ("ignore_case", "nan_is_null", "null_matching_behavior")
+_NULLS_MATCH, _NULLS_SKIPPED = 0, 1  # arrow::compute::SetLookupOptions::NullMatchingBehavior
+
+
+def from_pyarrow(expression: pc.Expression) -> Predicate:
+    """The predicate that means exactly what an Arrow expression means, null for null.
+
+    Comparisons of columns with values or columns, `&`, `|`, `~`, `isin`, `is_null`, `is_valid`, `starts_with` and
+    `match_substring`. Arrow's `isin` is false for a null where SQL's is unknown; the result has what makes it the same.
+
+    Raises:
+        UsageError: It has something else, such as a cast, arithmetic, or `isin` with a NaN, or is no Arrow expression.
+    """
+    if not isinstance(expression, pc.Expression):
+        raise UsageError(f"expected a pyarrow.compute.Expression, not {type(expression).__name__}")
+    stack: list[_Call] = [_Call("")]
+    for kind, value in _serialized(expression):
+        if kind == "call":
+            stack.append(_Call(value))
+        elif kind == "end":
+            call = stack.pop()
+            stack[-1].arguments.append(_built(call))
+        elif kind == "options":
+            stack[-1].options = value
+        else:
+            stack[-1].arguments.append(value)
+    (whole,) = stack[0].arguments
+    return _predicate(whole)
+
+
+@dataclass(slots=True)
+class _Call:
+    function: str
+    arguments: list[Argument] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _serialized(expression: pc.Expression) -> Iterator[tuple[str, Any]]:
+    """The parts of an expression, a call before its arguments, in the form in which pyarrow pickles it.
+
+    That is an Arrow IPC file with one row: the tree is in the schema's metadata, which numbers the columns that
+    literals and options are in (arrow/compute/expression.cc, `Serialize`). Unlike `str(expression)` it is unambiguous.
+    """
+    try:
+        batch = pa.ipc.open_file(expression.__reduce__()[1][0]).get_batch(0)
+    except (pa.ArrowException, TypeError, ValueError, IndexError) as error:
+        raise UsageError(f"this Arrow expression cannot be taken: {error}") from error
+    parts = iter(_metadata(batch.schema))
+    for kind, text in parts:
+        match kind:
+            case "nested_field_ref":
+                yield kind, FieldPath(tuple(name for _, name in (next(parts) for _ in range(int(text)))))
+            case "field_ref":
+                yield kind, FieldPath((text,))
+            case "literal":
+                yield kind, literal_of(batch.column(int(text))[0])
+            case "options":
+                column = batch.column(int(text))
+                names = [child.name for child in column.type.fields]
+                yield kind, dict(zip(names, (child[0] for child in column.flatten()), strict=True))
+            case _:
+                yield kind, text
+
+
+def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
+    """All of a schema's metadata in order; pyarrow's own dict has only the last of several values of one key.
+
+    Reads the flatbuffer tables `Message` (field 2: the schema), `Schema` (field 2: the metadata) and `KeyValue`, as
+    laid out in Arrow's `format/Schema.fbs`.
+    """
+    data = memoryview(schema.serialize())
+
+    def u32(position: int) -> int:
+        return int.from_bytes(data[position : position + 4], "little")
+
+    def followed(position: int) -> int:
+        return position + u32(position)
+
+    def field_of(table: int, number: int) -> int:
+        vtable = table - int.from_bytes(data[table : table + 4], "little", signed=True)
+        slot = vtable + 4 + 2 * number
+        return followed(table + int.from_bytes(data[slot : slot + 2], "little"))
+
+    def text(position: int) -> str:
+        return bytes(data[position + 4 : position + 4 + u32(position)]).decode()
+
+    message = followed(8)  # behind the continuation mark and the length
+    pairs = field_of(field_of(message, 2), 2)
+    tables = [followed(pairs + 4 + 4 * number) for number in range(u32(pairs))]
+    return [(text(field_of(table, 0)), text(field_of(table, 1))) for table in tables]
+
+
+def _predicate(argument: Argument) -> Predicate:
+    match argument:
+        case FieldPath():
+            return Comparison(argument, Operator.EQUAL, literal_of(True))
+        case Literal(scalar=scalar) if argument.is_null or pa.types.is_boolean(scalar.type):
+            return Constant(scalar.as_py())
+        case Literal():
+            raise UsageError(f"a predicate is true or false, not {argument!r}")
+        case _:
+            return argument
+
+
+def _built(call: _Call) -> Predicate:
+    match call.function, call.arguments:
+        case "and_kleene", parts:
+            return all_of(map(_predicate, parts))
+        case "or_kleene", parts:
+            return any_of(map(_predicate, parts))
+        case "invert", [part]:
+            return Not(_predicate(part))
+        case name, [FieldPath() as left, FieldPath() | Literal() as right] if name in _COMPARISONS:
+            return Comparison(left, _COMPARISONS[name], right)
+        case name, [Literal() as left, FieldPath() as right] if name in _COMPARISONS:
+            return Comparison(right, _COMPARISONS[name].flipped, left)
+        case "is_valid", [FieldPath() as path]:
+            return Not(IsNull(path))
+        case "is_null", [FieldPath() as path] if not _option(call, "nan_is_null"):
+            return IsNull(path)
+        case "is_in", [FieldPath() as path]:
+            return _is_in(path, call)
+        case name, [FieldPath() as path] if name in _MATCHES and not _option(call, "ignore_case"):
+            return TextMatch(path, _MATCHES[name], literal_of(_option(call, "pattern")))
+        case _:
+            raise UsageError(_refusal(call))
+
+
+def _is_in(path: FieldPath, call: _Call) -> Predicate:
+    """Arrow's `is_in` is never unknown, and may find nulls; it tells 0.0 from -0.0 and takes NaN for equal to NaN."""
+    nulls = _option(call, "null_matching_behavior")
+    values = call.options["value_set"].values
+    known = values_of(values.drop_null())
+    if nulls not in (_NULLS_MATCH, _NULLS_SKIPPED) or len(known.candidates) != len(known):
+        raise UsageError(f"{_refusal(call)}; write col({path.names[0]!r}).is_in([...])")
+    found = all_of([Not(IsNull(path)), IsIn(path, known)])
+    return any_of([IsNull(path), found]) if nulls == _NULLS_MATCH and values.null_count else found
+
+
+def _option(call: _Call, name: str) -> Any:  # noqa: ANN401  # of any type
+    scalar = call.options.get(name)
+    return None if scalar is None else scalar.as_py()
+
+
+def _refusal(call: _Call) -> str:
+    options = ", ".join(f"{name}={value}" for name, value in call.options.items() if name in _TOLD_OPTIONS)
+    return (
+        f"Arrow's {call.function}({options}) has no exact counterpart here; there are comparisons of columns with "
+        "values, &, |, ~, isin without NaN and zero floats, is_null, is_valid, starts_with and match_substring"
+    )

@@ -1,0 +1,157 @@
+"""How predicates are written in Python: `(col("score") > 100) & col("player").is_in(["ann", "bob"])`."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from scankv.model.errors import UsageError
+from scankv.model.expressions.literals import Literal, literal_of, values_of
+from scankv.model.expressions.nodes import (
+    NO_TRUTH,
+    Comparison,
+    FieldPath,
+    IsIn,
+    IsNull,
+    Match,
+    Not,
+    Operator,
+    Predicate,
+    TextMatch,
+    all_of,
+    any_of,
+    other_predicate,
+)
+
+
+def col(name: str) -> Column:
+    """Names a column of the table that the predicate will be used with; `col("a")["b"]` names a field of a struct.
+
+    Whether it exists, and can be compared with what it is compared with, is checked when the predicate meets a schema.
+    """
+    return Column(FieldPath((name,)))
+
+
+class Column:
+    """A column, or a field inside of one, to be compared. Immutable, hashable, picklable.
+
+    `==` and the other comparisons make predicates; a boolean column is one by itself: `col("active") & ~col("gone")`.
+    To tell whether two columns are the same one, compare their `path`.
+
+    Attributes:
+        path: The names, from the outside in.
+    """
+
+    __slots__ = ("path",)
+
+    path: FieldPath
+
+    def __init__(self, path: FieldPath) -> None:
+        object.__setattr__(self, "path", path)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a column is immutable: {name} cannot be set")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Column, (self.path,))
+
+    def __getitem__(self, name: str) -> Column:
+        if not isinstance(name, str):
+            raise UsageError(f"a field of a struct is named by text, not by {type(name).__name__}")
+        return Column(FieldPath((*self.path.names, name)))
+
+    def __iter__(self) -> NoReturn:
+        raise UsageError("a column cannot be iterated")
+
+    def field(self, name: str) -> Column:
+        """A field of this struct column: the same as `column[name]`."""
+        return self[name]
+
+    def __eq__(self, other: object) -> Predicate:  # type: ignore[override]  # it builds a predicate
+        return self._compared(Operator.EQUAL, other)
+
+    def __ne__(self, other: object) -> Predicate:  # type: ignore[override]  # as above
+        return self._compared(Operator.NOT_EQUAL, other)
+
+    def __lt__(self, other: object) -> Predicate:
+        return self._compared(Operator.LESS, other)
+
+    def __le__(self, other: object) -> Predicate:
+        return self._compared(Operator.LESS_EQUAL, other)
+
+    def __gt__(self, other: object) -> Predicate:
+        return self._compared(Operator.GREATER, other)
+
+    def __ge__(self, other: object) -> Predicate:
+        return self._compared(Operator.GREATER_EQUAL, other)
+
+    def is_in(self, values: object) -> Predicate:
+        """Whether it equals one of up to 100,000 values: a list, set, NumPy array, pandas Series or Arrow array.
+
+        As in SQL, a None among the values makes the answer unknown where no other value is equal: `~is_in` then keeps
+        no row at all.
+        """
+        return IsIn(self.path, values_of(values))
+
+    def is_null(self) -> Predicate:
+        """Whether it is null. NaN is not."""
+        return IsNull(self.path)
+
+    def is_not_null(self) -> Predicate:
+        """Whether it is not null."""
+        return Not(IsNull(self.path))
+
+    def between(self, low: object, high: object) -> Predicate:
+        """Whether it is at least `low` and at most `high`; both belong to it."""
+        return all_of([self >= low, self <= high])
+
+    def starts_with(self, text: str | bytes) -> Predicate:
+        """Whether this string or binary column starts with a text or bytes, of up to 64 KiB; case matters."""
+        return self._matched(Match.STARTS_WITH, text)
+
+    def contains(self, text: str | bytes) -> Predicate:
+        """Whether a text or bytes, of up to 64 KiB, occur anywhere in this string or binary column; case matters."""
+        return self._matched(Match.CONTAINS, text)
+
+    def __and__(self, other: object) -> Predicate:
+        return all_of([self._as_predicate(), other_predicate(other, "&")])
+
+    def __rand__(self, other: object) -> Predicate:
+        return all_of([other_predicate(other, "&"), self._as_predicate()])
+
+    def __or__(self, other: object) -> Predicate:
+        return any_of([self._as_predicate(), other_predicate(other, "|")])
+
+    def __ror__(self, other: object) -> Predicate:
+        return any_of([other_predicate(other, "|"), self._as_predicate()])
+
+    def __invert__(self) -> Predicate:
+        return Not(self._as_predicate())
+
+    def __bool__(self) -> NoReturn:
+        raise UsageError(NO_TRUTH)
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def __repr__(self) -> str:
+        return repr(self.path)
+
+    def _as_predicate(self) -> Predicate:
+        return Comparison(self.path, Operator.EQUAL, literal_of(True))
+
+    def _compared(self, operator: Operator, other: object) -> Predicate:
+        if isinstance(other, Column):
+            return Comparison(self.path, operator, other.path)
+        if isinstance(other, Predicate):
+            raise UsageError("a column is compared with a value, not with a predicate; join predicates with & and |")
+        value = literal_of(other)
+        if value.is_null:
+            raise UsageError(
+                f"{self!r} {operator.value} None is unknown for every row; write is_null() or is_not_null()"
+            )
+        return Comparison(self.path, operator, value)
+
+    def _matched(self, match: Match, text: object) -> Predicate:
+        if not isinstance(text, str | bytes):
+            raise UsageError(f"{match.value} takes text or bytes, not {type(text).__name__}")
+        return TextMatch(self.path, match, Literal(literal_of(text).scalar))

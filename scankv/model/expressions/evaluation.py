@@ -1,0 +1,130 @@
+"""Which rows of a batch a predicate is true of: vectorised, with Arrow's kernels."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from scankv.model import lazy_compute as pc
+from scankv.model.expressions.nodes import (
+    And,
+    Comparison,
+    Constant,
+    FieldPath,
+    IsIn,
+    IsNull,
+    Match,
+    Not,
+    Operator,
+    Or,
+    Predicate,
+    TextMatch,
+)
+
+if TYPE_CHECKING:
+    from scankv.model.expressions.binding import BoundPredicate
+    from scankv.model.expressions.literals import Literal
+
+    Fields = dict[FieldPath, pa.Array]
+
+# The names of Arrow's functions.
+_COMPARE: Final[dict[Operator, str]] = {
+    Operator.EQUAL: "equal",
+    Operator.NOT_EQUAL: "not_equal",
+    Operator.LESS: "less",
+    Operator.LESS_EQUAL: "less_equal",
+    Operator.GREATER: "greater",
+    Operator.GREATER_EQUAL: "greater_equal",
+}
+_MATCH: Final[dict[Match, str]] = {
+    Match.STARTS_WITH: "starts_with",
+    Match.CONTAINS: "match_substring",
+}
+
+_NANOSECONDS: Final[dict[type[Predicate], int]] = {TextMatch: 60, IsIn: 20}
+
+
+def evaluate(bound: BoundPredicate, batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Evaluates a predicate for every row of a batch.
+
+    Takes a few bits a row and node while it runs, and no copy of a column but of float16.
+
+    Args:
+        bound: A predicate bound to the schema of the batch, or to one that has its columns and more.
+        batch: n rows with at least `bound.columns`.
+
+    Returns:
+        n values; null where the answer is unknown. `batch.filter` keeps the rows where it is true.
+    """
+    paths = {path for node in bound.predicate.walk() for path in node.paths}
+    return _evaluate(bound.predicate, {path: _field(path, batch) for path in paths}, batch.num_rows)
+
+
+def nanoseconds_a_row(bound: BoundPredicate) -> int:
+    """About how long `evaluate` takes for each of a thousand rows with short texts; of few rows each takes longer."""
+    return sum(_NANOSECONDS.get(type(node), 5) for node in bound.predicate.walk())
+
+
+def _field(path: FieldPath, batch: pa.RecordBatch) -> pa.Array:
+    array = batch.column(path.names[0])
+    for name in path.names[1:]:
+        names = [field.name for field in array.type.fields]
+        array = pc.struct_field(array, [names.index(name)])  # null where the struct is null
+    return _comparable(array)
+
+
+def _comparable(array: pa.Array) -> pa.Array:
+    """The array as a type that Arrow compares, which float16 and decimals with a negative scale are not."""
+    type_ = array.type
+    if pa.types.is_float16(type_):
+        return array.cast(pa.float64())
+    if pa.types.is_decimal(type_) and type_.scale < 0:  # in units of that scale
+        return array.view(pa.decimal128(type_.precision, 0))
+    return array
+
+
+def _value(literal: Literal) -> pa.Scalar:
+    type_ = literal.scalar.type
+    if pa.types.is_string(type_) or pa.types.is_binary(type_):  # may be long, and an array would be a copy
+        return literal.scalar
+    return _comparable(literal.as_array())[0]
+
+
+def _evaluate(predicate: Predicate, fields: Fields, rows: int) -> pa.BooleanArray:
+    match predicate:
+        case Comparison(left=left, operator=operator, right=right):
+            compare = getattr(pc, _COMPARE[operator])
+            return compare(fields[left], fields[right] if isinstance(right, FieldPath) else _value(right))
+        case IsIn(path=path):
+            return _is_in(fields[path], predicate)
+        case IsNull(path=path):
+            return fields[path].is_null()
+        case TextMatch(path=path, match=where, text=text):
+            return getattr(pc, _MATCH[where])(fields[path], text.scalar.as_py())
+        case And(parts=parts):
+            return reduce(pc.and_kleene, (_evaluate(part, fields, rows) for part in parts))
+        case Or(parts=parts):
+            return reduce(pc.or_kleene, (_evaluate(part, fields, rows) for part in parts))
+        case Not(operand=operand):
+            return pc.invert(_evaluate(operand, fields, rows))
+        case Constant(value=None):
+            return pa.nulls(rows, pa.bool_())
+        case Constant(value=value):
+            return pa.repeat(pa.scalar(value, pa.bool_()), rows)
+        case _:
+            raise TypeError(f"{type(predicate).__name__} is no predicate that can be evaluated")
+
+
+def _is_in(array: pa.Array, predicate: IsIn) -> pa.BooleanArray:
+    values = predicate.values
+    candidates = _comparable(values.candidates)
+    if candidates.type != array.type:  # floats that are no float32
+        array = array.cast(candidates.type)
+    found = pc.is_in(array, value_set=candidates)
+    if values.has_null:
+        return pc.if_else(found, found, pa.scalar(None, pa.bool_()))
+    if array.null_count and len(values):
+        return pc.if_else(array.is_valid(), found, pa.scalar(None, pa.bool_()))
+    return found

@@ -1,0 +1,370 @@
+"""The tree of a predicate: what it asks of the rows, as plain values that can be compared, kept and sent.
+
+    Predicate
+    ├── Comparison      column == != < <= > >= value, or another column
+    ├── IsIn            column is one of a list
+    ├── IsNull
+    ├── TextMatch       column starts with, or contains, a text or bytes
+    ├── And, Or         of two and more
+    ├── Not
+    └── Constant        true, false or unknown for every row
+
+Logic is SQL's, with three values: a comparison with a null is unknown, `False & unknown` is false, `True | unknown` is
+true, `~unknown` is unknown, and a row is kept where the whole is true. Floats compare as IEEE 754 says: -0.0 equals
+0.0, and with NaN no comparison but `!=` is true.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from scankv.model.errors import UsageError
+from scankv.model.expressions.literals import MAX_LIST_VALUES, Literal, ValueList
+from scankv.model.names import is_column_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MAX_NODES: Final = 1000
+"""Nodes of one expression."""
+
+MAX_DEPTH: Final = 90
+"""Nodes inside one another. Protocol buffers read at most 100 messages inside one another, and the request has some."""
+
+MAX_SEARCHED_BYTES: Final = 64 * 1024
+"""Of all texts and bytes together that one expression looks for: each is prepared anew for every chunk of rows."""
+
+NO_TRUTH: Final = (
+    "a predicate has no truth value before it meets rows: combine predicates with & and | and ~ (not with and, or, "
+    "not), each comparison in parentheses, and write between(a, b) for a < x < b"
+)
+
+
+class Operator(Enum):
+    """How two values are compared; the value is its Python form."""
+
+    EQUAL = "=="
+    NOT_EQUAL = "!="
+    LESS = "<"
+    LESS_EQUAL = "<="
+    GREATER = ">"
+    GREATER_EQUAL = ">="
+
+    @property
+    def flipped(self) -> Operator:
+        """The operator that says the same with the sides exchanged."""
+        return _FLIPPED.get(self, self)
+
+
+_FLIPPED: Final = {
+    Operator.LESS: Operator.GREATER,
+    Operator.LESS_EQUAL: Operator.GREATER_EQUAL,
+    Operator.GREATER: Operator.LESS,
+    Operator.GREATER_EQUAL: Operator.LESS_EQUAL,
+}
+
+
+class Match(Enum):
+    """Where a text is looked for; the value is the method of a column."""
+
+    STARTS_WITH = "starts_with"
+    CONTAINS = "contains"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FieldPath:
+    """A column, or a field inside of struct columns. Immutable, hashable, picklable.
+
+    Attributes:
+        names: The column's name, then the fields' names from the outside in.
+    """
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for names that are no text, or no UTF-8."""
+        if not self.names or not all(name and is_column_name(name) for name in self.names):
+            raise UsageError(f"a column is named by text, such as col('score'), not by {self.names!r}")
+        if len(self.names) > MAX_DEPTH:
+            raise UsageError(f"a field has at most {MAX_DEPTH} names, not {len(self.names):,}")
+
+    def __repr__(self) -> str:
+        return f"col({_quoted(self.names[0])})" + "".join(f"[{_quoted(name)}]" for name in self.names[1:])
+
+    def __str__(self) -> str:
+        """As a message names it: `column "a"`, `field "a.b"`."""
+        return f'{"field" if len(self.names) > 1 else "column"} "{".".join(self.names)}"'
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Predicate:
+    """What is true, false or unknown of a row. Immutable, hashable, picklable; `==` compares structure.
+
+    Combine predicates with `&`, `|` and `~`.
+
+    Attributes:
+        nodes: How many nodes it has.
+        depth: How many nodes are inside one another, at most.
+        list_values: How many values all of its lists have together.
+        searched_bytes: How many bytes have all texts together that it looks for.
+    """
+
+    nodes: int = field(init=False, compare=False, default=1)
+    depth: int = field(init=False, compare=False, default=1)
+    list_values: int = field(init=False, compare=False, default=0)
+    searched_bytes: int = field(init=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for more nodes, depth or values than the limits: so that no larger tree ever exists."""
+        nodes = 1 + sum(operand.nodes for operand in self.operands)
+        depth = 1 + max((operand.depth for operand in self.operands), default=0)
+        list_values = self._own_values() + sum(operand.list_values for operand in self.operands)
+        searched_bytes = self._own_bytes() + sum(operand.searched_bytes for operand in self.operands)
+        for what, found, limit in (
+            ("nodes", nodes, MAX_NODES),
+            ("levels of depth", depth, MAX_DEPTH),
+            ("values in its lists", list_values, MAX_LIST_VALUES),
+            ("bytes to look for in text", searched_bytes, MAX_SEARCHED_BYTES),
+        ):
+            if found > limit:
+                hint = "; is_in takes many values as one node" if what == "nodes" else ""
+                raise UsageError(f"the predicate has over {limit:,} {what}{hint}")
+        object.__setattr__(self, "nodes", nodes)
+        object.__setattr__(self, "depth", depth)
+        object.__setattr__(self, "list_values", list_values)
+        object.__setattr__(self, "searched_bytes", searched_bytes)
+
+    @property
+    def operands(self) -> tuple[Predicate, ...]:
+        """The predicates directly inside."""
+        return ()
+
+    @property
+    def paths(self) -> tuple[FieldPath, ...]:
+        """The columns and fields that this node itself reads."""
+        return ()
+
+    def walk(self) -> Iterator[Predicate]:
+        """This node, and then all below it."""
+        yield self
+        for operand in self.operands:
+            yield from operand.walk()
+
+    def _own_values(self) -> int:
+        return 0
+
+    def _own_bytes(self) -> int:
+        return 0
+
+    def _as_predicate(self) -> Predicate:
+        return self
+
+    def __and__(self, other: object) -> Predicate:
+        return all_of([self, other_predicate(other, "&")])
+
+    def __rand__(self, other: object) -> Predicate:
+        return all_of([other_predicate(other, "&"), self])
+
+    def __or__(self, other: object) -> Predicate:
+        return any_of([self, other_predicate(other, "|")])
+
+    def __ror__(self, other: object) -> Predicate:
+        return any_of([other_predicate(other, "|"), self])
+
+    def __invert__(self) -> Predicate:
+        return Not(self)
+
+    def __bool__(self) -> NoReturn:
+        raise UsageError(NO_TRUTH)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Predicate):
+    """A column compared with a value or with another column; unknown where one of them is null."""
+
+    left: FieldPath
+    operator: Operator
+    right: Literal | FieldPath
+
+    @property
+    def paths(self) -> tuple[FieldPath, ...]:
+        """The columns compared."""
+        return (self.left, self.right) if isinstance(self.right, FieldPath) else (self.left,)
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} {self.operator.value} {self.right!r}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class IsIn(Predicate):
+    """Whether a column is one of some values.
+
+    True where one of them is equal; else unknown where the column is null or one of the values is; else false. No row
+    is in an empty list, not even a null.
+    """
+
+    path: FieldPath
+    values: ValueList
+
+    @property
+    def paths(self) -> tuple[FieldPath, ...]:
+        """The column."""
+        return (self.path,)
+
+    def _own_values(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        return f"{self.path!r}.is_in({self.values!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class IsNull(Predicate):
+    """Whether a column is null: true or false, never unknown."""
+
+    path: FieldPath
+
+    @property
+    def paths(self) -> tuple[FieldPath, ...]:
+        """The column."""
+        return (self.path,)
+
+    def __repr__(self) -> str:
+        return f"{self.path!r}.is_null()"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TextMatch(Predicate):
+    """Whether a string or binary column starts with, or contains, a text or bytes; unknown where it is null."""
+
+    path: FieldPath
+    match: Match
+    text: Literal
+
+    @property
+    def paths(self) -> tuple[FieldPath, ...]:
+        """The column."""
+        return (self.path,)
+
+    def _own_bytes(self) -> int:
+        return int(self.text.scalar.as_buffer().size)
+
+    def __repr__(self) -> str:
+        return f"{self.path!r}.{self.match.value}({self.text!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Connective(Predicate):
+    parts: tuple[Predicate, ...]
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for less than two parts, and as `Predicate` does."""
+        if len(self.parts) < 2:
+            raise UsageError(f"{type(self).__name__} joins at least two predicates, not {len(self.parts)}")
+        Predicate.__post_init__(self)
+
+    @property
+    def operands(self) -> tuple[Predicate, ...]:
+        """The predicates directly inside."""
+        return self.parts
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class And(_Connective):
+    """False where one part is false, else unknown where one is unknown, else true."""
+
+    def __repr__(self) -> str:
+        return " & ".join(map(_in_parentheses, self.parts))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Or(_Connective):
+    """True where one part is true, else unknown where one is unknown, else false."""
+
+    def __repr__(self) -> str:
+        return " | ".join(map(_in_parentheses, self.parts))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Not(Predicate):
+    """True where the other is false, false where it is true."""
+
+    operand: Predicate
+
+    @property
+    def operands(self) -> tuple[Predicate, ...]:
+        """The predicate negated."""
+        return (self.operand,)
+
+    def __repr__(self) -> str:
+        if isinstance(self.operand, IsNull):
+            return f"{self.operand.path!r}.is_not_null()"
+        return f"~{_in_parentheses(self.operand)}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Constant(Predicate):
+    """The same of every row: True, False, or None for unknown."""
+
+    value: bool | None
+
+    def __repr__(self) -> str:
+        return f"Constant({self.value})"
+
+
+def all_of(predicates: Iterable[Predicate]) -> Predicate:
+    """The predicates joined by AND, as one flat node; true when there is none."""
+    return _joined(And, predicates, Constant(True))
+
+
+def any_of(predicates: Iterable[Predicate]) -> Predicate:
+    """The predicates joined by OR, as one flat node; false when there is none."""
+    return _joined(Or, predicates, Constant(False))
+
+
+def conjuncts(predicate: Predicate) -> list[Predicate]:
+    """Splits a predicate into parts of which all are true exactly where it is true."""
+    match predicate:
+        case And(parts=parts):
+            return [conjunct for part in parts for conjunct in conjuncts(part)]
+        case Not(operand=Not(operand=inner)):
+            return conjuncts(inner)
+        case Not(operand=Or(parts=parts)):
+            return [conjunct for part in parts for conjunct in conjuncts(Not(part))]
+        case _:
+            return [predicate]
+
+
+def other_predicate(other: object, operator: str) -> Predicate:
+    """The other side of `&` or `|`: a predicate, or a boolean column.
+
+    Raises:
+        UsageError: It is something else, as in `a > 1 & b < 2`, where Python reads `1 & b` first.
+    """
+    as_predicate = getattr(other, "_as_predicate", None)
+    if as_predicate is None:
+        raise UsageError(
+            f"{operator} joins predicates, not {type(other).__name__}; put each comparison in parentheses, as in "
+            f"(col('a') > 1) {operator} (col('b') < 2)"
+        )
+    predicate: Predicate = as_predicate()
+    return predicate
+
+
+def _joined(kind: type[_Connective], predicates: Iterable[Predicate], empty: Predicate) -> Predicate:
+    parts: list[Predicate] = []
+    for predicate in predicates:
+        parts += predicate.operands if isinstance(predicate, kind) else [predicate]
+    if len(parts) > 1:
+        return kind(tuple(parts))
+    return parts[0] if parts else empty
+
+
+def _in_parentheses(predicate: Predicate) -> str:
+    return f"({predicate!r})" if isinstance(predicate, Comparison | _Connective) else repr(predicate)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,276 @@
+"""From a predicate to the ranges of encoded keys, or index entries, that can hold the rows it is true of.
+
+A key sorts by its first column, then by its second, and so on. So the planner takes the columns one after another. It
+cuts the first column into the intervals on which the predicate's comparisons with that column do not change; drops the
+intervals on which the predicate cannot be true; and where an interval is a single value, looks at the next column below
+that value, with what is left of the predicate. All operators, AND, OR, NOT and lists are handled by this one rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from scankv.model.expressions.column_truth import ColumnTruth
+from scankv.model.key_parts import is_one_value
+from scankv.model.key_range import KeyRange
+from scankv.model.key_ranges import KeyRanges, shared_length
+from scankv.model.limits import MAX_KEY_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from scankv.model.expressions.column_bounds import ColumnBounds
+    from scankv.model.expressions.nodes import Predicate
+
+MAX_POINTS: Final = 10_000
+"""Keys that are looked up one by one, and ranges, together."""
+MAX_RANGES: Final = 512
+"""Ranges that are no single keys. Where a plan has more, near ones are read as one."""
+_MOST_BYTES: Final = 4 * 1024 * 1024
+_WORTH_SKIPPING: Final = 16
+"""Up to so many ranges, a single key between two of them is left out; with more, it is read and filtered."""
+
+Asked: TypeAlias = "tuple[Predicate | None, ...]"
+"""What is left of each part of a conjunction; None: nothing."""
+
+
+class Piece(NamedTuple):
+    """A range of encodings below a prefix; `end` None is the end of that prefix. A point is a single value."""
+
+    start: bytes
+    end: bytes | None
+    is_point: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RangePlan:
+    """Where the rows of a conjunction are. Immutable.
+
+    Attributes:
+        ranges: The ranges; every row that the conjunction is true of is in one.
+        left: The parts, or what is left of them, that are to be asked of the rows in the ranges.
+    """
+
+    ranges: KeyRanges
+    left: tuple[Predicate, ...]
+
+
+def plan_ranges(parts: Sequence[Predicate], bounds: ColumnBounds, most_ranges: int = MAX_RANGES) -> RangePlan:
+    """Plans the ranges of a conjunction.
+
+    The number of ranges is bounded: where there would be more, those nearest to each other become one, and what was
+    left out between them is asked of the rows. So a plan may read more than it needs, but never misses a row.
+
+    Args:
+        parts: The parts of the conjunction, bound to the table's schema.
+        bounds: Knows the columns of the key or index.
+        most_ranges: The most ranges that are no single keys; single keys and ranges together are at most 10,000.
+    """
+    planner = _Planner(bounds, MAX_POINTS, _MOST_BYTES)
+    try:
+        pieces = planner.pieces(parts)
+        is_small = sum(not piece.is_point for piece in pieces) <= most_ranges
+    except _TooLong:
+        is_small = False
+    if not is_small:
+        planner = _Planner(bounds, most_ranges, None)
+        pieces = planner.pieces(parts)
+    ranges = KeyRanges(
+        tuple([piece.start for piece in pieces]),
+        tuple([piece.start + b"\0" if piece.is_point else piece.end for piece in pieces]),
+    )
+    return RangePlan(ranges, planner.left(parts) if pieces else ())
+
+
+class _TooLong(Exception):
+    """The pieces take too many bytes."""
+
+
+def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The pieces, those that touch as one; single keys beside each other stay so, since each is in one bucket."""
+    last: Piece | None = None
+    for piece in pieces:
+        if last is not None and last.end == piece.start and not (last.is_point and piece.is_point):
+            last = Piece(last.start, piece.end, False)
+            continue
+        if last is not None:
+            yield last
+        last = piece
+    if last is not None:
+        yield last
+
+
+def _is_too_long(piece: Piece) -> bool:
+    """Whether the piece has only keys that are longer than any."""
+    return len(piece.start) > MAX_KEY_BYTES and piece.end == KeyRange.under(piece.start).end
+
+
+@dataclass(slots=True)
+class _Planner:
+    """One planning. Remembers what is left to be asked in all the pieces it makes.
+
+    Attributes:
+        bounds: Knows the columns.
+        most: The most pieces.
+        room_bytes: What pieces below values of earlier columns may still take. None: that is not bounded.
+    """
+
+    bounds: ColumnBounds
+    most: int
+    room_bytes: int | None
+    _asked: dict[tuple[int, ...], Asked] = field(default_factory=dict)
+
+    def pieces(self, parts: Sequence[Predicate]) -> list[Piece]:
+        """The pieces of a conjunction, ascending. Raises _TooLong."""
+        return [piece for piece in _joined(self.plan(tuple(parts), 0, self.most)) if not _is_too_long(piece)]
+
+    def left(self, parts: Sequence[Predicate]) -> tuple[Predicate, ...]:
+        """What is left of each part in all pieces: the same where it is so everywhere, else the part as it was."""
+        found = []
+        for part, forms in zip(parts, zip(*self._asked.values(), strict=True), strict=True):
+            first, *others = {id(form): form for form in forms}.values()
+            if first is None and not others:
+                continue
+            is_same = first is not None and all(form is not None and form == first for form in others)
+            found.append(first if first is not None and is_same else part)
+        return tuple(found)
+
+    def plan(self, asked: Asked, position: int, most: int) -> list[Piece]:
+        """The pieces below a prefix of so many columns, ascending, at most so many. Raises _TooLong."""
+        truth = ColumnTruth(self.bounds, position, [part for part in asked if part is not None])
+        level = _Level(self, truth, asked, position)
+        runs = level.runs()
+        if len(runs) > most:
+            runs = _coarsened(runs, truth, most)
+        below = most // max(len(runs), 1)
+        return [piece for run in runs for piece in level.pieces(run, below)]
+
+    def under(self, start: bytes, end: bytes | None, pieces: Sequence[Piece]) -> list[Piece]:
+        """The pieces below a prefix, which are given without it. Raises _TooLong."""
+        found = [
+            Piece(start + piece.start, end if piece.end is None else start + piece.end, piece.is_point)
+            for piece in pieces
+        ]
+        if self.room_bytes is not None:
+            self.room_bytes -= sum(len(piece.start) for piece in found)
+            if self.room_bytes < 0:
+                raise _TooLong
+        return found
+
+    def note(self, asked: Asked) -> None:
+        """Remembers what is left to be asked in a piece."""
+        self._asked[tuple(map(id, asked))] = asked
+
+
+class _Run(NamedTuple):
+    """Intervals that follow each other, from one up to and with another; of one group, None where of several."""
+
+    first: int
+    last: int
+    group: int | None
+
+
+class _Level:
+    """One column below one prefix: which of its intervals are read, and how."""
+
+    def __init__(self, planner: _Planner, truth: ColumnTruth, asked: Asked, position: int) -> None:
+        self._planner = planner
+        self._truth = truth
+        self._asked = asked
+        self._position = position
+        self._codec = planner.bounds.codec
+        self._is_last = position + 1 == len(self._codec.names)
+        self._left: dict[int, Asked] = {}
+        self._below: dict[int, list[Piece]] = {}
+        self._deeper: dict[int, bool] = {}
+
+    def runs(self) -> list[_Run]:
+        """The intervals on which everything may be true: values that are looked at further alone, others together."""
+        alive = self._truth.alive([part for part in self._asked if part is not None])
+        runs: list[_Run] = []
+        places = alive.tolist()
+        for place, group in zip(places, self._truth.groups(alive), strict=True):
+            if group not in self._left:
+                self._left[group] = self._left_in(place)
+                self._deeper[group] = self._is_last or self._asks_next(self._left[group])
+            last = runs[-1] if runs else None
+            if (
+                last is not None
+                and last.last + 1 == place
+                and last.group == group
+                and not (self._deeper[group] and (self._is_value(place) or self._is_value(last.last)))
+            ):
+                runs[-1] = last._replace(last=place)
+            else:
+                runs.append(_Run(place, place, group))
+        if self._is_last and len(runs) > _WORTH_SKIPPING:
+            runs = self._bridged(runs)
+        return runs
+
+    def _bridged(self, runs: Sequence[_Run]) -> list[_Run]:
+        """The runs, with single keys between two ranges read as well: a seek takes longer than to read one row."""
+        found: list[_Run] = []
+        for run in runs:
+            last = found[-1] if found else None
+            if (
+                last is not None
+                and run.first - last.last == 2
+                and self._is_value(last.last + 1)
+                and not self._is_value(last.last)
+                and not self._is_value(run.first)
+            ):
+                found[-1] = _Run(last.first, run.last, None)
+            else:
+                found.append(run)
+        return found
+
+    def _left_in(self, place: int) -> Asked:
+        return tuple(None if part is None else self._truth.left(part, place) for part in self._asked)
+
+    def _asks_next(self, asked: Asked) -> bool:
+        """Whether something is asked of the next column."""
+        name = self._codec.names[self._position + 1]
+        return any(
+            path.names == (name,) for part in asked if part is not None for node in part.walk() for path in node.paths
+        )
+
+    def _is_value(self, place: int) -> bool:
+        return self._truth.starts[place] in self._truth.values
+
+    def pieces(self, run: _Run, most: int) -> list[Piece]:
+        """The pieces of a run, at most so many."""
+        start, end = self._truth.starts[run.first], self._truth.end_of(run.last)
+        if run.group is None:
+            self._planner.note(self._asked)
+            return [Piece(start, end, False)]
+        is_value = run.first == run.last and (
+            self._is_value(run.first) or is_one_value(start, end, self._codec, self._position)
+        )
+        if is_value and not self._is_last and self._deeper[run.group]:
+            if run.group not in self._below:
+                self._below[run.group] = self._planner.plan(self._left[run.group], self._position + 1, most)
+            return self._planner.under(start, end, self._below[run.group])
+        self._planner.note(self._left[run.group])
+        return [Piece(start, end, is_value and self._is_last)]
+
+
+def _coarsened(runs: Sequence[_Run], truth: ColumnTruth, most: int) -> list[_Run]:
+    """At most so many runs: those with the smallest gaps between them become one."""
+    gaps = [_gap(truth.starts[one.last + 1], truth.starts[other.first]) for one, other in pairwise(runs)]
+    kept = sorted(sorted(range(len(gaps)), key=gaps.__getitem__, reverse=True)[: max(most, 1) - 1])
+    found = []
+    first = 0
+    for last in [*kept, len(runs) - 1]:
+        one = first == last
+        found.append(_Run(runs[first].first, runs[last].last, runs[first].group if one else None))
+        first = last + 1
+    return found
+
+
+def _gap(low: bytes, high: bytes) -> tuple[int, int]:
+    """How far apart two encodings are, to be compared: the earlier they differ, the farther, and then by how much."""
+    same = shared_length(low, high)
+    low_rest, high_rest = (int.from_bytes(key[same : same + 8].ljust(8, b"\0")) for key in (low, high))
+    return -same, high_rest - low_rest

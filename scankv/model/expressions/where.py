@@ -1,0 +1,42 @@
+"""What may be given as `where`, and how it becomes a predicate: for Python, the command line and Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from scankv.model import lazy_compute as pc
+from scankv.model.errors import UsageError
+from scankv.model.expressions.arrow_expressions import from_pyarrow
+from scankv.model.expressions.columns import Column
+from scankv.model.expressions.nodes import Predicate, other_predicate
+from scankv.model.expressions.sql_text import parse_where
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute
+
+Where: TypeAlias = "Predicate | Column | str | pyarrow.compute.Expression"
+"""What `predicate_of` takes."""
+
+
+def predicate_of(where: object, schema: pa.Schema | None = None) -> Predicate:
+    """Takes a predicate, a boolean column, SQL text or a `pyarrow.compute.Expression`.
+
+    Args:
+        where: What the rows must be.
+        schema: The columns of the table, so that errors about text have positions, see `parse_where`.
+
+    Raises:
+        UsageError: It is none of these, or text or an Arrow expression that cannot be taken.
+        SchemaMismatch: As `parse_where`.
+    """
+    if isinstance(where, Predicate | Column):
+        return other_predicate(where, "where")
+    if isinstance(where, str):
+        return parse_where(where, schema)
+    if isinstance(where, pc.Expression):
+        return from_pyarrow(where)
+    raise UsageError(
+        f"where takes a predicate such as col('score') > 100, text such as 'score > 100', or a "
+        f"pyarrow.compute.Expression, not {type(where).__name__}"
+    )

@@ -1,0 +1,89 @@
+"""How a table is named, `database.table`, its columns, and who reads its changes and writes to it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from scankv.model.errors import InvalidRequest
+from scankv.model.limits import MAX_NAME_LENGTH
+
+_PART = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{MAX_NAME_LENGTH - 1}}}")
+_WRITER_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_NAME_LENGTH}}}")
+_CONSUMER_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME_LENGTH}}}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """The full name of a table. Case matters.
+
+    Attributes:
+        database: The part before the dot.
+        table: The part after the dot. Each part has 1 to 128 of `A-Z a-z 0-9 _ -` and begins with a letter or `_`.
+    """
+
+    database: str
+    table: str
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest for a part with other characters, or of another length."""
+        for role, part in (("database", self.database), ("table", self.table)):
+            if not _PART.fullmatch(part):
+                raise InvalidRequest(
+                    f'"{_short(str(self))}" is not a table name: its {role} part must be 1 to {MAX_NAME_LENGTH} of '
+                    "A-Z a-z 0-9 _ - and begin with a letter or _",
+                    table=_short(str(self)),
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Reads a name such as `game.scores`.
+
+        Raises:
+            InvalidRequest: The text is not two valid names joined by one dot.
+        """
+        parts = text.split(".")
+        if len(parts) != 2:
+            raise InvalidRequest(
+                f'"{_short(text)}" is not a table name: write database.table, such as game.scores', table=_short(text)
+            )
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        """The form that `parse` reads."""
+        return f"{self.database}.{self.table}"
+
+
+def check_consumer_id(consumer_id: object) -> None:
+    """Raises InvalidRequest unless it may name a consumer, and so a file."""
+    if not isinstance(consumer_id, str) or consumer_id in (".", "..") or not _CONSUMER_ID.fullmatch(consumer_id):
+        raise InvalidRequest(
+            f"{_short(repr(consumer_id))} is not the id of a consumer: it must be 1 to {MAX_NAME_LENGTH} of "
+            'A-Z a-z 0-9 . _ - and neither "." nor ".."'
+        )
+
+
+def check_writer_id(writer_id: object) -> None:
+    """Raises InvalidRequest unless it may name a writer, or the owner of a lock."""
+    if not isinstance(writer_id, str) or writer_id in (".", "..") or not _WRITER_ID.fullmatch(writer_id):
+        raise InvalidRequest(
+            f"{_short(repr(writer_id))} is not the id of a writer: it must be 1 to {MAX_NAME_LENGTH} of "
+            'A-Z a-z 0-9 . _ : - and neither "." nor ".."'
+        )
+
+
+def is_column_name(name: object) -> bool:
+    """Whether it may name a column: text, and such as UTF-8 has. That of a command line need not be."""
+    if not isinstance(name, str):
+        return False
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _short(text: str) -> str:
+    """The text as far as it belongs into a message."""
+    longest = 2 * MAX_NAME_LENGTH + 1
+    return text if len(text) <= longest else text[:longest] + "..."

@@ -1,0 +1,170 @@
+"""Random storable types, and arrays of them, for property tests."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from scankv.model.schema import CHANGE_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+FLOATS = [pa.float16(), pa.float32(), pa.float64()]
+ZONES = [None, "UTC", "Europe/Berlin", "+05:30"]
+TIMES = [
+    pa.date32(),
+    *(pa.time32(unit) for unit in ("s", "ms")),
+    *(pa.time64(unit) for unit in ("us", "ns")),
+    *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in ZONES),
+]
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_YEAR_1 = int(dt.datetime(1, 1, 2, tzinfo=dt.UTC).timestamp())
+_YEAR_9999 = int(dt.datetime(9999, 12, 30, tzinfo=dt.UTC).timestamp())
+_NUL_HEAVY = st.sampled_from("\x00\x01ab\u00ff\U0001f600")
+
+
+def decimal_types() -> st.SearchStrategy[pa.DataType]:
+    return st.integers(1, 38).flatmap(
+        lambda precision: st.integers(-3, precision).map(lambda scale: pa.decimal128(precision, scale))
+    )
+
+
+def key_types() -> st.SearchStrategy[pa.DataType]:
+    """Every scalar type; text and binary often, since they have no fixed width."""
+    return st.one_of(
+        st.sampled_from([pa.string(), pa.binary()]),
+        st.sampled_from([*INTEGERS, *FLOATS, *TIMES, pa.bool_()]),
+        decimal_types(),
+    )
+
+
+def storable_types() -> st.SearchStrategy[pa.DataType]:
+    return st.recursive(key_types(), _nested, max_leaves=6)
+
+
+def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
+    lists = st.builds(lambda type_, null: pa.list_(pa.field("item", type_, null)), inner, st.booleans())
+    maps = st.builds(
+        lambda key, value, null: pa.map_(key, pa.field("value", value, null)), key_types(), inner, st.booleans()
+    )
+    fields = st.builds(pa.field, field_names(), inner, st.booleans())
+    structs = st.lists(fields, min_size=1, max_size=3, unique_by=lambda field: field.name).map(pa.struct)
+    return st.one_of(lists, maps, structs)
+
+
+def field_names() -> st.SearchStrategy[str]:
+    # Hypothesis takes words from the code it tests, so that the refused names do come up.
+    characters = st.characters(exclude_categories=["C", "Z"], include_characters=" ")  # the printable ones
+    printable = st.text(characters, min_size=1, max_size=8).filter(lambda text: text not in CHANGE_COLUMNS)
+    return st.one_of(st.sampled_from(["a", "b", "not", "Null", "int64", "list"]), printable)
+
+
+def schemas() -> st.SearchStrategy[pa.Schema]:
+    fields = st.builds(pa.field, field_names(), storable_types(), st.booleans())
+    return st.lists(fields, min_size=1, max_size=5, unique_by=lambda field: field.name).map(pa.schema)
+
+
+def scalars(type_: pa.DataType) -> st.SearchStrategy[pa.Scalar]:
+    """Values of a scalar type, its ends and oddities among them; times are of the years 1 to 9999."""
+    if type_ in INTEGERS:
+        bits = type_.bit_width
+        low = 0 if pa.types.is_unsigned_integer(type_) else -(2 ** (bits - 1))
+        return st.integers(low, low + 2**bits - 1).map(lambda value: pa.scalar(value, type_))
+    if pa.types.is_floating(type_):
+        return st.floats(width=type_.bit_width).map(lambda value: pa.scalar(value, type_))
+    if pa.types.is_boolean(type_):
+        return st.booleans().map(pa.scalar)
+    if pa.types.is_string(type_):
+        return st.one_of(st.text(_NUL_HEAVY, max_size=6), st.text(max_size=6)).map(lambda text: pa.scalar(text, type_))
+    if pa.types.is_binary(type_):
+        nul_heavy = st.lists(st.sampled_from([0, 0, 1, 255]), max_size=6).map(bytes)
+        return st.one_of(nul_heavy, st.binary(max_size=6)).map(lambda data: pa.scalar(data, type_))
+    if pa.types.is_decimal(type_):
+        return _unscaled(type_)
+    return _times(type_)
+
+
+def _unscaled(type_: pa.Decimal128Type) -> st.SearchStrategy[pa.Scalar]:
+    digits = 10**type_.precision - 1
+
+    def scalar(unscaled: int) -> pa.Scalar:
+        data = unscaled.to_bytes(16, "little", signed=True)
+        return pa.Array.from_buffers(type_, 1, [None, pa.py_buffer(data)])[0]
+
+    return st.integers(-digits, digits).map(scalar)
+
+
+def _times(type_: pa.DataType) -> st.SearchStrategy[pa.Scalar]:
+    if pa.types.is_date32(type_):
+        numbers = st.integers(_YEAR_1 // 86_400, _YEAR_9999 // 86_400)
+    elif pa.types.is_time(type_):
+        numbers = st.integers(0, 86_400 * _PER_SECOND[type_.unit] - 1)
+    else:
+        per_second = _PER_SECOND[type_.unit]
+        # pandas, which Arrow asks for nanoseconds, overflows where another time zone has another day.
+        furthest = 2**63 - 1 - 86_400 * per_second
+        numbers = st.integers(max(_YEAR_1 * per_second, -furthest), min(_YEAR_9999 * per_second, furthest))
+    carrier = pa.int32() if type_.bit_width == 32 else pa.int64()
+    return numbers.map(lambda number: pa.scalar(number, carrier).cast(type_))
+
+
+def columns(type_: pa.DataType, rows: int) -> st.SearchStrategy[pa.Array]:
+    """Arrays of a scalar type without nulls, some of them slices."""
+
+    def build(values: list[pa.Scalar]) -> pa.Array:
+        return pa.array(values, type_).slice(len(values) - rows)
+
+    return st.integers(0, 2).flatmap(
+        lambda extra: st.lists(scalars(type_), min_size=rows + extra, max_size=rows + extra).map(build)
+    )
+
+
+def order_of(column: pa.Array) -> list[Any]:
+    """Python values that compare as the column's values do, NaN above all."""
+    return [_order(scalar) for scalar in column]
+
+
+def _order(scalar: pa.Scalar) -> Any:
+    type_ = scalar.type
+    if pa.types.is_floating(type_):
+        value = scalar.as_py()
+        return (1, 0.0) if value != value else (0, value)
+    if pa.types.is_string(type_):
+        return scalar.as_py().encode()
+    return scalar.value if pa.types.is_temporal(type_) else scalar.as_py()
+
+
+def with_broken_names(schema: pa.Schema) -> pa.Schema:
+    """The schema as it comes from a client that writes `caf?` in Latin-1 for every `cafe` in a name."""
+    return pa.ipc.read_schema(pa.py_buffer(schema.serialize().to_pybytes().replace(b"cafe", b"caf\xe9")))
+
+
+def values_of(type_: pa.DataType, required: bool = False) -> st.SearchStrategy[Any]:
+    """Python values or scalars that `pa.array(..., type_)` takes, nested ones too, with nulls where allowed."""
+    value = _VALUES.get(type_.id, scalars)(type_)
+    return value if required else st.one_of(st.none(), value)
+
+
+def _list_values(type_: pa.ListType) -> st.SearchStrategy[Any]:
+    return st.lists(values_of(type_.value_type, not type_.value_field.nullable), max_size=3)
+
+
+def _map_values(type_: pa.MapType) -> st.SearchStrategy[Any]:
+    entry = st.tuples(values_of(type_.key_type, True), values_of(type_.item_type, not type_.item_field.nullable))
+    return st.lists(entry, max_size=3)
+
+
+def _struct_values(type_: pa.StructType) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries({field.name: values_of(field.type, not field.nullable) for field in type_.fields})
+
+
+_VALUES: dict[int, Callable[[Any], st.SearchStrategy[Any]]] = {
+    pa.list_(pa.int8()).id: _list_values,
+    pa.map_(pa.int8(), pa.int8()).id: _map_values,
+    pa.struct([]).id: _struct_values,
+}
