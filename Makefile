@@ -13,7 +13,7 @@ help:
 	@echo 'make check   lint, types, import rules, generated code, the wheel'
 	@echo 'make bench   measure against the loop in-process and Arrow Flight'
 	@echo 'make soak    the tests that take minutes'
-	@echo 'make protos  generate the modules of protos/ again'
+	@echo 'make protos  generate the modules of scankv/v1 from protos/ again'
 	@echo 'make sync    generate the blocking client again, from the asynchronous one'
 	@echo 'make clean   remove .venv and everything else that was made'
 	@echo 'PYTHON=/path/to/python3.12 chooses the interpreter of .venv'

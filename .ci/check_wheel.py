@@ -1,8 +1,8 @@
-"""Does the wheel hold every room and nothing else, and does it work where no checkout is near?
+"""Does the wheel hold every package and nothing else, and does it work where no checkout is near?
 
 Builds the wheel and installs it into a fresh environment outside the checkout. After a bare install the client and the
-command line must start; with the extra `server` every module of every other room must import. Those of the Spark bridge
-are only looked for: PySpark is half a gigabyte, and their tests import them.
+command line must start; with the extra `server` every module of every other package must import. The modules of the
+Spark bridge are only looked for: PySpark is half a gigabyte, and their tests import them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["packages"]
-BARE_ROOMS = {"protos", "scankv.model", "aio_client"}
-SPARK_ROOMS = {"spark_bridge", "pyspark_scankv"}
+PACKAGES: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["packages"]
+BARE_PACKAGES = ("aio_client", "scankv.model", "scankv.v1")
+SPARK_PACKAGES = {"spark_bridge", "pyspark_scankv"}
 NEVER_SHIPPED = {"tests", "benchmarks", "examples", "docs"}
 IMPORT_ALL = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 
@@ -36,13 +36,13 @@ def main() -> None:
         python = outside / "env" / "bin" / "python"
 
         install(python, str(wheel))
-        bare = [name for name in modules if name.partition(".")[0] in BARE_ROOMS]
+        bare = [name for name in modules if f"{name}.".startswith(tuple(f"{package}." for package in BARE_PACKAGES))]
         run(python, "-I", "-c", IMPORT_ALL, *bare, "scankv", "scankv.cli", cwd=outside)
         run(python.with_name("scankv"), "--help", cwd=outside)
         print(f"bare install: {len(bare)} modules import, the command line starts")
 
         install(python, f"{wheel}[server]")
-        rest = [name for name in modules if name.partition(".")[0] not in SPARK_ROOMS]
+        rest = [name for name in modules if name.partition(".")[0] not in SPARK_PACKAGES]
         run(python, "-I", "-c", IMPORT_ALL, *rest, cwd=outside)
         print(f"with the server: {len(rest)} modules import")
 
@@ -61,18 +61,18 @@ def files_of(wheel: Path) -> set[str]:
 
 
 def check_files(files: set[str]) -> None:
-    """Compares the wheel with the rooms of the checkout."""
+    """Compares the wheel with the packages of the checkout."""
     expected = {
         path.relative_to(ROOT).as_posix()
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*")
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     if files != expected:
         sys.exit(f"the wheel lacks {sorted(expected - files)} and must not have {sorted(files - expected)}")
     if NEVER_SHIPPED & {file.partition("/")[0] for file in files}:
         sys.exit(f"the wheel must not have any of {sorted(NEVER_SHIPPED)}")
-    untyped = [room for room in ROOMS if f"{room}/py.typed" not in files]
+    untyped = [package for package in PACKAGES if f"{package}/py.typed" not in files]
     if untyped:
         sys.exit(f"py.typed is missing in {untyped}")
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from aio_client._arguments import names_of, text_of
 from aio_client._retry import backoff, with_retries
-from scankv.v1 import lookup_pb2, scan_pb2
 from scankv.model.aggregates import AggregateFunction
 from scankv.model.errors import (
     DeadlineExceeded,
@@ -24,11 +23,14 @@ from scankv.model.errors import (
 )
 from scankv.model.expressions.wire import to_proto
 from scankv.model.limits import MAX_TOP_N
+from scankv.v1 import lookup_pb2, scan_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from aio_client._transport import Method, Transport
+    from scankv.model.errors import ScanKvError
+    from scankv.model.expressions import Predicate
     from scankv.v1.lookup_pb2 import (
         AggregateRequest,
         AggregateResponse,
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
         TopNRequest,
         TopNResponse,
     )
-    from scankv.model.errors import ScanKvError
-    from scankv.model.expressions import Predicate
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")

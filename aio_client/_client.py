@@ -26,10 +26,10 @@ from aio_client._transaction import (
     list_transactions,
 )
 from aio_client._transport import Transport
-from scankv.v1 import admin_pb2, table_pb2
 from scankv.model.errors import UsageError
 from scankv.model.merge_wire import aggregates_to_proto, merging_to_proto
 from scankv.model.scan_spec import ScanSpec
+from scankv.v1 import admin_pb2, table_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence

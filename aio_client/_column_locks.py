@@ -11,8 +11,8 @@ from aio_client._arguments import flag_of, is_text, items_of, names_of, text_of
 from aio_client._awaitable import NotOpened
 from aio_client._commit import call_again
 from aio_client._lease import Lease, ttl_millis
-from scankv.v1 import lock_pb2
 from scankv.model.errors import LockLost, UsageError
+from scankv.v1 import lock_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

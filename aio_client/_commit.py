@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from aio_client._retry import PASSING_ERRORS, with_retries
-from scankv.v1 import consumer_pb2
 from scankv.model.log_offsets import LogOffsets
+from scankv.v1 import consumer_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable

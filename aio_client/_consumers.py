@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 
 from aio_client._commit import call_again
 from aio_client._protocol import changelog
-from scankv.v1 import consumer_pb2
 from scankv.model.errors import ConsumerNotFound, InvalidRequest, UsageError
 from scankv.model.log_offsets import LogOffsets
 from scankv.model.log_positions import LogSpec, ScanSource, StartFrom
 from scankv.model.names import check_consumer_id
+from scankv.v1 import consumer_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from aio_client._arguments import is_text
 from aio_client._commit import call_again
-from scankv.v1 import table_pb2
 from scankv.model.errors import InvalidRequest, TableNotFound, UsageError
+from scankv.v1 import table_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

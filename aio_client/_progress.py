@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from aio_client._framing import ScanMessage
-    from scankv.v1.scan_pb2 import ScanHeader
     from scankv.model.errors import ScanKvError
     from scankv.model.scan_spec import ScanSpec
+    from scankv.v1.scan_pb2 import ScanHeader
 
 _log: Final = logging.getLogger("aio_client")
 

@@ -8,21 +8,21 @@ import google_crc32c
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from scankv.v1 import scan_pb2
 from scankv.model.change_columns import ChangeColumns
 from scankv.model.chunk_checksum import chunk_crc32c
 from scankv.model.errors import ProtocolViolation
 from scankv.model.expressions.wire import to_proto
 from scankv.model.log_positions import CatchUp, PositionKind, Unmatched
 from scankv.model.schema import CHANGE_COLUMNS
+from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from aio_client._framing import ScanMessage
-    from scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanHeartbeat, ScanKvRequest, ScanTrailer
     from scankv.model.log_positions import LogSpec, StartFrom, StopAt
     from scankv.model.scan_spec import ScanSpec
+    from scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanHeartbeat, ScanKvRequest, ScanTrailer
 
 
 _VIAS: Final = {

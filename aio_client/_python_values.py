@@ -42,8 +42,8 @@ class NotAValueError(ValueError):
 def column_of(values: Sequence[object], type_: pa.DataType) -> pa.Array:
     """Makes a column of Python, NumPy or Arrow values; None is null, and a value keeps its kind and itself.
 
-    The kinds are those of `scankv.model.casts`, with one difference: a Python float has no width of its own, so it takes
-    that of a narrower float column, and is rounded.
+    The kinds are those of `scankv.model.casts`, with one difference: a Python float has no width of its own, so it
+    takes that of a narrower float column, and is rounded.
 
     Args:
         values: The values in row order.

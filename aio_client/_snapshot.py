@@ -17,7 +17,6 @@ from aio_client._awaitable import NotOpened
 from aio_client._commit import call_again
 from aio_client._lease import Lease, ttl_millis
 from aio_client._retry import PASSING_ERRORS, with_retries
-from scankv.v1 import scan_pb2, snapshot_pb2
 from scankv.model.errors import (
     ProtocolViolation,
     SnapshotLost,
@@ -28,6 +27,7 @@ from scankv.model.expressions.wire import to_proto
 from scankv.model.key_range import KeyRange
 from scankv.model.limits import MAX_SPLITS
 from scankv.model.log_offsets import LogOffsets
+from scankv.v1 import scan_pb2, snapshot_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

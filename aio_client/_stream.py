@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from aio_client._resume import Resumption
     from aio_client._transport import ScanCall, Transport
-    from scankv.v1.scan_pb2 import ScanHeader
     from scankv.model.scan_spec import ScanSpec
+    from scankv.v1.scan_pb2 import ScanHeader
 
 
 _Result = TypeVar("_Result")

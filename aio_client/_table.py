@@ -33,11 +33,11 @@ from aio_client._write_requests import (
 )
 from aio_client._writer import Writer, WriterSettings
 from aio_client._writes import write_until_answered
-from scankv.v1 import lookup_pb2, table_pb2, write_pb2
 from scankv.model.errors import InvalidKey, RequestTooLarge, SchemaMismatch, UsageError
 from scankv.model.expressions import predicate_of
 from scankv.model.log_offsets import LogOffsets
 from scankv.model.scan_spec import ScanSpec
+from scankv.v1 import lookup_pb2, table_pb2, write_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -21,10 +21,10 @@ from aio_client._lookup import LookupAnswer, assemble
 from aio_client._optional import to_pylist
 from aio_client._requests import LOOKUP_KEYS, cut, to_ipc
 from aio_client._write_requests import WritePieces, mode_of
-from scankv.v1 import lookup_pb2, transaction_pb2, write_pb2
 from scankv.model.errors import ConnectionFailed, InvalidKey, ScanKvError, UsageError
 from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.model.log_offsets import LogOffsets
+from scankv.v1 import lookup_pb2, transaction_pb2, write_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence

@@ -23,18 +23,6 @@ from aio_client._framing import ScanMessage
 from aio_client._poller import ignore_stray_events
 from aio_client._retry import with_retries
 from aio_client._unnamed_writers import UnnamedWriters
-from scankv.v1.admin_pb2 import BucketCheck
-from scankv.v1.admin_pb2_grpc import AdminServiceStub
-from scankv.v1.consumer_pb2_grpc import ConsumerServiceStub
-from scankv.v1.lock_pb2_grpc import LockServiceStub
-from scankv.v1.lookup_pb2_grpc import LookupServiceStub
-from scankv.v1.scan_pb2 import DESCRIPTOR as SCAN
-from scankv.v1.scan_pb2 import ScanKvRequest
-from scankv.v1.scan_pb2_grpc import ScanServiceStub
-from scankv.v1.snapshot_pb2_grpc import SnapshotServiceStub
-from scankv.v1.table_pb2_grpc import TableServiceStub
-from scankv.v1.transaction_pb2_grpc import TransactionServiceStub
-from scankv.v1.write_pb2_grpc import WriteServiceStub
 from scankv.model.errors import (
     DataLoss,
     DeadlineExceeded,
@@ -48,6 +36,18 @@ from scankv.model.errors import (
     UsageError,
     error_for_reason,
 )
+from scankv.v1.admin_pb2 import BucketCheck
+from scankv.v1.admin_pb2_grpc import AdminServiceStub
+from scankv.v1.consumer_pb2_grpc import ConsumerServiceStub
+from scankv.v1.lock_pb2_grpc import LockServiceStub
+from scankv.v1.lookup_pb2_grpc import LookupServiceStub
+from scankv.v1.scan_pb2 import DESCRIPTOR as SCAN
+from scankv.v1.scan_pb2 import ScanKvRequest
+from scankv.v1.scan_pb2_grpc import ScanServiceStub
+from scankv.v1.snapshot_pb2_grpc import SnapshotServiceStub
+from scankv.v1.table_pb2_grpc import TableServiceStub
+from scankv.v1.transaction_pb2_grpc import TransactionServiceStub
+from scankv.v1.write_pb2_grpc import WriteServiceStub
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from aio_client._aggregate import changed_top_n, rows_in, top_n
-from scankv.v1 import lookup_pb2
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import ScanKvError, SchemaMismatch, UsageError
+from scankv.v1 import lookup_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

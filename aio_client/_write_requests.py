@@ -12,12 +12,12 @@ from aio_client._keys import check_key_sizes, keys_of
 from aio_client._merging import check_mode
 from aio_client._protocol import log_offsets
 from aio_client._requests import cut, to_ipc
-from scankv.v1 import write_pb2
 from scankv.model.errors import UsageError
 from scankv.model.log_positions import StartFrom
 from scankv.model.merge_spec import NO_MERGING, check_retraction, partial_schema
 from scankv.model.merge_wire import merging_from_proto
 from scankv.model.schema import CHANGE_TYPE
+from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from aio_client._data import Rows
     from aio_client._merging import Names, WriteMode
     from aio_client._writes import Request
-    from scankv.v1 import scan_pb2, table_pb2
     from scankv.model.log_offsets import LogOffsets
+    from scankv.v1 import scan_pb2, table_pb2
 
 _CHANGE: Final = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 

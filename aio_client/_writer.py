@@ -16,11 +16,11 @@ from aio_client._requests import REQUEST_BYTES
 from aio_client._write_requests import WritePieces, WriteResult
 from aio_client._writer_lanes import Lane, LaneOfKeys
 from aio_client._writes import write_until_answered
-from scankv.v1 import write_pb2
 from scankv.model.errors import InvalidRequest, ScanKvError, UsageError
 from scankv.model.limits import WRITER_WINDOW
 from scankv.model.log_offsets import LogOffsets
 from scankv.model.names import check_writer_id
+from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

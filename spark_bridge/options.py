@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from spark_bridge.foreign_options import hint_for
-from spark_bridge.predicates import spark_predicate
 from scankv.model.errors import InvalidKey, UsageError, did_you_mean
 from scankv.model.expressions import all_of
 from scankv.model.limits import MAX_LEASE_SECONDS, MAX_SPLITS, MIN_LEASE_SECONDS
+from spark_bridge.foreign_options import hint_for
+from spark_bridge.predicates import spark_predicate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from spark_bridge.change_rows import another_table, shaping
 from scankv.model.errors import ScanKvError, SchemaMismatch, SnapshotLost
+from spark_bridge.change_rows import another_table, shaping
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

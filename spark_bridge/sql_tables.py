@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import StructField, StructType
 
-from spark_bridge.options import READ_NAMES, STREAM_NAMES, named
 from scankv.model.errors import UsageError
+from spark_bridge.options import READ_NAMES, STREAM_NAMES, named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_bridge.options import check_number, listed, named, seconds, whole_number, wrong
-from spark_bridge.sql_tables import NO_INSERT
 from scankv.model.agg import Aggregator
 from scankv.model.limits import MAX_BUCKETS, MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.types import first_repeated
+from spark_bridge.options import check_number, listed, named, seconds, whole_number, wrong
+from spark_bridge.sql_tables import NO_INSERT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aio_client import ScanKvError, SchemaMismatch, TableExists, TableNotFound, TransactionLost, sync
+from scankv.model.errors import UsageError
+from scankv.model.schema import CHANGE_COLUMNS, CHANGE_TYPE
 from spark_bridge.conform import arrow_schema
 from spark_bridge.restarts import riding_through
 from spark_bridge.write_options import DELETE, UPSERT
-from scankv.model.errors import UsageError
-from scankv.model.schema import CHANGE_COLUMNS, CHANGE_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -16,6 +16,7 @@ import pyarrow as pa
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from scankv.model.errors import ScanKvError, ServerDraining
 from scankv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -52,7 +53,6 @@ from streaming_server.services.transaction import TransactionService
 from streaming_server.services.write import WriteService
 from streaming_server.storage.data_directory import DirectoryLocked, ForeignDirectory
 from streaming_server.storage.file_limit import raise_file_limit
-from scankv.model.errors import ScanKvError, ServerDraining
 
 if TYPE_CHECKING:
     from streaming_server.clock import MachineClocks

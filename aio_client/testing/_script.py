@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import google_crc32c
 import pyarrow as pa
 
-from scankv.v1 import scan_pb2
 from scankv.model.chunk_checksum import chunk_crc32c
 from scankv.model.errors import InvalidRequest, ScanKvError, UsageError, did_you_mean
+from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -10,9 +10,9 @@ from aio_client._client import Client
 from aio_client._config import ClientConfig
 from aio_client._framing import ScanMessage
 from aio_client.testing._script import Answer, Script, Step, checked
+from scankv.model.errors import DeadlineExceeded, TableNotFound, UsageError
 from scankv.v1 import table_pb2
 from scankv.v1.scan_pb2 import ScanKvRequest, ScanKvResponse
-from scankv.model.errors import DeadlineExceeded, TableNotFound, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

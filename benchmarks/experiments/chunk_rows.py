@@ -12,9 +12,9 @@ from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
 from benchmarks.readers.scankv import ScanKvReader
 from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker
+from scankv.model.limits import DEFAULT_CHUNK_ROWS, MAX_CHUNK_BYTES
 from streaming_server.engine.prepare import KeyEncoder
 from streaming_server.storage.row_codec import RowCodec
-from scankv.model.limits import DEFAULT_CHUNK_ROWS, MAX_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from benchmarks.files import definition, open_bucket
 from benchmarks.measure import Timing
+from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 from scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
 from streaming_server.engine.prepare import KeyEncoder
 from streaming_server.scan.framing import frame_chunk
 from streaming_server.storage.row_codec import RowCodec
-from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping

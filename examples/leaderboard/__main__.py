@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from aio_client.sync import connect
 from examples.leaderboard.replay import Replay
 from examples.leaderboard.totals import JOBS, create_totals
-from streaming_server.testing import ServerProcess
 from scankv.model.errors import ScanKvError, Unavailable
+from streaming_server.testing import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

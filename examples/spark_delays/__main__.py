@@ -21,8 +21,8 @@ from examples.spark_delays.check import check_report, check_totals
 from examples.spark_delays.departures import FLIGHTS, create_flights
 from examples.spark_delays.report import write_airports, write_report
 from scankv.demo.flights import find_flights
-from streaming_server.testing import ServerProcess
 from scankv.model.errors import ScanKvError, TableNotFound, Unavailable
+from streaming_server.testing import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ FAILED: Final = 1
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 
-_ROOMS: Final = ("aio_client", "protos", "scankv", "streaming_server", "scankv.model")
+_ROOMS: Final = ("aio_client", "scankv", "streaming_server")
 
 
 class Commands(TyperGroup):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from scankv.v1 import scan_pb2
 from scankv.model.schema import CHANGE_COLUMNS
+from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
     Kinds: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]

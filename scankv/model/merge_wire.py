@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scankv.v1 import table_pb2
 from scankv.model.merge_functions import ColumnAggregate, aggregate_of
 from scankv.model.merge_spec import NO_MERGING, MergeSpec, SequenceGroup
+from scankv.v1 import table_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

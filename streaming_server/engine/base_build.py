@@ -10,6 +10,8 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from scankv.model.errors import DataLoss
+from scankv.model.key_range import KeyRange
 from streaming_server.scan.base_cursor import BaseCursor
 from streaming_server.scan.chunk_source import View
 from streaming_server.scan.kv_source import KvSource
@@ -17,8 +19,6 @@ from streaming_server.scan.overlay import Overlay
 from streaming_server.storage.base_writer import BaseWriter
 from streaming_server.storage.columnar_base import ColumnarBase, remove_bases
 from streaming_server.storage.disk_space import disk_full, naming_full_disk
-from scankv.model.errors import DataLoss
-from scankv.model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import DataLoss
 from streaming_server.scan import base_view
 from streaming_server.scan.base_view import bases_for
-from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from scankv.model.errors import ScanKvError
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.scan.base_view import BaseView, Via
     from streaming_server.scan.opening import ReadPlan
     from streaming_server.scan.row_reader import RowReader
     from streaming_server.storage.bucket import Bucket
-    from scankv.model.errors import ScanKvError
 
 _WHY_NONE: Final = (
     "it has none yet, too much was written since, or readers keep too many of its states; leave `via` out, or create "

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scankv.model.errors import PositionExpired, PositionOutOfRange
 from streaming_server.engine.prepare import widen
 from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.offsets import count_of
-from scankv.model.errors import PositionExpired, PositionOutOfRange
 
 if TYPE_CHECKING:
     from streaming_server.engine.live_bucket import LiveBucket

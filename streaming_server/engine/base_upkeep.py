@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
+from scankv.model.errors import ScanKvError
 from streaming_server.engine.background import Background, repeat
 from streaming_server.engine.base_build import BaseBuild, BaseNotBuiltError, Rests
 from streaming_server.engine.base_due import BucketNow, why_not
@@ -14,7 +15,6 @@ from streaming_server.engine.base_replay import BaseReplay
 from streaming_server.scan.overlay import Overlay
 from streaming_server.storage.columnar_base import newest_base, remove_bases
 from streaming_server.storage.offsets import count_of
-from scankv.model.errors import ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

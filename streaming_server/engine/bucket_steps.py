@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
+from scankv.model.errors import InvalidRequest, RequestTooLarge
+from scankv.model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.merging.step import merge_rows
 from streaming_server.storage.changelog import MAX_CHANGES_PER_RECORD, NO_ORIGIN, Origin
-from scankv.model.errors import InvalidRequest, RequestTooLarge
-from scankv.model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

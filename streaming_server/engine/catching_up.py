@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.scan.log_token import NetPosition
     from streaming_server.storage.changelog import LogRecord
-    from scankv.model.schema import TableDefinition
 
 
 T = TypeVar("T")

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_server.storage.offsets import count_of
 from scankv.model.errors import InvalidRequest
+from streaming_server.storage.offsets import count_of
 
 if TYPE_CHECKING:
+    from scankv.model.schema import TableDefinition
     from streaming_server.engine.prepare import KeyEncoder
     from streaming_server.storage.bucket import Bucket
-    from scankv.model.schema import TableDefinition
 
 _STEP_CHANGES: Final = 65_536
 _STEP_BYTES: Final = 16 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from streaming_server.engine.background import Background, repeat
 from scankv.model.errors import DiskFull, ServerBusy
+from streaming_server.engine.background import Background, repeat
 
 if TYPE_CHECKING:
     from streaming_server.clock import ServerClock

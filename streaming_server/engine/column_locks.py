@@ -9,10 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from streaming_server.engine.executor import all_ended
-from streaming_server.engine.leases import check_lease_id
-from streaming_server.engine.reaper import Reaper
-from streaming_server.storage.column_locks import LockFile, LockRecord
 from scankv.model.errors import (
     ColumnLocked,
     InvalidRequest,
@@ -24,14 +20,18 @@ from scankv.model.errors import (
 )
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.names import check_writer_id
+from streaming_server.engine.executor import all_ended
+from streaming_server.engine.leases import check_lease_id
+from streaming_server.engine.reaper import Reaper
+from streaming_server.storage.column_locks import LockFile, LockRecord
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
-    from scankv.model.schema import TableDefinition
 
 DEFAULT_LOCK_SECONDS: Final = 30.0
 """Seconds that a lock lives without being renewed, when its taker does not say."""

@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
 from streaming_server.engine.gate import closed_gate
 from streaming_server.engine.giving_up import check_hopeless, find_lost
 from streaming_server.engine.open_transaction import touched_by
@@ -18,7 +19,6 @@ from streaming_server.engine.stuck import UNTOLD, kind_of, not_yet, why_blocked,
 from streaming_server.engine.verifying import Verification
 from streaming_server.storage.decisions import Decision
 from streaming_server.storage.staging import StagingDirectory
-from scankv.model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

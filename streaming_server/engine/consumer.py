@@ -7,21 +7,21 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import ConsumerFenced, DataLoss, InvalidRequest
 from streaming_server.scan.committed import Committed
 from streaming_server.scan.log_plan import table_digest
 from streaming_server.scan.log_token import LogPosition
 from streaming_server.storage.consumers import ConsumerDirectory
 from streaming_server.storage.offsets import count_of
-from scankv.model.errors import ConsumerFenced, DataLoss, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.scan.log_plan import LogPlan
     from scankv.model.errors import ScanKvError
     from scankv.model.schema import TableDefinition
+    from streaming_server.engine.live_table import LiveTable
+    from streaming_server.scan.log_plan import LogPlan
 
 
 @dataclass(slots=True, eq=False)

@@ -7,6 +7,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from scankv.model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
+from scankv.model.log_offsets import check_incarnation
+from scankv.model.log_positions import PositionKind
+from scankv.model.names import check_consumer_id
 from streaming_server.engine.consumer import (
     Consumer,
     ConsumerInfo,
@@ -28,22 +32,18 @@ from streaming_server.scan.committed import Committed
 from streaming_server.scan.log_token import LogPosition
 from streaming_server.storage.consumers import ConsumerRecord
 from streaming_server.storage.offsets import count_of
-from scankv.model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
-from scankv.model.log_offsets import check_incarnation
-from scankv.model.log_positions import PositionKind
-from scankv.model.names import check_consumer_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
+    from scankv.model.log_positions import StartFrom
+    from scankv.model.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.scan.log_plan import LogPlan, OpenedLog
-    from scankv.model.log_positions import StartFrom
-    from scankv.model.schema import TableDefinition
 
 _log: Final = logging.getLogger(__name__)
 

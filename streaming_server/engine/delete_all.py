@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from scankv.model.key_range import KeyRange
 from streaming_server.engine.staged_rows import check_of
 from streaming_server.scan.opening import ReadPlan
 from streaming_server.storage.staging import DELETE, Pieces
-from scankv.model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

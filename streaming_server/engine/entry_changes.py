@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_server.storage.bucket import EntryChange
 from scankv.model.errors import RequestTooLarge
+from streaming_server.storage.bucket import EntryChange
 
 if TYPE_CHECKING:
     from streaming_server.storage.index_codec import IndexCodec

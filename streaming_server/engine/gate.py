@@ -16,8 +16,8 @@ from streaming_server.engine.executor import all_ended
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from streaming_server.engine.live_bucket import LiveBucket
     from scankv.model.errors import ScanKvError
+    from streaming_server.engine.live_bucket import LiveBucket
 
 
 class Gate:

@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import DiskFull, ScanKvError, TransactionCommitted, Unavailable
 from streaming_server.engine.staged_rows import staged_rows
 from streaming_server.storage.staging import READ
-from scankv.model.errors import DiskFull, ScanKvError, TransactionCommitted, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,9 +7,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import ScanKvError
 from streaming_server.engine.background import Background, repeat
 from streaming_server.storage.file_limit import has_half_of_files_left
-from scankv.model.errors import ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -12,21 +12,21 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streaming_server.scan.chunk_source import total_rows
-from streaming_server.storage.index_build import IndexBuild
 from scankv.model.errors import DataLoss, InvalidKey, RequestTooLarge, ScanKvError
 from scankv.model.key_range import KeyRange
 from scankv.model.limits import MAX_KEY_BYTES
+from streaming_server.scan.chunk_source import total_rows
+from streaming_server.storage.index_build import IndexBuild
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from scankv.model.key_codec import KeyCodec
+    from scankv.model.schema import Index
     from streaming_server.engine.live_bucket import BucketFigures, LiveBucket
     from streaming_server.storage.bucket import Bucket
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
-    from scankv.model.key_codec import KeyCodec
-    from scankv.model.schema import Index
 
 STEP_ROWS = 4096
 _STEP_BYTES = 1 << 20

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
+from scankv.model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
 from streaming_server.engine.base_due import BaseRecord
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.gate import Gate, GatedMutex, all_mutexes
@@ -23,12 +24,12 @@ from streaming_server.storage.file_limit import check_files_left, has_files_left
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.rocks import is_complete
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS
-from scankv.model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.scan.overlay import Overlay, OverlayView
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from streaming_server.storage.columnar_base import ColumnarBase
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.writer_states import WriterLimits
-    from scankv.model.schema import TableDefinition
 
 T = TypeVar("T")
 

@@ -13,6 +13,9 @@ from weakref import WeakSet
 import numpy as np
 import pyarrow as pa
 
+from scankv.model.errors import InvalidRequest, RequestTooLarge
+from scankv.model.limits import MAX_LOOKUP_KEYS
+from scankv.model.log_offsets import check_incarnation
 from streaming_server.engine.base_choice import bases_of, noting_errors, via_of
 from streaming_server.engine.bucket_check import BucketCheck
 from streaming_server.engine.catching_up import DEFAULT_CATCH_UP, CatchingUp
@@ -42,14 +45,14 @@ from streaming_server.scan.opening import open_scan
 from streaming_server.storage.disk_use import DiskUse, table_files
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from scankv.model.errors import InvalidRequest, RequestTooLarge
-from scankv.model.limits import MAX_LOOKUP_KEYS
-from scankv.model.log_offsets import check_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from scankv.model.errors import ScanKvError
+    from scankv.model.log_offsets import LogOffsets
+    from scankv.model.schema import TableDefinition
     from scankv.v1.scan_pb2 import ExplainScanResponse
     from streaming_server.clock import ServerClock
     from streaming_server.engine.catching_up import CatchUpLimits
@@ -69,9 +72,6 @@ if TYPE_CHECKING:
     from streaming_server.storage.disk_use import BucketFiles
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.writer_states import WriterLimits
-    from scankv.model.errors import ScanKvError
-    from scankv.model.log_offsets import LogOffsets
-    from scankv.model.schema import TableDefinition
 
 
 Then: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import InvalidRequest
+from scankv.model.log_positions import PositionKind
 from streaming_server.engine.base_choice import bases_of, noting_errors
 from streaming_server.engine.live_bucket import held
 from streaming_server.engine.log_starts import LogStarts
@@ -19,12 +21,12 @@ from streaming_server.scan.log_plan import OpenedLog
 from streaming_server.scan.log_source import LogSource
 from streaming_server.scan.log_token import LaterView, LogPosition, LogTokenWriter, read_log_token
 from streaming_server.scan.seen_before import SeenBefore
-from scankv.model.errors import InvalidRequest
-from scankv.model.log_positions import PositionKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from scankv.model.log_positions import StopAt
+    from scankv.model.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.catching_up import CatchingUp
     from streaming_server.engine.live_bucket import LiveBucket
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from streaming_server.scan.log_plan import ChangeSource, LogPlan
     from streaming_server.storage.bucket import Bucket
     from streaming_server.storage.row_codec import RowCodec
-    from scankv.model.log_positions import StopAt
-    from scankv.model.schema import TableDefinition
 
 
 class LogOpening:

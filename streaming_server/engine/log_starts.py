@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streaming_server.storage.offsets import count_of
 from scankv.model.errors import InvalidRequest
 from scankv.model.log_positions import PositionKind
+from streaming_server.storage.offsets import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from scankv.model.log_positions import StartFrom
+    from scankv.model.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.storage.bucket import Bucket
-    from scankv.model.log_positions import StartFrom
-    from scankv.model.schema import TableDefinition
 
 _ANY_BYTES = 1 << 40
 

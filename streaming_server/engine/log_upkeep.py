@@ -6,19 +6,19 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import ScanKvError
 from streaming_server.engine.background import Background, repeat
 from streaming_server.storage.changelog import MAX_CHANGES_PER_RECORD
 from streaming_server.storage.offsets import count_of
-from scankv.model.errors import ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.storage.bucket import Bucket, BucketState
-    from scankv.model.schema import TableDefinition
 
 _MANY_FLUSHES: Final = 8
 """Flushes on demand, each of which leaves a small file of each kind behind, before these are made one."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.limits import MAX_REQUEST_BYTES
 from streaming_server.engine.bucket_steps import get_within, total_bytes
 from streaming_server.engine.live_bucket import held, read_is_durable
-from scankv.model.limits import MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

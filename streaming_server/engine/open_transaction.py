@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from streaming_server.engine.leases import check_lease_id
-from streaming_server.storage.staging import StagedPart, Touched, older_of
 from scankv.model.errors import InvalidRequest, TransactionCommitted, TransactionLost
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.names import check_writer_id
+from streaming_server.engine.leases import check_lease_id
+from streaming_server.storage.staging import StagedPart, Touched, older_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

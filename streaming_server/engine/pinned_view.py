@@ -9,6 +9,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet
 
+from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError
+from scankv.model.key_codec import KeyCodec
 from streaming_server.scan.base_view import BaseView, bases_for, choose, via_of
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.explaining import explain
@@ -21,12 +23,13 @@ from streaming_server.storage.file_limit import check_files_left
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.pinned_base import open_pinned
 from streaming_server.storage.row_codec import RowCodec
-from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError
-from scankv.model.key_codec import KeyCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from scankv.model.key_range import KeyRange
+    from scankv.model.key_ranges import KeyRanges
+    from scankv.model.schema import TableDefinition
     from scankv.v1.scan_pb2 import ExplainScanResponse
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.scan.opening import OpenedScan, ReadPlan
@@ -37,9 +40,6 @@ if TYPE_CHECKING:
     from streaming_server.storage.rocks import RocksResources
     from streaming_server.storage.row_codec import Decoder
     from streaming_server.storage.snapshots import ViewDirectory, ViewManifest
-    from scankv.model.key_range import KeyRange
-    from scankv.model.key_ranges import KeyRanges
-    from scankv.model.schema import TableDefinition
 
 _WHY_NONE: Final = (
     "the snapshot has none of it: there was none when it was taken, too much had been written since, or it is damaged; "

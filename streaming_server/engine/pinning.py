@@ -9,22 +9,22 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import SnapshotNotTaken
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.live_bucket import durable, held
 from streaming_server.storage.pinned_base import link_base
-from scankv.model.errors import SnapshotNotTaken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
+    from scankv.model.errors import ScanKvError
+    from scankv.model.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.scan.base_view import BaseView
     from streaming_server.storage.bucket import Bucket, BucketState
-    from scankv.model.errors import ScanKvError
-    from scankv.model.schema import TableDefinition
 
 MAX_HOLD_SECONDS = 1.0
 MAX_NET_BYTES: Final = 64 << 20

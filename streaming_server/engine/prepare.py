@@ -18,11 +18,11 @@ from scankv.model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_REQUEST_RO
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.engine.functions.function import Mask
     from streaming_server.engine.merging.rows import Written
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
-    from scankv.model.schema import TableDefinition
 
 
 class KeyEncoder:

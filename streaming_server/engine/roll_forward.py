@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import InternalError, ScanKvError, Unavailable
 from streaming_server.engine.bucket_steps import apply_change, apply_rows, origin_of, step_rows
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.net_rows import NetRows
@@ -16,7 +17,6 @@ from streaming_server.engine.open_transaction import touched_by
 from streaming_server.engine.staged_rows import repeated_keys, staged_rows
 from streaming_server.storage.staging import READ, load_parts
 from streaming_server.storage.writer_states import TRANSACTIONS, WriteIdentity, WriteStep
-from scankv.model.errors import InternalError, ScanKvError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from scankv.model.errors import DataLoss, InvalidRequest, ServerDraining, TooManySnapshots
+from scankv.model.limits import MAX_SPLITS
 from streaming_server.engine.leases import (
     Lease,
     SnapshotInfo,
@@ -32,13 +34,15 @@ from streaming_server.storage.file_limit import most_idle_checkpoints
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.pinned_base import remove_base, write_net
 from streaming_server.storage.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
-from scankv.model.errors import DataLoss, InvalidRequest, ServerDraining, TooManySnapshots
-from scankv.model.limits import MAX_SPLITS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from scankv.model.errors import ScanKvError
+    from scankv.model.expressions import Predicate
+    from scankv.model.key_range import KeyRange
+    from scankv.model.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
     from streaming_server.engine.executor import StorageExecutor
@@ -46,10 +50,6 @@ if TYPE_CHECKING:
     from streaming_server.scan.base_view import BaseView
     from streaming_server.storage.pinned_base import PinnedBase
     from streaming_server.storage.rocks import RocksResources
-    from scankv.model.errors import ScanKvError
-    from scankv.model.expressions import Predicate
-    from scankv.model.key_range import KeyRange
-    from scankv.model.schema import TableDefinition
 
 IDLE_VIEWS_OPEN = 8
 SHARED_LEASE_SECONDS: Final = 60.0

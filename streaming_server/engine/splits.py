@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streaming_server.engine.key_density import stretches
-from streaming_server.scan.chunk_source import total_rows
-from streaming_server.scan.row_reader import RowReader
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.key_range import KeyRange
 from scankv.model.key_ranges import ALL_KEY_RANGES
+from streaming_server.engine.key_density import stretches
+from streaming_server.scan.chunk_source import total_rows
+from streaming_server.scan.row_reader import RowReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from scankv.model.expressions import Predicate
+    from scankv.model.key_ranges import KeyRanges
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.key_density import Stretch
     from streaming_server.engine.pinned_view import PinnedView, SnapshotReader
     from streaming_server.scan.chunk_source import Cursor
-    from scankv.model.expressions import Predicate
-    from scankv.model.key_ranges import KeyRanges
 
 MAX_SAMPLE_BYTES = 8 * 1024 * 1024
 MAX_KEYS_READ = 200_000

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scankv.model.errors import RequestTooLarge
+from scankv.model.limits import MAX_REQUEST_BYTES
 from streaming_server.engine.bucket_steps import merged, total_bytes
 from streaming_server.engine.staged_rows import staged_rows
 from streaming_server.storage.staging import READ
-from scankv.model.errors import RequestTooLarge
-from scankv.model.limits import MAX_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

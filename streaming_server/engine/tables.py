@@ -9,6 +9,9 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from scankv.model.errors import InvalidRequest, ServerDraining, TableNotFound
+from scankv.model.limits import DEFAULT_BUCKETS
+from scankv.model.schema import TableDefinition
 from streaming_server.clock import ClockLimits, ServerClock
 from streaming_server.engine.base_due import BaseLimits
 from streaming_server.engine.base_upkeep import BaseUpkeep
@@ -33,19 +36,16 @@ from streaming_server.storage.disk_use import DiskUse, directory_bytes, table_fi
 from streaming_server.storage.file_limit import files_per_store, most_open_buckets
 from streaming_server.storage.rocks import RocksResources
 from streaming_server.storage.writer_states import WriterLimits
-from scankv.model.errors import InvalidRequest, ServerDraining, TableNotFound
-from scankv.model.limits import DEFAULT_BUCKETS
-from scankv.model.schema import TableDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
-    from streaming_server.clock import MachineClocks
-    from streaming_server.config import ServerConfig
     from scankv.model.merge_functions import ColumnAggregate
     from scankv.model.merge_spec import MergeSpec
+    from streaming_server.clock import MachineClocks
+    from streaming_server.config import ServerConfig
 
 T = TypeVar("T")
 

@@ -11,6 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from scankv.model.errors import (
+    DataLoss,
+    InvalidRequest,
+    RequestTooLarge,
+    ScanKvError,
+    TableNotFound,
+    TooManyTransactions,
+    TransactionCommitted,
+    Unavailable,
+)
 from streaming_server.engine.background import Background, repeat
 from streaming_server.engine.committed_transactions import CommittedTransactions
 from streaming_server.engine.committing import Committing
@@ -24,16 +34,6 @@ from streaming_server.engine.table_uses import TableUses
 from streaming_server.storage.decisions import Decisions
 from streaming_server.storage.staging import DELETE, READ, StagedRequest, StagingDirectory, staged_request, tokens_in
 from streaming_server.storage.transaction_log import UnreadableLog
-from scankv.model.errors import (
-    DataLoss,
-    InvalidRequest,
-    RequestTooLarge,
-    ScanKvError,
-    TableNotFound,
-    TooManyTransactions,
-    TransactionCommitted,
-    Unavailable,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence

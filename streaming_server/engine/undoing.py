@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scankv.model.buckets import bucket_of
+from scankv.model.errors import InvalidRequest, UndoConflict, WriteConflict
+from scankv.model.log_offsets import LogOffsets, check_incarnation
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.prepare import widen
 from streaming_server.engine.undo_plan import ColumnsOfWriter, UndoChanges, UndoneChanges, UndoPlan, undo_id
 from streaming_server.engine.writing import WriteTerms
 from streaming_server.storage.offsets import count_of
-from scankv.model.buckets import bucket_of
-from scankv.model.errors import InvalidRequest, UndoConflict, WriteConflict
-from scankv.model.log_offsets import LogOffsets, check_incarnation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.engine.executor import StorageExecutor
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.live_table import LiveTable
     from streaming_server.storage.changelog import LogRecord
-    from scankv.model.schema import TableDefinition
 
 _PASS_CHANGES: Final = 500_000
 """So many changes are planned for at once; where there are more, they are read several times, each for some keys."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from scankv.model.errors import InvalidRequest, TransactionConflict
 from streaming_server.engine.changed_keys import changed_keys
 from streaming_server.engine.net_rows import NetRows
 from streaming_server.engine.staged_rows import staged_rows
 from streaming_server.storage.staging import READ
-from scankv.model.errors import InvalidRequest, TransactionConflict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

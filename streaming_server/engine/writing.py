@@ -6,17 +6,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import InvalidRequest, WriteConflict
 from streaming_server.engine.bucket_steps import apply_rows, step_rows
 from streaming_server.engine.changed_keys import changed_keys
 from streaming_server.engine.executor import all_ended
 from streaming_server.engine.live_bucket import held
 from streaming_server.storage.writer_states import WriteStep
-from scankv.model.errors import InvalidRequest, WriteConflict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from scankv.model.log_offsets import LogOffsets
     from streaming_server.engine.live_bucket import LiveBucket
     from streaming_server.engine.merging.engine import Engines
     from streaming_server.engine.prepare import KeyEncoder, PreparedRows
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
     from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity
-    from scankv.model.log_offsets import LogOffsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,16 +11,16 @@ import pyarrow.acero  # else the first group_by imports it, which takes the even
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from streaming_server.scan.exact_sums import as_decimals, as_floats, as_integers, carried, piece, piece_count
-from streaming_server.scan.sort_codes import sort_codes, values_of
 from scankv.model.aggregates import Aggregate, AggregateFunction, check_aggregates
 from scankv.model.errors import InvalidRequest
+from streaming_server.scan.exact_sums import as_decimals, as_floats, as_integers, carried, piece, piece_count
+from streaming_server.scan.sort_codes import sort_codes, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from streaming_server.scan.chunk_source import Chunk
     from scankv.model.schema import Schema
+    from streaming_server.scan.chunk_source import Chunk
 
 MAX_GROUPS: Final = 1_000_000
 MAX_STATE_BYTES: Final = 128 * 1024 * 1024

@@ -8,8 +8,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from streaming_server.scan.crowd import Crowd
 from scankv.model.errors import ScanKvError
+from streaming_server.scan.crowd import Crowd
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

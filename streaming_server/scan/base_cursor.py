@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from scankv.model.errors import DataLoss
+from scankv.model.expressions import evaluate
 from streaming_server.scan.base_stretches import Step, Stretches
 from streaming_server.scan.chunk_source import BatchMessage
 from streaming_server.scan.ordered_forms import keyed_rows
@@ -16,18 +18,16 @@ from streaming_server.scan.overlay import NO_ROWS
 from streaming_server.scan.sorted_merge import Merge
 from streaming_server.scan.zone_maps import may_match
 from streaming_server.storage.arrow_buffers import without_columns
-from scankv.model.errors import DataLoss
-from scankv.model.expressions import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from scankv.model.expressions import BoundPredicate
+    from scankv.model.key_range import KeyRange
     from streaming_server.scan.chunk_source import StoredRows
     from streaming_server.scan.overlay import NetRows
     from streaming_server.storage.columnar_base import ColumnarBase
     from streaming_server.storage.row_codec import RowCodec
-    from scankv.model.expressions import BoundPredicate
-    from scankv.model.key_range import KeyRange
 
 
 class BaseCursor:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from streaming_server.storage.columnar_base import ColumnarBase
     from scankv.model.key_range import KeyRange
+    from streaming_server.storage.columnar_base import ColumnarBase
 
     Places: TypeAlias = npt.NDArray[np.int64]
 

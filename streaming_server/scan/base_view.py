@@ -8,20 +8,20 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import InvalidRequest
 from streaming_server.scan.base_cursor import BaseCursor
 from streaming_server.scan.cursor_chain import CursorChain
-from scankv.model.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
+    from scankv.model.key_range import KeyRange
+    from scankv.model.key_ranges import KeyRanges
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.scan.opening import ReadPlan
     from streaming_server.scan.overlay import OverlayView
     from streaming_server.scan.row_reader import Readable, RowReader
     from streaming_server.storage.columnar_base import ColumnarBase
-    from scankv.model.key_range import KeyRange
-    from scankv.model.key_ranges import KeyRanges
 
 BASE_CHUNK_ROWS: Final = 32_768
 """Rows of a chunk out of a base when the scan does not say: those of one batch of it, which then go out as they lie."""

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from streaming_server.scan.chunk_source import Chunk
-from streaming_server.storage.changelog import RowKind
 from scankv.model.change_columns import CHANGE_FIELDS, ChangeColumns
 from scankv.model.expressions import bind, evaluate
+from streaming_server.scan.chunk_source import Chunk
+from streaming_server.storage.changelog import RowKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from streaming_server.scan.net_changes import NetRows
-    from streaming_server.scan.seen_before import SeenBefore
-    from streaming_server.storage.changelog import LogRecord
     from scankv.model.change_columns import Kinds, Numbers
     from scankv.model.expressions import BoundPredicate, Predicate
     from scankv.model.schema import TableDefinition
+    from streaming_server.scan.net_changes import NetRows
+    from streaming_server.scan.seen_before import SeenBefore
+    from streaming_server.storage.changelog import LogRecord
 
 
 class ChangeRows:

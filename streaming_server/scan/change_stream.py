@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from scankv.model.chunk_checksum import chunk_crc32c
 from scankv.v1 import scan_pb2
 from streaming_server.scan.chunk_source import BatchMessage, Waiting
 from streaming_server.scan.framing import frame_chunk
-from scankv.model.chunk_checksum import chunk_crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

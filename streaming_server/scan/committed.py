@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import InvalidResumeToken
 from streaming_server.scan.log_token import (
     LaterView,
     LogPosition,
@@ -14,7 +15,6 @@ from streaming_server.scan.log_token import (
 )
 from streaming_server.scan.resume_token import Fingerprint
 from streaming_server.storage.offsets import count_of
-from scankv.model.errors import InvalidResumeToken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

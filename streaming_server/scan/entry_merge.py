@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_server.scan.held_view import MAX_STEP_ENTRIES
-from streaming_server.scan.sort_codes import sort_codes
-from streaming_server.storage.range_reader import STEP_SECONDS
 from scankv.model.errors import DataLoss, InvalidKey, ScanKvError
 from scankv.model.expressions import evaluate
 from scankv.model.key_range import KeyRange
 from scankv.model.key_ranges import KeyRanges
+from streaming_server.scan.held_view import MAX_STEP_ENTRIES
+from streaming_server.scan.sort_codes import sort_codes
+from streaming_server.storage.range_reader import STEP_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from scankv.model.expressions import BoundPredicate
     from streaming_server.scan.held_view import HeldView
     from streaming_server.storage.entry_cursor import EntryCursor
     from streaming_server.storage.index_codec import IndexCodec
-    from scankv.model.expressions import BoundPredicate
 
 
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024

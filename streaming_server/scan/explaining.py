@@ -5,20 +5,20 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from scankv.v1 import scan_pb2
-from streaming_server.scan.base_view import Via
-from streaming_server.scan.keys_to_read import keys_to_read
 from scankv.model.expressions import MAX_POINTS
 from scankv.model.key_parts import point_text, range_text
 from scankv.model.key_ranges import ALL_KEY_RANGES, KeyRanges
+from scankv.v1 import scan_pb2
+from streaming_server.scan.base_view import Via
+from streaming_server.scan.keys_to_read import keys_to_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.scan.index_lookup import IndexChoice
     from streaming_server.scan.opening import ReadPlan
     from streaming_server.scan.row_reader import RowReader
-    from scankv.model.schema import TableDefinition
 
 _POINTS_SHOWN: Final = 10
 _RANGES_SHOWN: Final = 10

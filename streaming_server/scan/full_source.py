@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from scankv.model.errors import ScanKvError
     from streaming_server.scan.change_rows import ChangeRows
     from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, Waiting
     from streaming_server.scan.log_source import LogSource
     from streaming_server.scan.log_token import LaterView
-    from scankv.model.errors import ScanKvError
 
 
 class FullSource:

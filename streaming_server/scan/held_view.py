@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from scankv.model.errors import ScanKvError
+    from scankv.model.key_codec import KeyCodec
     from streaming_server.scan.chunk_source import View
     from streaming_server.scan.row_reader import Readable
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
-    from scankv.model.errors import ScanKvError
-    from scankv.model.key_codec import KeyCodec
 
 MAX_STEP_ENTRIES: Final = 1024
 """Entries read at once: about a millisecond, for which the event loop is held."""

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from streaming_server.scan.held_view import MAX_STEP_ENTRIES
-from streaming_server.scan.row_reader import IndexedKeys
-from streaming_server.storage.entry_cursor import STEP_SECONDS
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.expressions import MAX_POINTS, plan_index
 from scankv.model.key_ranges import KeyRanges
+from streaming_server.scan.held_view import MAX_STEP_ENTRIES
+from streaming_server.scan.row_reader import IndexedKeys
+from streaming_server.storage.entry_cursor import STEP_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from scankv.model.expressions import IndexPlan
     from streaming_server.scan.held_view import HeldView
     from streaming_server.scan.row_reader import RowReader
     from streaming_server.storage.entry_cursor import EntryCursor
     from streaming_server.storage.index_codec import IndexCodec
-    from scankv.model.expressions import IndexPlan
 
 MAX_ENTRY_BYTES: Final = 16 * 1024 * 1024
 """Of the entries, keys and values, that one scan keeps."""

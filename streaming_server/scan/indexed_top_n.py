@@ -15,22 +15,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_server.scan.entry_merge import EntryMerge, GaveUp
-from streaming_server.scan.top_n import MAX_KEPT_BYTES, too_large, too_many_ties
-from streaming_server.storage.ranges_reader import rows_missing
 from scankv.model.errors import ScanKvError
 from scankv.model.expressions import bind, plan_keys, plan_order
 from scankv.model.limits import MAX_TOP_N
+from streaming_server.scan.entry_merge import EntryMerge, GaveUp
+from streaming_server.scan.top_n import MAX_KEPT_BYTES, too_large, too_many_ties
+from streaming_server.storage.ranges_reader import rows_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from scankv.model.expressions import OrderPlan, Predicate
+    from scankv.model.key_codec import KeyCodec
     from streaming_server.scan.held_view import HeldView
     from streaming_server.scan.top_n import TopNSpec
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import Decoder, RowCodec
-    from scankv.model.expressions import OrderPlan, Predicate
-    from scankv.model.key_codec import KeyCodec
 
 MAX_INDEXED_ROWS: Final = 10_000
 """The greatest n for which an index is read: more rows are read faster one after another."""

@@ -10,9 +10,9 @@ from scankv.model.key_ranges import KeyRanges
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.scan.chunk_source import Position
     from streaming_server.scan.row_reader import RowReader
-    from scankv.model.schema import TableDefinition
 
 
 def keys_to_read(

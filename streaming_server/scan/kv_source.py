@@ -6,8 +6,8 @@ from collections import deque
 from copy import copy
 from typing import TYPE_CHECKING
 
-from streaming_server.scan.chunk_source import Chunk, Position
 from scankv.model.errors import ScanKvError
+from streaming_server.scan.chunk_source import Chunk, Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

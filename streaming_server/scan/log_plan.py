@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from streaming_server.scan.opening import ReadPlan
-from streaming_server.scan.resume_token import Fingerprint
 from scankv.model.errors import InvalidRequest
 from scankv.model.expressions.binding import columns_of
 from scankv.model.key_range import KeyRange
 from scankv.model.log_offsets import check_incarnation
+from streaming_server.scan.opening import ReadPlan
+from streaming_server.scan.resume_token import Fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
-    from streaming_server.scan.chunk_source import Chunk, View, Waiting
-    from streaming_server.scan.log_token import LogPosition, LogTokenWriter
     from scankv.model.errors import ScanKvError
     from scankv.model.expressions import Predicate
     from scankv.model.log_positions import StartFrom, StopAt
     from scankv.model.schema import TableDefinition
+    from streaming_server.scan.chunk_source import Chunk, View, Waiting
+    from streaming_server.scan.log_token import LogPosition, LogTokenWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

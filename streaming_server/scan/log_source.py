@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from scankv.model.errors import ScanKvError
+    from scankv.model.schema import TableDefinition
     from streaming_server.scan.change_rows import ChangeRows
     from streaming_server.scan.chunk_source import Chunk
     from streaming_server.scan.net_changes import NetChanges, NetReader
     from streaming_server.scan.seen_before import SeenBefore
     from streaming_server.storage.changelog import LogRecord
-    from scankv.model.errors import ScanKvError
-    from scankv.model.schema import TableDefinition
 
 
 class LogTail(Protocol):

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 import google_crc32c
 
-from streaming_server.scan.chunk_source import Position
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
 from scankv.model.limits import MAX_RESUME_TOKEN_BYTES
+from streaming_server.scan.chunk_source import Position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -31,8 +31,8 @@ from streaming_server.storage.offsets import count_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from streaming_server.storage.changelog import LogRecord
     from scankv.model.schema import TableDefinition
+    from streaming_server.storage.changelog import LogRecord
 
     Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
     Places = np.ndarray[tuple[int], np.dtype[np.int64]]

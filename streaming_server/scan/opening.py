@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.expressions import nanoseconds_a_row
+from scankv.model.limits import MAX_CHUNK_ROWS
 from streaming_server.scan.base_view import NO_BASES, Via, cursor_of
 from streaming_server.scan.index_lookup import index_choices
 from streaming_server.scan.keys_to_read import keys_to_read
@@ -13,12 +15,16 @@ from streaming_server.scan.ordered_forms import KeyedForm, StoredForm
 from streaming_server.scan.ordered_source import OrderedSource
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
 from streaming_server.scan.row_reader import RowReader
-from scankv.model.expressions import nanoseconds_a_row
-from scankv.model.limits import MAX_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
+    from scankv.model.errors import ScanKvError
+    from scankv.model.expressions import BoundPredicate, Predicate
+    from scankv.model.key_codec import KeyCodec
+    from scankv.model.key_range import KeyRange
+    from scankv.model.key_ranges import KeyRanges
+    from scankv.model.schema import TableDefinition
     from streaming_server.scan.base_view import BaseView
     from streaming_server.scan.chunk_source import ChunkSource, Cursor, Position, View
     from streaming_server.scan.index_lookup import IndexChoice
@@ -26,12 +32,6 @@ if TYPE_CHECKING:
     from streaming_server.scan.row_reader import Readable
     from streaming_server.storage.index_codec import IndexCodec
     from streaming_server.storage.row_codec import RowCodec
-    from scankv.model.errors import ScanKvError
-    from scankv.model.expressions import BoundPredicate, Predicate
-    from scankv.model.key_codec import KeyCodec
-    from scankv.model.key_range import KeyRange
-    from scankv.model.key_ranges import KeyRanges
-    from scankv.model.schema import TableDefinition
 
 _SHORT_NODES, _SHORT_LISTS = 32, 256
 _ASKING_NANOSECONDS: Final = 8_000_000

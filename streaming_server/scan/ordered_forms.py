@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from streaming_server.storage.arrow_buffers import without_columns
 from scankv.model.errors import DataLoss, InvalidKey
+from streaming_server.storage.arrow_buffers import without_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from streaming_server.storage.row_codec import Decoder, RowCodec
     from scankv.model.key_codec import KeyCodec
+    from streaming_server.storage.row_codec import Decoder, RowCodec
 
 
 class OrderedForm(Protocol):

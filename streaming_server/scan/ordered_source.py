@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
 
+from scankv.model.errors import DataLoss, ScanKvError
 from streaming_server.scan.chunk_source import Chunk, Position
 from streaming_server.scan.sorted_merge import stable_order
 from streaming_server.storage.range_reader import STEP_SECONDS
-from scankv.model.errors import DataLoss, ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -9,21 +9,21 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scankv.model.chunk_checksum import chunk_crc32c
 from scankv.v1 import scan_pb2
 from streaming_server.scan.chunk_source import BatchMessage
 from streaming_server.scan.framing import frame_chunk
 from streaming_server.scan.versions import version_of
-from scankv.model.chunk_checksum import chunk_crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.scan.chunk_source import View
     from streaming_server.scan.opening import OpenedScan
     from streaming_server.scan.registry import LiveScan
-    from scankv.model.schema import TableDefinition
 
 FIRST_CHUNK_ROWS = 256
 FIRST_CHUNK_BYTES = 64 * 1024

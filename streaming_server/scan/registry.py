@@ -15,8 +15,8 @@ from scankv.model.errors import ScanCancelled, ScanNotFound, ScanStalled, ScanTo
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from streaming_server.scan.admission import Admission
     from scankv.model.errors import ScanKvError
+    from streaming_server.scan.admission import Admission
 
 MAX_LARGE_CHUNKS = 8
 """Scans that have large chunks at the same time."""

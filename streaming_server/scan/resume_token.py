@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from streaming_server.scan.chunk_source import Position, View
 from scankv.model.errors import InvalidResumeToken
 from scankv.model.limits import MAX_RESUME_TOKEN_BYTES
+from streaming_server.scan.chunk_source import Position, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

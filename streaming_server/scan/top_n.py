@@ -9,17 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_server.scan.sort_codes import sort_codes
-from streaming_server.storage.row_codec import RowCodec
 from scankv.model.aggregates import check_orderable
 from scankv.model.errors import DataLoss, InvalidKey, InvalidRequest, RequestTooLarge
 from scankv.model.key_codec import KeyCodec
 from scankv.model.limits import MAX_TOP_N
+from streaming_server.scan.sort_codes import sort_codes
+from streaming_server.storage.row_codec import RowCodec
 
 if TYPE_CHECKING:
-    from streaming_server.scan.chunk_source import Chunk, StoredRows
     from scankv.model.errors import ScanKvError
     from scankv.model.schema import Schema, TableDefinition
+    from streaming_server.scan.chunk_source import Chunk, StoredRows
 
 MAX_KEPT_BYTES: Final = 128 * 1024 * 1024
 """Of the stored rows of an answer."""

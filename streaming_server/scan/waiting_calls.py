@@ -8,8 +8,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from streaming_server.scan.crowd import Crowd
 from scankv.model.errors import ServerDraining
+from streaming_server.scan.crowd import Crowd
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import DataLoss
 from scankv.v1 import admin_pb2, admin_pb2_grpc
 from streaming_server.scan.registry import LiveScan
 from streaming_server.services.bases import table_bases
@@ -14,7 +15,6 @@ from streaming_server.services.errors import mapped_errors
 from streaming_server.services.table import disk_use_to_proto
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.file_limit import file_limit, open_files
-from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     import grpc

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import InvalidRequest, InvalidResumeToken
+from scankv.model.limits import MAX_RESUME_TOKEN_BYTES
 from scankv.v1 import consumer_pb2, consumer_pb2_grpc
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.log_request import log_start
-from scankv.model.errors import InvalidRequest, InvalidResumeToken
-from scankv.model.limits import MAX_RESUME_TOKEN_BYTES
 
 if TYPE_CHECKING:
     import grpc

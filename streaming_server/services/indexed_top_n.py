@@ -8,16 +8,17 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.expressions.wire import from_proto
 from streaming_server.scan.indexed_top_n import chosen_order, top_by_index
 from streaming_server.scan.opening import is_planned_at_once
 from streaming_server.scan.registry import LiveScan
 from streaming_server.scan.versions import version_of
 from streaming_server.services.reading import definition_of
-from scankv.model.expressions.wire import from_proto
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from scankv.model.expressions import Predicate
     from scankv.v1 import lookup_pb2
     from streaming_server.engine.tables import Tables
     from streaming_server.scan.answers import Computation
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from streaming_server.scan.indexed_top_n import FoundRows
     from streaming_server.scan.registry import ScanRegistry
     from streaming_server.scan.top_n import TopNSpec
-    from scankv.model.expressions import Predicate
 
 _QUICK_ROWS: Final = 1000
 """Rows that are found in a few milliseconds, for which nothing is admitted, listed or ended."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from streaming_server.services.errors import end_with
-from streaming_server.services.message_shape import check_shape
 from scankv.model.errors import InvalidRequest, ScanKvError, ServerBusy
 from scankv.model.limits import MAX_REQUEST_BYTES
+from streaming_server.services.errors import end_with
+from streaming_server.services.message_shape import check_shape
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping

@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 import pyarrow as pa
 
+from scankv.model.aggregates import Aggregate, AggregateFunction
+from scankv.model.errors import InvalidRequest, RequestTooLarge
+from scankv.model.expressions import bind
+from scankv.model.expressions.wire import from_proto
+from scankv.model.limits import MAX_COLUMNS, MAX_REQUEST_BYTES, MAX_WAIT_MILLIS
 from scankv.v1 import lookup_pb2, scan_pb2
 from streaming_server.scan.aggregation import Aggregation, RowCounter
 from streaming_server.scan.answers import Answer
@@ -21,17 +26,13 @@ from streaming_server.services.errors import mapped_errors
 from streaming_server.services.indexed_top_n import indexed_top_n
 from streaming_server.services.reading import current_of, definition_of, whole_view
 from streaming_server.services.scan_request import bucket_numbers, column_names
-from scankv.model.aggregates import Aggregate, AggregateFunction
-from scankv.model.errors import InvalidRequest, RequestTooLarge
-from scankv.model.expressions import bind
-from scankv.model.expressions.wire import from_proto
-from scankv.model.limits import MAX_COLUMNS, MAX_REQUEST_BYTES, MAX_WAIT_MILLIS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from google.protobuf.message import Message
 
+    from scankv.model.schema import Schema
     from streaming_server.engine.tables import Tables
     from streaming_server.scan.answers import Answers, Computation
     from streaming_server.scan.registry import ScanRegistry
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from streaming_server.services.indexed_top_n import IndexedAnswer
     from streaming_server.services.intake import GuardedServer
     from streaming_server.services.reading import Current
-    from scankv.model.schema import Schema
 
 _Question = TypeVar("_Question", lookup_pb2.CountRequest, lookup_pb2.AggregateRequest, lookup_pb2.TopNRequest)
 _Response = TypeVar("_Response", lookup_pb2.CountResponse, lookup_pb2.AggregateResponse, lookup_pb2.TopNResponse)

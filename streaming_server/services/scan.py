@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
+from scankv.model.expressions import bind
+from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 from scankv.v1 import scan_pb2
 from streaming_server.scan.change_stream import ChangeStream
 from streaming_server.scan.producer import stream_messages, unchanged_messages
@@ -24,8 +26,6 @@ from streaming_server.services.errors import mapped_errors
 from streaming_server.services.log_request import log_plan
 from streaming_server.services.reading import current_of, definition_of, opened_view
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base, heartbeat_seconds, read_plan
-from scankv.model.expressions import bind
-from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scankv.v1 import scan_pb2
-from streaming_server.config import LARGEST_CHUNK_BYTES
-from streaming_server.scan.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS, Via
-from streaming_server.scan.opening import ReadPlan
-from streaming_server.scan.producer import ChunkSpec
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
 from scankv.model.expressions.wire import from_proto
 from scankv.model.key_range import KeyRange
@@ -24,6 +19,11 @@ from scankv.model.limits import (
     MIN_CHUNK_BYTES,
     MIN_HEARTBEAT_MILLIS,
 )
+from scankv.v1 import scan_pb2
+from streaming_server.config import LARGEST_CHUNK_BYTES
+from streaming_server.scan.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS, Via
+from streaming_server.scan.opening import ReadPlan
+from streaming_server.scan.producer import ChunkSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scankv.model.expressions.wire import from_proto
 from scankv.v1 import scan_pb2, snapshot_pb2, snapshot_pb2_grpc
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.scan_request import bucket_numbers, key_range
-from scankv.model.expressions.wire import from_proto
 
 if TYPE_CHECKING:
     import grpc

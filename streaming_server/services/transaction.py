@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import InvalidRequest
+from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
@@ -12,15 +14,13 @@ from streaming_server.engine.transactions import StagedAs
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.lookup import ipc_of
 from streaming_server.services.write import overwrites
-from scankv.model.errors import InvalidRequest
-from scankv.model.limits import MAX_WAIT_MILLIS
 
 if TYPE_CHECKING:
     import grpc
 
+    from scankv.model.errors import ScanKvError
     from streaming_server.engine.tables import Tables
     from streaming_server.storage.decisions import Committed, Decision
-    from scankv.model.errors import ScanKvError
 
 _MODES: Final = transaction_pb2.ConflictMode
 

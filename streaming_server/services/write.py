@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import InvalidRequest
+from scankv.model.names import check_writer_id
 from scankv.v1 import write_pb2, write_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions import StagedAs
@@ -12,8 +14,6 @@ from streaming_server.services.errors import mapped_errors
 from streaming_server.services.log_offsets import log_offsets
 from streaming_server.storage.staging import DELETE, UPSERT
 from streaming_server.storage.writer_states import MAX_SEQUENCE, WriteIdentity
-from scankv.model.errors import InvalidRequest
-from scankv.model.names import check_writer_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.key_range import KeyRange
 from streaming_server.storage.bucket_log import MARK_BYTES, BucketLog, LogMark, LogSpan, put_mark
 from streaming_server.storage.changelog import LogRecord, decode_record
 from streaming_server.storage.cursor import BucketCursor
@@ -21,8 +23,6 @@ from streaming_server.storage.offsets import count_of, make_offset
 from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksResources, RocksStore, make_logs_durable
 from streaming_server.storage.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
-from scankv.model.errors import DataLoss, ScanKvError
-from scankv.model.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from scankv.model.key_codec import KeyCodec
+    from scankv.model.key_ranges import KeyRanges
+    from scankv.model.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.storage.bucket_log import Segment
     from streaming_server.storage.changelog import Changes
@@ -37,9 +40,6 @@ if TYPE_CHECKING:
     from streaming_server.storage.rocks import RowsSnapshot, StoreBatch
     from streaming_server.storage.row_codec import Decoder, RowCodec
     from streaming_server.storage.writer_states import WriteAnswer, WriteIdentity, WriterLimits, WriteStep
-    from scankv.model.key_codec import KeyCodec
-    from scankv.model.key_ranges import KeyRanges
-    from scankv.model.schema import TableDefinition
 
 _STATE_KEY = b"state"
 _ALL_KEYS = KeyRange()

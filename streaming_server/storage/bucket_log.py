@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import numpy as np
 
+from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
 from streaming_server.storage.changelog import (
     MAX_CHANGES_PER_RECORD,
     RowKind,
@@ -22,14 +23,13 @@ from streaming_server.storage.changelog import (
 )
 from streaming_server.storage.offsets import count_of, epoch_of, make_offset
 from streaming_server.storage.rocks import scan_options
-from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.storage.changelog import Changes, LogRecord, RecordHead
     from streaming_server.storage.rocks import RocksStore, StoreBatch
-    from scankv.model.schema import TableDefinition
 
 
 MARK_BYTES: Final = 1 << 20

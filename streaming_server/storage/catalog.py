@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
-from streaming_server.storage.disk_space import naming_full_disk
 from scankv.model.errors import DataLoss, ScanKvError, TableExists, TableNotFound, did_you_mean
 from scankv.model.names import TableName
 from scankv.model.schema import TableDefinition
+from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.disk_space import naming_full_disk
 
 if TYPE_CHECKING:
     from pathlib import Path

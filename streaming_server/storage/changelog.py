@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 from xxhash import xxh3_128_digest
 
-from streaming_server.storage.offsets import count_of, make_offset
 from scankv.model.change_columns import CHANGE_SYMBOLS
 from scankv.model.errors import DataLoss, SchemaMismatch
+from streaming_server.storage.offsets import count_of, make_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 
+from scankv.model.errors import DataLoss
 from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.file_limit import is_out_of_files, too_many_files
-from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from pathlib import Path

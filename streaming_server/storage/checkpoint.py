@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import DataLoss
 from streaming_server.storage.bucket import stored_state
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.entry_cursor import EntryCursor
@@ -11,17 +12,16 @@ from streaming_server.storage.key_probe import KeyProbe
 from streaming_server.storage.offsets import count_of
 from streaming_server.storage.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks import RocksStore
-from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from streaming_server.storage.rocks import RocksResources
-    from streaming_server.storage.row_codec import Decoder, RowCodec
-    from streaming_server.storage.snapshots import PinnedBucket
     from scankv.model.key_codec import KeyCodec
     from scankv.model.key_range import KeyRange
     from scankv.model.key_ranges import KeyRanges
+    from streaming_server.storage.rocks import RocksResources
+    from streaming_server.storage.row_codec import Decoder, RowCodec
+    from streaming_server.storage.snapshots import PinnedBucket
 
 
 class Checkpoint:

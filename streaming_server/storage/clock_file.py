@@ -6,9 +6,9 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import DataLoss
 from streaming_server.clock import StoredTimes
 from streaming_server.storage.checked_json import read_checked_json, write_checked_json
-from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from pathlib import Path

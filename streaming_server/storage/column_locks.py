@@ -6,8 +6,8 @@ import logging
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from streaming_server.storage.checked_json import read_checked_json, write_checked_json
 from scankv.model.errors import DataLoss
+from streaming_server.storage.checked_json import read_checked_json, write_checked_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

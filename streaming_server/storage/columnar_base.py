@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from scankv.model.errors import DataLoss
 from streaming_server.storage.checked_json import read_checked_json
 from streaming_server.storage.mapped_file import MappedFile, Piece
-from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

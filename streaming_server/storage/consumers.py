@@ -10,10 +10,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
-from streaming_server.storage.disk_space import naming_full_disk
 from scankv.model.errors import DataLoss, InvalidRequest
 from scankv.model.names import check_consumer_id
+from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.disk_space import naming_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import pyarrow as pa
 
-from streaming_server.storage.range_reader import RangeReader, values_form
 from scankv.model.errors import DataLoss
 from scankv.model.key_range import KeyRange
+from streaming_server.storage.range_reader import RangeReader, values_form
 
 if TYPE_CHECKING:
+    from scankv.model.key_codec import KeyCodec
     from streaming_server.storage.rocks import RocksStore
     from streaming_server.storage.row_codec import Decoder, RowCodec
-    from scankv.model.key_codec import KeyCodec
 
 _ALL_KEYS: Final = KeyRange()
 _ONE_IN: Final = 64

@@ -22,9 +22,9 @@ import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from scankv.model.errors import ScanKvError, UsageError
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.disk_space import naming_full_disk
-from scankv.model.errors import ScanKvError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path

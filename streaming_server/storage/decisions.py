@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from streaming_server.storage.transaction_log import TransactionLog, UnreadableLog
 from scankv.model.errors import DataLoss
+from streaming_server.storage.transaction_log import TransactionLog, UnreadableLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

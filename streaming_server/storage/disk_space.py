@@ -11,8 +11,8 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from streaming_server.storage.file_limit import is_out_of_files, too_many_files
 from scankv.model.errors import DiskFull
+from streaming_server.storage.file_limit import is_out_of_files, too_many_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

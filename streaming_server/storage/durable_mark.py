@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
+from scankv.model.errors import DataLoss
 from streaming_server.storage.checked_json import sync_directory
 from streaming_server.storage.disk_space import naming_full_disk
-from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ from streaming_server.storage.range_reader import RangeReader, items_form
 from streaming_server.storage.ranges_reader import RangesReader
 
 if TYPE_CHECKING:
-    from streaming_server.storage.rocks import RocksStore
     from scankv.model.key_ranges import KeyRanges
+    from streaming_server.storage.rocks import RocksStore
 
 STEP_SECONDS: Final = 0.001
 """The approximate duration after which a step over several ranges ends: a step holds the event loop."""

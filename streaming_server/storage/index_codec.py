@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_server.storage.row_codec import RowCodec
 from scankv.model.errors import DataLoss, InvalidKey, RequestTooLarge
 from scankv.model.key_codec import KeyCodec
 from scankv.model.key_range import KeyRange
 from scankv.model.limits import MAX_KEY_BYTES
 from scankv.model.merge_spec import NO_MERGING
 from scankv.model.schema import Schema
+from streaming_server.storage.row_codec import RowCodec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from streaming_server.storage.row_codec import RowDecoder
     from scankv.model.schema import Index, TableDefinition
+    from streaming_server.storage.row_codec import RowDecoder
 
 
 class IndexCodec:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 import google_crc32c
 import pyarrow as pa
 
-from streaming_server.storage.columnar_base import ColumnarBase
 from scankv.model.errors import DataLoss
+from streaming_server.storage.columnar_base import ColumnarBase
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,11 +16,11 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
-from streaming_server.storage.gaps import Width, place_before, place_behind
-from streaming_server.storage.rocks import scan_options
 from scankv.model.errors import InternalError, ScanKvError
 from scankv.model.key_range import KeyRange
 from scankv.model.limits import MAX_KEY_BYTES
+from streaming_server.storage.gaps import Width, place_before, place_behind
+from streaming_server.storage.rocks import scan_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from scankv.model.errors import DataLoss
 from streaming_server.storage.cursor import BucketCursor
 from streaming_server.storage.ranges_reader import RangesReader
-from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from scankv.model.key_ranges import KeyRanges
     from streaming_server.storage.rocks import RocksStore
     from streaming_server.storage.row_codec import Decoder
-    from scankv.model.key_ranges import KeyRanges
 
 STEP_SECONDS: Final = 0.001
 """The approximate duration after which a step ends: a step holds the event loop."""

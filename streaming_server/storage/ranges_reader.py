@@ -9,16 +9,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from streaming_server.storage.range_reader import RangeReader, found_too_much, items_form
-from streaming_server.storage.rocks import scan_options
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.key_range import KeyRange
+from streaming_server.storage.range_reader import RangeReader, found_too_much, items_form
+from streaming_server.storage.rocks import scan_options
 
 if TYPE_CHECKING:
     from rocksdict import Rdict, RdictIter
 
-    from streaming_server.storage.rocks import RocksStore
     from scankv.model.key_ranges import KeyRanges
+    from streaming_server.storage.rocks import RocksStore
 
 _FIRST_BLOCK, _LAST_BLOCK = 4, 256
 

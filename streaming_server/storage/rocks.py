@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, cast
 
 import rocksdict
 
+from scankv.model.errors import DataLoss, DiskFull, InternalError, ScanKvError
 from streaming_server.storage.disk_space import disk_full, has_space
 from streaming_server.storage.disk_use import FamilyBytes
 from streaming_server.storage.file_limit import too_many_files
 from streaming_server.storage.frames import write_at
 from streaming_server.storage.small_files import TableFile, small_runs
-from scankv.model.errors import DataLoss, DiskFull, InternalError, ScanKvError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

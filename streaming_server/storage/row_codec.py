@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scankv.model.errors import DataLoss
 from streaming_server.storage.arrow_buffers import (
     as_binary,
     binary_from_matrix,
@@ -26,16 +27,15 @@ from streaming_server.storage.arrow_buffers import (
 from streaming_server.storage.row_keys import RowKeys
 from streaming_server.storage.row_layout import HEADER, ROW_FORMAT, RowLayout, Slot
 from streaming_server.storage.shredding import assemble, shred
-from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from streaming_server.storage.arrow_buffers import Bytes, Mask, Offsets
     from scankv.model.key_codec import KeyCodec
     from scankv.model.schema import Column, TableDefinition
+    from streaming_server.storage.arrow_buffers import Bytes, Mask, Offsets
 
 _HEADER_BITS = (1 << 8 * HEADER.size) - 1
 _COPY_AS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}

@@ -8,15 +8,15 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from streaming_server.storage.row_layout import HEADER
 from scankv.model.errors import DataLoss
+from streaming_server.storage.row_layout import HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from streaming_server.storage.row_layout import RowLayout, Slot
     from scankv.model.key_codec import KeyCodec
     from scankv.model.schema import Column
+    from streaming_server.storage.row_layout import RowLayout, Slot
 
 _END = struct.Struct("<I")
 

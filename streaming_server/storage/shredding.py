@@ -20,6 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scankv.model.errors import DataLoss
+from scankv.model.nested import map_as_list
 from streaming_server.storage.arrow_buffers import (
     as_binary,
     binary_from_ranges,
@@ -31,8 +33,6 @@ from streaming_server.storage.arrow_buffers import (
     validity_buffer,
     var_offsets,
 )
-from scankv.model.errors import DataLoss
-from scankv.model.nested import map_as_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.schema import TableDefinition
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.pinned_base import PinnedBase
-from scankv.model.errors import DataLoss, ScanKvError
-from scankv.model.schema import TableDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

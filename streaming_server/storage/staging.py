@@ -16,12 +16,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from scankv.model.errors import DataLoss
 from streaming_server.storage.checked_json import read_checked_json, sync_directory, write_checked_json
 from streaming_server.storage.disk_space import naming_full_disk
 from streaming_server.storage.file_limit import is_out_of_files, too_many_files
 from streaming_server.storage.frames import frame_of, read_frames, write_at
 from streaming_server.storage.offsets import count_of
-from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

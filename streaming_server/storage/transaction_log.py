@@ -11,11 +11,11 @@ import logging
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
+from scankv.model.errors import DataLoss, DiskFull, ScanKvError, ServerBusy, Unavailable
 from streaming_server.storage.checked_json import sync_directory
 from streaming_server.storage.disk_space import disk_full, naming_full_disk
 from streaming_server.storage.durable_mark import DurableMark
 from streaming_server.storage.frames import frame_of, read_frames, write_at
-from scankv.model.errors import DataLoss, DiskFull, ScanKvError, ServerBusy, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

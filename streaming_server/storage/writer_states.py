@@ -14,9 +14,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from streaming_server.storage.rocks import scan_options
 from scankv.model.errors import DataLoss, TooManyWriters, WriterExpired, WriterFenced
 from scankv.model.limits import WRITER_WINDOW
+from streaming_server.storage.rocks import scan_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
 from streaming_server.storage.bucket_log import BucketLog, ChangeLog, LogHolds, LogSpan
 from streaming_server.storage.changelog import Changes, LogRecord, RowKind, decode_record, encode_segment, key_of
 from streaming_server.storage.offsets import count_of, epoch_of, make_offset
 from streaming_server.storage.rocks import RocksStore
-from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
 from tests.support.memory_log import MemoryBatch, MemoryLog
 from tests.support.offline import resources
 from tests.support.tables import SCORES, define, exact_rows

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.expressions import col
+from scankv.model.key_range import KeyRange
 from streaming_server.scan.base_view import NO_BASES
 from streaming_server.scan.chunk_source import View
 from streaming_server.scan.opening import ReadPlan, open_scan
 from streaming_server.storage.columnar_base import ColumnarBase
 from streaming_server.storage.cursor import BucketCursor
-from scankv.model.errors import DataLoss, ScanKvError
-from scankv.model.expressions import col
-from scankv.model.key_range import KeyRange
 from tests.support.offline import bucket_path, offline_table
 from tests.support.offline_bases import based_view, flip_in_batch
 from tests.support.prepared import flip, keys_in, prepared_table, rows_file, value_of

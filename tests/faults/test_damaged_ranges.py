@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import pyarrow as pa
 import pytest
 
+from scankv.model.errors import DataLoss
+from scankv.model.key_range import KeyRange
 from streaming_server.scan.base_cursor import BaseCursor
 from streaming_server.scan.chunk_source import Cursor
 from streaming_server.scan.overlay import NO_ROWS
 from streaming_server.storage.columnar_base import ColumnarBase
-from scankv.model.errors import DataLoss
-from scankv.model.key_range import KeyRange
 from tests.support.offline import OfflineBucket, bucket_path, definition_in, opened
 from tests.support.offline_bases import BATCH_ROWS, flip_in_batch, written
 from tests.support.prepared import flip, prepared_table, rows_file, value_of

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from streaming_server.storage.data_directory import DataDirectory
 from scankv.model.errors import DataLoss, ScanKvError, TableNotFound
+from streaming_server.storage.data_directory import DataDirectory
 from tests.faults.test_transaction_blast_radius import ONE, OTHER, commit, crash, scores_of, started
 from tests.support.snapshots import new_table
 

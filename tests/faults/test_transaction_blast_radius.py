@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from scankv.model.errors import DataLoss, DiskFull, ScanKvError, TransactionCommitted, TransactionLost, Unavailable
 from streaming_server.config import ServerConfig
 from streaming_server.engine.bucket_steps import apply_rows
 from streaming_server.engine.merging.preparing import MERGE
@@ -20,7 +21,6 @@ from streaming_server.storage.decisions import Committed
 from streaming_server.storage.frames import write_at
 from streaming_server.storage.staging import UPSERT
 from streaming_server.storage.transaction_log import TransactionLog
-from scankv.model.errors import DataLoss, DiskFull, ScanKvError, TransactionCommitted, TransactionLost, Unavailable
 from tests.support.snapshots import new_table
 from tests.support.tables import SCORES, ipc_stream, scores
 

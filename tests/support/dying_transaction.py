@@ -25,6 +25,8 @@ import streaming_server.engine.roll_forward
 import streaming_server.storage.staging
 import streaming_server.storage.transaction_log
 from scankv.cli.without_pandas import keep_pandas_out
+from scankv.model.merge_functions import ColumnAggregate
+from scankv.model.merge_spec import MergeSpec
 from streaming_server.config import ServerConfig
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
@@ -34,8 +36,6 @@ from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.rocks import RocksStore
 from streaming_server.storage.staging import DELETE, UPSERT, StagedPart, StagingDirectory
 from streaming_server.storage.transaction_log import TransactionLog
-from scankv.model.merge_functions import ColumnAggregate
-from scankv.model.merge_spec import MergeSpec
 from tests.support.tables import ipc_stream
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import streaming_server.engine.undoing
+from scankv.model.log_offsets import LogOffsets
 from streaming_server.engine.writing import WriteTerms
 from streaming_server.storage.writer_states import WriteIdentity
-from scankv.model.log_offsets import LogOffsets
 from tests.support.dying_transaction import DEATH, SCHEMA, import_what_arrow_needs, in_child, keys_of, opened, rows
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from scankv.model.key_range import KeyRange
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.held_view import HeldView, whole_indexes
 from streaming_server.scan.index_lookup import read_through_index
 from streaming_server.scan.opening import OpenedScan, ReadPlan, open_scan
 from streaming_server.storage.row_codec import RowCodec
-from scankv.model.key_range import KeyRange
 from tests.support.offline import opened
 from tests.support.tables import define
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from streaming_server.scan.row_reader import RowReader
     from scankv.model.errors import ScanKvError
     from scankv.model.expressions import Predicate
+    from streaming_server.scan.row_reader import RowReader
     from tests.support.offline import OfflineBucket
 
 _ALL_KEYS = KeyRange()

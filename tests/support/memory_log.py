@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from scankv.model.errors import DataLoss
 from streaming_server.storage.bucket_log import LogSpan
 from streaming_server.storage.changelog import Changes, LogRecord, RowKind
 from streaming_server.storage.offsets import count_of, epoch_of
 from streaming_server.storage.rocks import StoreBatch
-from scankv.model.errors import DataLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from scankv.model.merge_functions import aggregate_of
+from scankv.model.merge_spec import MergeSpec, SequenceGroup
+from scankv.model.schema import TableDefinition
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.merging.preparing import MERGE, WriteKind, prepare_delete, prepare_upsert, request_schema
@@ -14,16 +17,13 @@ from streaming_server.engine.prepare import KeyEncoder
 from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from scankv.model.merge_functions import aggregate_of
-from scankv.model.merge_spec import MergeSpec, SequenceGroup
-from scankv.model.schema import TableDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from scankv.model.agg import Aggregator
     from streaming_server.engine.prepare import PreparedRows
     from streaming_server.storage.bucket import BucketChange
-    from scankv.model.agg import Aggregator
 
 
 def merging_table(

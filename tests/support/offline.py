@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.engine.prepare import PreparedRows
     from streaming_server.storage.changelog import LogRecord
-    from scankv.model.schema import TableDefinition
 
 EVERYTHING = 2**62
 _MEBIBYTE = 1 << 20

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from scankv.model.key_range import KeyRange
 from streaming_server.config import ServerConfig
 from streaming_server.engine.tables import Tables
-from scankv.model.key_range import KeyRange
 from tests.support.tables import SCORES, ipc_stream, scores
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streaming_server
-from streaming_server.clock import ClockLimits, ServerClock, StoredTimes, SystemClocks, next_commit_time
 from scankv.model.errors import InvalidRequest
+from streaming_server.clock import ClockLimits, ServerClock, StoredTimes, SystemClocks, next_commit_time
 from tests.support.clocks import DAY, HOUR, FakeClocks
 
 LIMITS = ClockLimits()

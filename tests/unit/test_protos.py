@@ -1,4 +1,4 @@
-"""The committed modules of protos/ are what its .proto files generate."""
+"""The committed modules of scankv/v1 are what the .proto files generate."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PROTOS = ROOT / "protos"
 KINDS = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
@@ -30,13 +31,13 @@ def test_every_generated_module_equals_the_committed_one(generated: Path) -> Non
 
 
 def test_every_proto_file_generates_all_kinds_of_module(generated: Path) -> None:
-    protos = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "protos").rglob("*.proto")]
+    protos = [path.relative_to(PROTOS).with_suffix("") for path in PROTOS.rglob("*.proto")]
     assert sorted(_modules(generated)) == sorted(f"{proto}{kind}" for proto in protos for kind in KINDS)
 
 
 def _modules(root: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes()
-        for path in (root / "protos").rglob("*_pb2*")
+        for path in (root / "scankv").rglob("*_pb2*")
         if path.suffix in {".py", ".pyi"}
     }

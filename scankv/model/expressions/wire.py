@@ -8,7 +8,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from scankv.v1 import expression_pb2 as pb
 from scankv.model.errors import InvalidRequest, UsageError
 from scankv.model.expressions.literals import MAX_LIST_VALUES, Literal, ValueList, literal_of
 from scankv.model.expressions.nodes import (
@@ -27,6 +26,7 @@ from scankv.model.expressions.nodes import (
     TextMatch,
 )
 from scankv.model.types import format_type, parse_schema
+from scankv.v1 import expression_pb2 as pb
 
 _OPERATORS: Final = {
     Operator.EQUAL: pb.COMPARISON_OPERATOR_EQUAL,

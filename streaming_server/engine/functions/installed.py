@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from streaming_server.engine.functions.function import Inputs, RefusedValueError
 from scankv.model.errors import UsageError, did_you_mean
+from streaming_server.engine.functions.function import Inputs, RefusedValueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

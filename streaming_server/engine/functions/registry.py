@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.errors import InvalidRequest, did_you_mean
+from scankv.model.merge_functions import IGNORE_RETRACT, ColumnAggregate, is_installed
 from streaming_server.engine.functions.arithmetic import Product, Sum
 from streaming_server.engine.functions.collecting import Collect, ListAgg, MergeMap
 from streaming_server.engine.functions.counting import Average, Count
@@ -11,8 +13,6 @@ from streaming_server.engine.functions.extremes import Extreme
 from streaming_server.engine.functions.installed import InstalledFunction
 from streaming_server.engine.functions.picking import First, FirstNotNull, Last
 from streaming_server.engine.functions.sketches import SKETCHES, sketch_function
-from scankv.model.errors import InvalidRequest, did_you_mean
-from scankv.model.merge_functions import IGNORE_RETRACT, ColumnAggregate, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

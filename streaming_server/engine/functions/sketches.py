@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 
-from streaming_server.engine.functions.function import Inputs, RefusedValueError
 from scankv.model.errors import InvalidRequest
+from streaming_server.engine.functions.function import Inputs, RefusedValueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -23,9 +23,9 @@ from streaming_server.storage.changelog import Changes, RowKind
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from scankv.model.schema import TableDefinition
     from streaming_server.engine.prepare import PreparedRows
     from streaming_server.storage.index_codec import IndexCodec
-    from scankv.model.schema import TableDefinition
 
 _NOTHING = pa.nulls(0, pa.binary())
 

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scankv.model.errors import InvalidRequest, RequestTooLarge
+from scankv.model.limits import MAX_ROW_BYTES
 from streaming_server.engine.functions.function import last_places
 from streaming_server.engine.merging.aggregate import RefusedColumnError
 from streaming_server.engine.merging.outcome import both, merge_delete, merge_upsert
 from streaming_server.engine.merging.rows import DELETE, Merged, Standing
-from scankv.model.errors import InvalidRequest, RequestTooLarge
-from scankv.model.limits import MAX_ROW_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

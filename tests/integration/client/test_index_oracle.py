@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from aio_client import col, connect
-from scankv.v1 import lookup_pb2
 from scankv.model.expressions.wire import to_proto
+from scankv.v1 import lookup_pb2
 from tests.model.history import noted
 from tests.model.index_oracle import order_of, plain_scalar
 from tests.model.random_predicates import RandomPredicates

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from aio_client import Unavailable, connect
-from scankv.v1 import lookup_pb2, scan_pb2, table_pb2, write_pb2
 from scankv.model.limits import MAX_KEY_BYTES, MAX_ROW_BYTES
+from scankv.v1 import lookup_pb2, scan_pb2, table_pb2, write_pb2
 from tests.support.tables import ipc_stream
 from tests.support.wire import Refusal, Wire, refusal
 

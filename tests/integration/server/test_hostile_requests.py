@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from scankv.model.limits import MAX_REQUEST_BYTES
 from scankv.v1 import (
     admin_pb2,
     expression_pb2,
@@ -16,7 +17,6 @@ from scankv.v1 import (
     table_pb2,
     write_pb2,
 )
-from scankv.model.limits import MAX_REQUEST_BYTES
 from tests.support.hostile_requests import (
     SCHEMA,
     binary_bomb,

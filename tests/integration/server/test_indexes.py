@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from aio_client import col
-from scankv.v1 import lookup_pb2, scan_pb2, table_pb2, write_pb2
 from scankv.model.expressions.wire import to_proto
+from scankv.v1 import lookup_pb2, scan_pb2, table_pb2, write_pb2
 from tests.support.tables import exact_rows, ipc_stream
 from tests.support.waiting import await_until
 from tests.support.wire import Wire, refusal

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from scankv.v1 import scan_pb2, write_pb2
 from scankv.model.limits import MAX_KEY_BYTES, MAX_RESUME_TOKEN_BYTES
+from scankv.v1 import scan_pb2, write_pb2
 from tests.support.tables import ipc_stream
 from tests.support.wire import Wire, refusal
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from aio_client import sync
 from tests.support.tables import exact_rows
-from tests.unit.storage.strategies import batches
 from tests.unit.model.strategies import FLOATS, INTEGERS, TIMES
+from tests.unit.storage.strategies import batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

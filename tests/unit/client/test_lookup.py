@@ -8,8 +8,8 @@ import pytest
 from aio_client import ProtocolViolation
 from aio_client._lookup import LookupAnswer, assemble
 from aio_client._requests import to_ipc
-from scankv.v1.lookup_pb2 import LookupResponse
 from scankv.model.types import parse_schema
+from scankv.v1.lookup_pb2 import LookupResponse
 
 SCHEMA = parse_schema("id double not null, name string not null, tags list<item: int64>")
 KEYS = pa.record_batch({"id": [3.0, 1.0, 2.0, 1.0]})

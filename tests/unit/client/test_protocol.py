@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from aio_client import ProtocolViolation, ScanSpec
 from aio_client._protocol import ScanLedger, scan_request
-from scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
 from scankv.model.change_columns import CHANGE_FIELDS, ChangeColumns
 from scankv.model.key_range import KeyRange
 from scankv.model.log_positions import LogSpec, StartFrom
+from scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
 from tests.unit.client.messages import (
     LOG_OFFSETS,
     SCHEMA,

@@ -25,9 +25,9 @@ from aio_client import (
     connect,
 )
 from aio_client._snapshot import splits
+from scankv.model.key_range import KeyRange
 from scankv.v1 import scan_pb2, snapshot_pb2, table_pb2
 from scankv.v1.snapshot_pb2_grpc import SnapshotServiceServicer, add_SnapshotServiceServicer_to_server
-from scankv.model.key_range import KeyRange
 from tests.support.waiting import await_until
 from tests.unit.client.messages import SCHEMA
 from tests.unit.client.misbehaving import FOREVER, RefusesTables, end_with, serving

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from aio_client import UsageError
 from aio_client._watch import Ranking, TopNPolls, compared
-from scankv.v1 import lookup_pb2
 from scankv.model.errors import SchemaMismatch
+from scankv.v1 import lookup_pb2
 from tests.support.tables import exact_rows
 
 if TYPE_CHECKING:

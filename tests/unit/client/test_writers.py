@@ -8,9 +8,9 @@ import pytest
 from aio_client._unnamed_writers import UnnamedWriters
 from aio_client._write_requests import TableShape
 from aio_client._writer_lanes import LaneOfKeys
-from scankv.v1 import table_pb2
 from scankv.model.buckets import bucket_of
 from scankv.model.key_codec import KeyCodec
+from scankv.v1 import table_pb2
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("x", pa.float64(), nullable=False)])
 

@@ -13,6 +13,8 @@ from weakref import ref
 import pyarrow as pa
 import pytest
 
+from scankv.model.errors import DiskFull, ScanCancelled
+from scankv.model.key_range import KeyRange
 from streaming_server.engine import base_build, base_replay, live_bucket
 from streaming_server.engine.base_figures import base_figures_of
 from streaming_server.engine.bucket_steps import apply_rows
@@ -21,8 +23,6 @@ from streaming_server.scan.base_view import Via
 from streaming_server.scan.opening import ReadPlan
 from streaming_server.scan.overlay import Overlay
 from streaming_server.storage.offsets import make_offset
-from scankv.model.errors import DiskFull, ScanCancelled
-from scankv.model.key_range import KeyRange
 from tests.support.snapshots import tables_in
 from tests.support.tables import SCORES, ipc_stream
 from tests.support.waiting import await_until

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from scankv.model.errors import DataLoss, ScanCancelled, TableNotFound
 from streaming_server.engine import index_builds
 from streaming_server.storage.cursor import BucketCursor
-from scankv.model.errors import DataLoss, ScanCancelled, TableNotFound
 from tests.support.indexes import INDEXED_TABLE, findings, player, players_table, put_players
 from tests.support.offline import bucket_path, offline_table
 from tests.support.prepared import flip, rows_file

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from streaming_server.scan.log_plan import LogPlan
-from streaming_server.storage.offsets import count_of
 from scankv.model.errors import (
     ConsumerFenced,
     ConsumerNotFound,
@@ -20,6 +18,8 @@ from scankv.model.errors import (
     TooManyConsumers,
 )
 from scankv.model.log_positions import StartFrom
+from streaming_server.scan.log_plan import LogPlan
+from streaming_server.storage.offsets import count_of
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 from tests.support.waiting import await_until
 

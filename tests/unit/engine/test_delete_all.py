@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 
+from scankv.model.errors import RequestTooLarge, TableNotFound, TransactionLost, Unavailable
 from streaming_server.config import ServerConfig
 from streaming_server.engine import delete_all
 from streaming_server.engine.merging.preparing import MERGE
@@ -16,7 +17,6 @@ from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.tables import Tables
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.storage.cursor import BucketCursor
-from scankv.model.errors import RequestTooLarge, TableNotFound, TransactionLost, Unavailable
 from tests.support.tables import ipc_stream
 
 if TYPE_CHECKING:

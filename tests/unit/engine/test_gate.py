@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 import streaming_server.engine.roll_forward as roll_forward_module
+from scankv.model.errors import Unavailable
 from streaming_server.engine.bucket_steps import apply_rows
 from streaming_server.engine.lookups import looked_up as looked_up_in
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.storage.staging import UPSERT
-from scankv.model.errors import Unavailable
 from tests.support.snapshots import new_table, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
 from tests.support.waiting import await_until

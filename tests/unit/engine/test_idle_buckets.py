@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from scankv.model.errors import WriterFenced
+from scankv.model.key_range import KeyRange
 from streaming_server.engine.idle_buckets import IdleBuckets
 from streaming_server.engine.writing import WriteTerms
 from streaming_server.scan.opening import ReadPlan
 from streaming_server.storage.offsets import epoch_of
 from streaming_server.storage.writer_states import WriteIdentity
-from scankv.model.errors import WriterFenced
-from scankv.model.key_range import KeyRange
 from tests.support.snapshots import TABLE, new_table, pinned_rows, put, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
 from tests.support.waiting import await_until

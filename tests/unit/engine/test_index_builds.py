@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from streaming_server.engine import index_builds
-from streaming_server.storage.index_codec import IndexCodec
 from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
 from scankv.model.key_ranges import KeyRanges
 from scankv.model.limits import MAX_KEY_BYTES
+from streaming_server.engine import index_builds
+from streaming_server.storage.index_codec import IndexCodec
 from tests.support.indexes import (
     INDEXED_TABLE,
     assert_sound,

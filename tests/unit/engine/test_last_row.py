@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scankv.model.options import TableOptions
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.storage.changelog import RowKind
 from streaming_server.storage.index_codec import IndexCodec
 from streaming_server.storage.row_codec import RowCodec
-from scankv.model.options import TableOptions
 from tests.support.tables import define
 
 if TYPE_CHECKING:
+    from scankv.model.schema import TableDefinition
     from streaming_server.engine.prepare import PreparedRows
     from streaming_server.storage.bucket import BucketChange
-    from scankv.model.schema import TableDefinition
 
 Change = tuple[str, dict[str, Any]]
 

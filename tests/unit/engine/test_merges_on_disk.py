@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from scankv.model.errors import InvalidRequest, UsageError
+from scankv.model.merge_functions import aggregate_of
+from scankv.model.merge_spec import MergeSpec
 from scankv.v1 import write_pb2
 from streaming_server.config import load_config
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.services.write import kind_of
-from scankv.model.errors import InvalidRequest, UsageError
-from scankv.model.merge_functions import aggregate_of
-from scankv.model.merge_spec import MergeSpec
 from tests.support.snapshots import tables_in
 from tests.support.tables import ipc_stream
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scankv.model.merge_functions import ColumnAggregate
+from scankv.model.merge_spec import MergeSpec
 from streaming_server.engine import net_rows, roll_forward
 from streaming_server.engine.merging.preparing import MERGE, WriteKind
 from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
 from streaming_server.engine.repeated_keys import RepeatedKeys
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.storage.staging import DELETE, UPSERT
-from scankv.model.merge_functions import ColumnAggregate
-from scankv.model.merge_spec import MergeSpec
 from tests.support.snapshots import tables_in
 from tests.support.tables import ipc_stream
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streaming_server.storage.bucket import Bucket
 from scankv.model.errors import DataLoss, DiskFull, Unavailable
+from streaming_server.storage.bucket import Bucket
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 from tests.support.tables import ipc_stream, scores
 from tests.unit.engine.test_idle_buckets import rows_of

@@ -13,8 +13,6 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 
-from streaming_server.storage.cursor import BucketCursor
-from streaming_server.storage.ended_leases import MOST_IDS, EndedLeases
 from scankv.model.errors import (
     DataLoss,
     InvalidRequest,
@@ -24,6 +22,8 @@ from scankv.model.errors import (
     TableNotFound,
     TooManySnapshots,
 )
+from streaming_server.storage.cursor import BucketCursor
+from streaming_server.storage.ended_leases import MOST_IDS, EndedLeases
 from tests.support.snapshots import EVERY_KEY, TABLE, new_table, pinned_scores, put, tables_in, views_on_disk
 from tests.support.waiting import await_until
 

@@ -8,11 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from streaming_server.engine.merging.preparing import MERGE
-from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions import StagedAs
-from streaming_server.storage.decisions import Committed
-from streaming_server.storage.staging import UPSERT, StagingDirectory
 from scankv.model.errors import (
     InvalidRequest,
     PositionExpired,
@@ -21,6 +16,11 @@ from scankv.model.errors import (
     TransactionConflict,
     TransactionLost,
 )
+from streaming_server.engine.merging.preparing import MERGE
+from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions import StagedAs
+from streaming_server.storage.decisions import Committed
+from streaming_server.storage.staging import UPSERT, StagingDirectory
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
 

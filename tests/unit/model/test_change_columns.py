@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.v1 import scan_pb2
 from scankv.model.change_columns import CHANGE_FIELDS, CHANGE_SYMBOLS, ChangeColumns
+from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
     from scankv.model.change_columns import Numbers

@@ -12,12 +12,12 @@ from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.v1 import expression_pb2 as pb
 from scankv.model.errors import InvalidRequest, SchemaMismatch
 from scankv.model.expressions import Predicate, bind, col, evaluate
 from scankv.model.expressions.literals import MAX_LIST_VALUES
 from scankv.model.expressions.nodes import MAX_DEPTH, MAX_NODES, Constant, Not, any_of
 from scankv.model.expressions.wire import from_proto, to_proto
+from scankv.v1 import expression_pb2 as pb
 from tests.unit.model.expression_strategies import PATHS, batches, predicates
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.scan.aggregation import Aggregation
-from streaming_server.scan.chunk_source import Chunk
 from scankv.model.aggregates import Aggregate, AggregateFunction
 from scankv.model.errors import InvalidRequest, SchemaMismatch
+from streaming_server.scan.aggregation import Aggregation
+from streaming_server.scan.chunk_source import Chunk
 from tests.support.tables import define
 
 if TYPE_CHECKING:

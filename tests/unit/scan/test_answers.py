@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streaming_server.scan.answers import Answer, Answers
 from scankv.model.errors import DataLoss
+from streaming_server.scan.answers import Answer, Answers
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

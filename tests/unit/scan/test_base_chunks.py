@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from scankv.model.limits import DEFAULT_CHUNK_BYTES
 from scankv.v1.scan_pb2 import ChunkBounds, ScanKvRequest
 from streaming_server.scan.admission import Admission, AdmissionLimits
 from streaming_server.scan.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
@@ -17,7 +18,6 @@ from streaming_server.scan.registry import (
     ScanRegistry,
 )
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base
-from scankv.model.limits import DEFAULT_CHUNK_BYTES
 
 
 @pytest.mark.parametrize(

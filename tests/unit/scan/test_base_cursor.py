@@ -16,6 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scankv.model.errors import DataLoss
+from scankv.model.expressions import bind
+from scankv.model.expressions.columns import col
+from scankv.model.expressions.nodes import FieldPath
+from scankv.model.key_range import KeyRange
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
 from streaming_server.engine.prepare import KeyEncoder, prepare
 from streaming_server.scan.base_cursor import BaseCursor
@@ -27,24 +32,19 @@ from streaming_server.storage import base_writer
 from streaming_server.storage.base_writer import BaseWriter
 from streaming_server.storage.columnar_base import ColumnarBase
 from streaming_server.storage.row_codec import RowCodec
-from scankv.model.errors import DataLoss
-from scankv.model.expressions import bind
-from scankv.model.expressions.columns import col
-from scankv.model.expressions.nodes import FieldPath
-from scankv.model.key_range import KeyRange
 from tests.support.offline import OfflineBucket
 from tests.support.tables import define, exact_rows
-from tests.unit.storage.strategies import batches
 from tests.unit.model.expression_strategies import predicates
 from tests.unit.model.strategies import key_types, storable_types
+from tests.unit.storage.strategies import batches
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Sequence
 
-    from streaming_server.scan.chunk_source import StoredRows
     from scankv.model.expressions import BoundPredicate
     from scankv.model.schema import TableDefinition
+    from streaming_server.scan.chunk_source import StoredRows
 
 ROOM = 1 << 20
 ALL_KEYS = KeyRange()

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scankv.model.change_columns import CHANGE_FIELDS, ChangeColumns
+from scankv.model.errors import SchemaMismatch
+from scankv.model.expressions import col
 from streaming_server.scan.change_rows import ChangeRows
 from streaming_server.scan.chunk_source import Chunk
 from streaming_server.storage.changelog import Changes, LogRecord, RowKind
 from streaming_server.storage.offsets import make_offset
-from scankv.model.change_columns import CHANGE_FIELDS, ChangeColumns
-from scankv.model.errors import SchemaMismatch
-from scankv.model.expressions import col
 from tests.support.tables import define
 
 if TYPE_CHECKING:

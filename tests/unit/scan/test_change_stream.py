@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import pyarrow as pa
 
+from scankv.model.expressions import Predicate, col
 from scankv.v1 import scan_pb2
 from streaming_server.scan.change_rows import ChangeRows
 from streaming_server.scan.change_stream import ChangeStream
@@ -18,7 +19,6 @@ from streaming_server.scan.log_token import LogTokenWriter, read_log_token
 from streaming_server.scan.producer import ChunkSpec
 from streaming_server.scan.registry import LiveScan
 from streaming_server.scan.resume_token import Fingerprint
-from scankv.model.expressions import Predicate, col
 from tests.support.memory_log import MemoryTail, StopsAt
 from tests.support.tables import define
 

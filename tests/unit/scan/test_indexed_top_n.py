@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.scan.indexed_top_n import FoundRows, chosen_order, top_by_index
-from streaming_server.scan.top_n import TopN, TopNSpec
-from streaming_server.storage.cursor import BucketCursor
 from scankv.model.errors import DataLoss, InvalidRequest
 from scankv.model.expressions import Predicate, all_of, col
 from scankv.model.expressions.nodes import Comparison, FieldPath, Operator
+from streaming_server.scan.indexed_top_n import FoundRows, chosen_order, top_by_index
+from streaming_server.scan.top_n import TopN, TopNSpec
+from streaming_server.storage.cursor import BucketCursor
 from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
 from tests.support.tables import exact_rows
 from tests.unit.model.expression_strategies import leaves_of

@@ -8,11 +8,11 @@ import time
 import pyarrow as pa
 import pytest
 
+from scankv.model.errors import DataLoss, ScanCancelled
 from streaming_server.scan.change_rows import ChangeRows
 from streaming_server.scan.chunk_source import WAITING, Chunk, View
 from streaming_server.scan.log_source import LogSource
 from streaming_server.storage.changelog import RowKind
-from scankv.model.errors import DataLoss, ScanCancelled
 from tests.support.memory_log import MemoryTail, StopsAt
 from tests.support.tables import define
 

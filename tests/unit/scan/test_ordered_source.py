@@ -13,22 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.scan.chunk_source import Position, View
-from streaming_server.scan.opening import OpenedScan, ReadPlan, open_scan
-from streaming_server.storage.cursor import BucketCursor
 from scankv.model.errors import DataLoss
 from scankv.model.expressions import col
 from scankv.model.key_range import KeyRange
 from scankv.model.schema import TableDefinition
+from streaming_server.scan.chunk_source import Position, View
+from streaming_server.scan.opening import OpenedScan, ReadPlan, open_scan
+from streaming_server.storage.cursor import BucketCursor
 from tests.support.offline import OfflineBucket, opened
 from tests.support.offline_bases import based_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from streaming_server.scan.base_view import BaseView
     from scankv.model.errors import ScanKvError
     from scankv.model.expressions import Predicate
+    from streaming_server.scan.base_view import BaseView
 
 SCHEMA = pa.schema(
     [pa.field("a", pa.int32(), nullable=False), pa.field("b", pa.string(), nullable=False), ("v", pa.int64())]

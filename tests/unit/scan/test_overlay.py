@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.scan.overlay import NO_ROWS, NetRows, Overlay
 from scankv.model.key_codec import KeyCodec
+from streaming_server.scan.overlay import NO_ROWS, NetRows, Overlay
 
 if TYPE_CHECKING:
     import random

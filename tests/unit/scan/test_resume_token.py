@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming_server.scan.chunk_source import Position, View
-from streaming_server.scan.resume_token import Fingerprint, ResumePoint, TokenWriter, read_token
 from scankv.model.errors import InvalidResumeToken
 from scankv.model.limits import MAX_BUCKETS, MAX_KEY_BYTES, MAX_RESUME_TOKEN_BYTES
+from streaming_server.scan.chunk_source import Position, View
+from streaming_server.scan.resume_token import Fingerprint, ResumePoint, TokenWriter, read_token
 
 HERE = Fingerprint.of(table=["game.scores", "7"], schema=b"columns", query=[None, 5])
 

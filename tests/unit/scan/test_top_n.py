@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
 from streaming_server.scan import top_n
 from streaming_server.scan.chunk_source import Chunk
 from streaming_server.scan.top_n import TopN, TopNSpec
 from streaming_server.storage.row_codec import RowCodec
-from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
 from tests.support.tables import define
 
 if TYPE_CHECKING:

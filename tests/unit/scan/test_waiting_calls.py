@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from scankv.model.errors import ServerDraining
 from streaming_server.scan.crowd import Crowd
 from streaming_server.scan.waiting_calls import WaitingCalls
-from scankv.model.errors import ServerDraining
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake
 from scankv.model.errors import InvalidRequest, ServerBusy
+from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake
 from tests.support.waiting import await_until
 
 pytestmark = pytest.mark.asyncio

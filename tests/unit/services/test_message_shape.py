@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scankv.model.errors import InvalidRequest, UnknownField
 from scankv.v1 import expression_pb2, lookup_pb2, scan_pb2, table_pb2, transaction_pb2, write_pb2
 from streaming_server.services.message_shape import MAX_OTHER_BYTES, check_shape
-from scankv.model.errors import InvalidRequest, UnknownField
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

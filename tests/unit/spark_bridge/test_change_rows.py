@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from spark_bridge.change_rows import shaping
 from scankv.model.errors import SchemaMismatch
 from scankv.model.schema import CHANGE_COLUMNS
+from spark_bridge.change_rows import shaping
 
 
 def shaped(rows: pa.RecordBatch, names: list[str], *, is_log: bool) -> pa.RecordBatch:

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from scankv.model.errors import SchemaMismatch
 from spark_bridge.conform import arrow_schema, conform
 from spark_bridge.types import spark_schema
-from scankv.model.errors import SchemaMismatch
 
 TYPES: list[tuple[pa.DataType, str, Any, Any]] = [
     (pa.bool_(), "boolean", True, True),

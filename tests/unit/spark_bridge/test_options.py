@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
-from spark_bridge.options import ReadOptions, _key
 from scankv.model.errors import InvalidKey, ScanKvError, UsageError
+from spark_bridge.options import ReadOptions, _key
 
 KEY = pa.schema([("day", pa.date32()), ("number", pa.int32()), ("name", pa.string())])
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from spark_bridge.stream_offset import INITIAL, Rows, StreamOffset
 from scankv.model.errors import UsageError
+from spark_bridge.stream_offset import INITIAL, Rows, StreamOffset
 
 CHANGES = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1, 10: 2**63 - 1, 9: 5})
 FIRST = StreamOffset(name="game.t", table="t", consumer_id="c", log_offsets={0: 1}, since={0: 0})

@@ -7,11 +7,11 @@ import datetime as dt
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
-from spark_bridge.options import ReadOptions
-from spark_bridge.stream_options import StreamOptions
 from scankv.model.errors import UsageError
 from scankv.model.log_offsets import LogOffsets
 from scankv.model.log_positions import StartFrom, StopAt
+from spark_bridge.options import ReadOptions
+from spark_bridge.stream_options import StreamOptions
 
 
 def parse(**options: str) -> StreamOptions:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from scankv.model.errors import DataLoss
 from streaming_server.storage.changelog import Changes, RowKind, decode_record, encode_records
 from streaming_server.storage.row_codec import RowCodec
-from scankv.model.errors import DataLoss
 from tests.support.tables import define
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError, TableExists, TableNotFound
+from scankv.model.schema import TableDefinition
 from streaming_server.storage import catalog as catalog_module
 from streaming_server.storage.catalog import Catalog
 from streaming_server.storage.data_directory import DataDirectory
-from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError, TableExists, TableNotFound
-from scankv.model.schema import TableDefinition
 from tests.support.tables import SCORES
 
 if TYPE_CHECKING:

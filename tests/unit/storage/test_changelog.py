@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scankv.model.errors import DataLoss
 from streaming_server.storage.changelog import (
     MAX_CHANGES_PER_RECORD,
     Changes,
@@ -18,7 +19,6 @@ from streaming_server.storage.changelog import (
     encode_records,
 )
 from streaming_server.storage.offsets import make_offset
-from scankv.model.errors import DataLoss
 from tests.support.tables import SCORES, define, exact_rows, scores
 from tests.unit.storage.strategies import batches, definitions
 

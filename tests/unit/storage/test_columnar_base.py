@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scankv.model.errors import DataLoss
 from streaming_server.engine.prepare import KeyEncoder
 from streaming_server.storage import base_writer
 from streaming_server.storage.base_writer import BaseWriter
 from streaming_server.storage.columnar_base import ColumnarBase, newest_base, remove_bases
-from scankv.model.errors import DataLoss
 from tests.support.tables import define, exact_rows, exact_values
-from tests.unit.storage.strategies import batches, definitions
 from tests.unit.model.strategies import order_of
+from tests.unit.storage.strategies import batches, definitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

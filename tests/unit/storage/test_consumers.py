@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streaming_server.storage.consumers import ConsumerDirectory, ConsumerRecord
 from scankv.model.errors import DataLoss, InvalidRequest
 from scankv.model.names import check_consumer_id
+from streaming_server.storage.consumers import ConsumerDirectory, ConsumerRecord
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ import sys
 import pyarrow as pa
 import pytest
 
-from streaming_server.storage.row_codec import RowCodec
 from scankv.model.errors import DataLoss
+from streaming_server.storage.row_codec import RowCodec
 from tests.unit.storage import damage
 
 

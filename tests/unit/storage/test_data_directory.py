@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from scankv.model.errors import ScanKvError, UsageError
 from streaming_server.storage.checked_json import read_checked_json, write_checked_json
 from streaming_server.storage.data_directory import DataDirectory, DirectoryLocked, ForeignDirectory
-from scankv.model.errors import ScanKvError, UsageError
 
 HOLD = """
 import sys

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.storage.cursor import BucketCursor
 from scankv.model.key_range import KeyRange
 from scankv.model.key_ranges import ALL_KEY_RANGES, KeyRanges
+from streaming_server.storage.cursor import BucketCursor
 from tests.support.indexed import indexed_table
 
 if TYPE_CHECKING:

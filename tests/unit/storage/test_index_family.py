@@ -8,20 +8,20 @@ import pyarrow as pa
 import pytest
 import rocksdict
 
+from scankv.model.errors import DataLoss
+from scankv.model.key_ranges import KeyRanges
 from streaming_server.storage import rocks
 from streaming_server.storage.bucket import BucketState
 from streaming_server.storage.index_build import IndexBuild
 from streaming_server.storage.rocks import RocksStore
-from scankv.model.errors import DataLoss
-from scankv.model.key_ranges import KeyRanges
 from tests.support.offline import OfflineBucket, opened, resources
 from tests.support.tables import SCORES, define
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from streaming_server.storage.rocks import StoreBatch
     from scankv.model.schema import TableDefinition
+    from streaming_server.storage.rocks import StoreBatch
 
 PLAIN = define(SCORES)
 INDEXED = PLAIN.add_indexes([("score",)])

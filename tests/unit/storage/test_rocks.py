@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streaming_server.storage.rocks import RocksResources, RocksStore
 from scankv.model.errors import InternalError
+from streaming_server.storage.rocks import RocksResources, RocksStore
 
 if TYPE_CHECKING:
     from pathlib import Path

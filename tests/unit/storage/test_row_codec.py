@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.storage.row_codec import RowCodec
 from scankv.model.errors import SchemaMismatch
 from scankv.model.limits import MAX_ROW_BYTES
+from streaming_server.storage.row_codec import RowCodec
 from tests.support.tables import define, exact_rows, exact_values
 from tests.unit.storage.strategies import batches, definitions
 

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.storage.row_codec import RowCodec
 from scankv.model.errors import DataLoss
 from scankv.model.key_codec import KeyCodec
+from streaming_server.storage.row_codec import RowCodec
 from tests.support.tables import define
-from tests.unit.storage import damage
 from tests.unit.model.strategies import columns, key_types, storable_types, values_of
+from tests.unit.storage import damage
 
 if TYPE_CHECKING:
-    from streaming_server.storage.row_keys import RowKeys
     from scankv.model.schema import TableDefinition
+    from streaming_server.storage.row_keys import RowKeys
 
 
 def row_keys_of(definition: TableDefinition) -> tuple[RowKeys, KeyCodec]:

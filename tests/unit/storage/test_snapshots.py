@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from scankv.model.errors import DataLoss
+from scankv.model.key_range import KeyRange
 from streaming_server.storage.bucket import BucketState
 from streaming_server.storage.checkpoint import Checkpoint
 from streaming_server.storage.offsets import epoch_of
@@ -20,8 +22,6 @@ from streaming_server.storage.snapshots import (
     bytes_held,
     views_in,
 )
-from scankv.model.errors import DataLoss
-from scankv.model.key_range import KeyRange
 from tests.support.dying_writer import DEFINITION, write_and_die
 from tests.support.offline import OfflineBucket, opened, resources
 from tests.support.prepared import flip, rows_file

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from scankv.model.errors import DataLoss, Unavailable
 from streaming_server.clock import ServerClock
 from streaming_server.storage.decisions import Committed, Decision, Decisions
 from streaming_server.storage.frames import write_at
@@ -22,7 +23,6 @@ from streaming_server.storage.staging import (
     staged_request,
 )
 from streaming_server.storage.transaction_log import TransactionLog
-from scankv.model.errors import DataLoss, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path

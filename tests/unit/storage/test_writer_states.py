@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from scankv.model.errors import DataLoss, TooManyWriters, WriterExpired, WriterFenced
+from scankv.model.limits import WRITER_WINDOW
 from streaming_server.clock import ServerClock
 from streaming_server.engine.merging.outcome import merge_upsert
 from streaming_server.engine.prepare import prepare
@@ -21,8 +23,6 @@ from streaming_server.storage.writer_states import (
     WriterState,
     WriteStep,
 )
-from scankv.model.errors import DataLoss, TooManyWriters, WriterExpired, WriterFenced
-from scankv.model.limits import WRITER_WINDOW
 from tests.support.clocks import DAY, HOUR, FakeClocks
 from tests.support.offline import OfflineBucket, opened, resources
 from tests.support.tables import SCORES, define
