@@ -19,8 +19,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["packages"]
 BARE_PACKAGES = ("aio_client", "scankv.model", "scankv.v1")
-SPARK_PACKAGES = {"spark_bridge", "pyspark_scankv"}
+SPARK_PACKAGES = ("spark_bridge", "pyspark_scankv", "scankv.spark")
 NEVER_SHIPPED = {"tests", "benchmarks", "examples", "docs"}
+OWN_PACKAGES = ("protos", "table_model", "tests", "benchmarks", "examples", "docs", "v1", "model")
+USE = """
+import pathlib, tempfile
+import protos, table_model, tests
+import pyarrow as pa
+import scankv.sync, scankv.testing
+
+with tempfile.TemporaryDirectory() as data, scankv.testing.ServerProcess(pathlib.Path(data) / "data") as server:
+    with scankv.sync.connect(server.url) as client:
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+        table = client.create_table("test.rows", schema, primary_key=["id"])
+        table.upsert([{"id": 1, "name": "one"}])
+        assert table.scan().to_pylist() == [{"id": 1, "name": "one"}]
+"""
 IMPORT_ALL = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
 
 
@@ -36,15 +50,19 @@ def main() -> None:
         python = outside / "env" / "bin" / "python"
 
         install(python, str(wheel))
-        bare = [name for name in modules if f"{name}.".startswith(tuple(f"{package}." for package in BARE_PACKAGES))]
+        bare = [name for name in modules if is_in(name, BARE_PACKAGES)]
         run(python, "-I", "-c", IMPORT_ALL, *bare, "scankv", "scankv.cli", cwd=outside)
         run(python.with_name("scankv"), "--help", cwd=outside)
         print(f"bare install: {len(bare)} modules import, the command line starts")
 
         install(python, f"{wheel}[server]")
-        rest = [name for name in modules if name.partition(".")[0] not in SPARK_PACKAGES]
+        rest = [name for name in modules if not is_in(name, SPARK_PACKAGES)]
         run(python, "-I", "-c", IMPORT_ALL, *rest, cwd=outside)
         print(f"with the server: {len(rest)} modules import")
+
+        project = make_project(outside / "project")
+        run(python, "-c", USE, cwd=project)
+        print(f"a project with packages {', '.join(OWN_PACKAGES)} of its own can use it")
 
 
 def build(directory: Path) -> Path:
@@ -83,6 +101,19 @@ def modules_of(files: set[str]) -> list[str]:
         file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in files if file[-3:] == ".py"
     }
     return sorted(name for name in names if not name.endswith("__main__"))
+
+
+def is_in(module: str, packages: tuple[str, ...]) -> bool:
+    """Whether a module is one of some packages, or below one."""
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def make_project(path: Path) -> Path:
+    """A directory with packages whose names a careless distribution would take."""
+    for name in OWN_PACKAGES:
+        (path / name).mkdir(parents=True)
+        (path / name / "__init__.py").touch()
+    return path
 
 
 def install(python: Path, requirement: str) -> None:

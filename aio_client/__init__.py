@@ -5,7 +5,7 @@
         async for rows in table.scan().stream():  # rows: pyarrow.RecordBatch
             ...
 
-Every error is a `ScanKvError`. `aio_client.sync` is the same for code that blocks.
+Every error is a `ScanKvError`. `scankv.sync` is the same for code that blocks.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,7 @@ from scankv.model.errors import (
 from scankv.model.expressions import Column, Predicate, col
 from scankv.model.log_offsets import LogOffsets
 from scankv.model.log_positions import ScanSource, StartFrom, StopAt
+from scankv.model.public_names import set_public_module
 from scankv.model.scan_spec import Resume, ScanSpec
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ __all__ = [
     "sync",
 ]
 
+set_public_module("scankv", globals(), set(__all__) - {"sync"})
+
 
 def _open_blocking_stream(config: ClientConfig, spec: ScanSpec) -> BlockingStream:
     from aio_client._sync_stream import stream_once
@@ -199,7 +202,7 @@ register_opener(_open_blocking_stream)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # a module
-    """`aio_client.sync`, imported on use: it is a quarter of what importing all would take."""
+    """`scankv.sync`, imported on use: it is a quarter of what importing all would take."""
     if name == "sync":
         from importlib import import_module
 

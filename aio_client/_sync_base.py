@@ -1,4 +1,4 @@
-"""What the generated classes of `aio_client.sync` derive from, and what the blocking client has alone."""
+"""What the generated classes of `scankv.sync` derive from, and what the blocking client has alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a scan for code that blocks; part of `aio_client.sync`."""
+"""The rows of a scan for code that blocks; part of `scankv.sync`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching the first rows of a table for code that blocks; part of `aio_client.sync`."""
+"""Watching the first rows of a table for code that blocks; part of `scankv.sync`."""
 
 from __future__ import annotations
 

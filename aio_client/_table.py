@@ -199,7 +199,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
             UsageError: No rows can be taken from `data`, or with `if_version` they take more than one request.
             ConnectionFailed: There was no answer within the operation timeout.
         """
-        # In a thread, because data may be a blocking stream: a scan of `aio_client.sync`, for one.
+        # In a thread, because data may be a blocking stream: a scan of `scankv.sync`, for one.
         rows = await asyncio.to_thread(rows_of, data)
         pieces = await self._pieces(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
         return await self._write(pieces, if_version, locks)

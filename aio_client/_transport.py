@@ -140,7 +140,7 @@ class Transport:
             )
         if asyncio.get_running_loop() is not self._loop:
             raise UsageError(
-                "the client belongs to another event loop; connect once in each loop, or use aio_client.sync",
+                "the client belongs to another event loop; connect once in each loop, or use scankv.sync",
                 address=self.address,
             )
         if not self._connections:

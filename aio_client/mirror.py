@@ -29,6 +29,7 @@ from scankv.model.errors import InvalidKey, UsageError
 from scankv.model.key_codec import KeyCodec
 from scankv.model.log_offsets import LogOffsets, check_incarnation
 from scankv.model.log_positions import ScanSource, StartFrom
+from scankv.model.public_names import set_public_module
 from scankv.model.schema import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
@@ -286,3 +287,6 @@ class Mirror:
         self._following("the copy")
         if self._failure is not None:
             raise copy(self._failure) from self._failure
+
+
+set_public_module("scankv.mirror", globals(), __all__)

@@ -25,6 +25,7 @@ from aio_client._sync_generated import (
 )
 from aio_client._sync_stream import ScanStream
 from aio_client._sync_watch import TopNWatch
+from scankv.model.public_names import set_public_module
 
 __all__ = [
     "Client",
@@ -39,3 +40,5 @@ __all__ = [
     "Writer",
     "connect",
 ]
+
+set_public_module("scankv.sync", globals(), __all__)

@@ -6,8 +6,11 @@ PySpark finds the data source by itself where `pyspark_scankv` is installed besi
 `spark.dataSource.register(spark_bridge.ScanKvDataSource)` does the same where discovery fails.
 """
 
+from scankv.model.public_names import set_public_module
 from spark_bridge.dataframe import scan_dataframe
 from spark_bridge.server_answers import aggregate, count, tables, top_n
 from spark_bridge.source import ScanKvDataSource
 
 __all__ = ["ScanKvDataSource", "aggregate", "count", "scan_dataframe", "tables", "top_n"]
+
+set_public_module("scankv.spark", globals(), __all__)

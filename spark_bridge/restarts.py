@@ -23,7 +23,7 @@ def riding_through(address: str | None, ask: Callable[[], _Answer], *, timeout: 
     for days should not.
 
     Args:
-        address: The server; None: as for `aio_client.sync.connect`.
+        address: The server; None: as for `scankv.sync.connect`.
         ask: What may be done any number of times.
         timeout: Seconds that the server may be away.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def count(url: str | None, table: str, where: str | None = None) -> int:
-    """The number of rows of the table as of now, exact. See `aio_client.Table.count`.
+    """The number of rows of the table as of now, exact. See `scankv.Table.count`.
 
     Args:
         url: The server; None: `$SCANKV_URL`, else `localhost:7070`.
@@ -41,7 +41,7 @@ def top_n(
     columns: Sequence[str] | None = None,
     descending: bool = True,
 ) -> DataFrame:
-    """The first `n` rows in the order of a column, best first, as of now. See `aio_client.Table.top_n`."""
+    """The first `n` rows in the order of a column, best first, as of now. See `scankv.Table.top_n`."""
     from aio_client import sync
 
     with sync.connect(url) as client:
@@ -59,7 +59,7 @@ def aggregate(
     *,
     group_by: Sequence[str] = (),
 ) -> DataFrame:
-    """Functions of columns over all rows, or for groups of rows, as of now. See `aio_client.Table.aggregate`."""
+    """Functions of columns over all rows, or for groups of rows, as of now. See `scankv.Table.aggregate`."""
     from aio_client import sync
 
     with sync.connect(url) as client:

@@ -57,7 +57,7 @@ class WriteOptions:
         version_column: The column that says which row is newer; of `merge_engine="versioned"`, which needs it.
         sequence_column: The columns that say so; of `merge_engine="last_row"`.
         transaction_id: Names what is written, so that it is written once however often the job is run. None: it has no
-            name. See `aio_client.Client.transaction`.
+            name. See `scankv.Client.transaction`.
         transaction_ttl: Seconds without a word from the job after which what it has written is dropped, 1 to 604,800.
     """
 

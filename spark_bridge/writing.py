@@ -111,7 +111,7 @@ def planned_write(options: WriteOptions, schema: StructType, *, replaces: bool) 
 
 
 def begin(job: WriteJob, id_: str, attempt: str) -> Begun:
-    """Begins the transaction of a job, or takes part in it; see `aio_client.Client.transaction`."""
+    """Begins the transaction of a job, or takes part in it; see `scankv.Client.transaction`."""
     with sync.connect(**asdict(job.config)) as client:
         transaction = client.transaction(id_, ttl=job.options.transaction_ttl, attempt=attempt)
         return Begun(id_, attempt, transaction.token)
@@ -154,7 +154,7 @@ def commit(job: WriteJob, begun: Begun, parts: Sequence[StagedPart]) -> None:
 
     Raises:
         TransactionLost: The transaction has expired, or was aborted. Nothing was written.
-        ScanKvError: What else forbids it; see `aio_client.Transaction.commit`.
+        ScanKvError: What else forbids it; see `scankv.Transaction.commit`.
     """
     with sync.connect(**asdict(job.config)) as client:
         transaction = client.transaction(begun.id, ttl=job.options.transaction_ttl, attempt=begun.attempt)

@@ -1,7 +1,7 @@
 """For test suites: a real server in a process of its own, which a test may kill and start again.
 
-    from aio_client.sync import connect
-    from streaming_server.testing import ServerProcess
+    from scankv.sync import connect
+    from scankv.testing import ServerProcess
 
     def test_scores(tmp_path):
         with ServerProcess(tmp_path / "data") as server, connect(server.url) as client:
@@ -22,6 +22,7 @@ import sys
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
 from scankv.model.errors import Unavailable, UsageError
+from scankv.model.public_names import set_public_module
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,3 +149,6 @@ class ServerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+set_public_module("scankv.testing", globals(), __all__)

@@ -5,12 +5,15 @@
 - `ScriptedServer` is no server at all: a real client talks to it without a connection, and every scan gets the answer
   that the test wrote down.
 
-`streaming_server.testing` has a real server in a process of its own.
+`scankv.testing` has a real server in a process of its own.
 """
 
 from aio_client.testing._fault_proxy import FaultProxy
 from aio_client.testing._faults import Direction, Fault, FaultKind, FaultMade
 from aio_client.testing._script import Script, Step
 from aio_client.testing._scripted import ScriptedServer
+from scankv.model.public_names import set_public_module
 
 __all__ = ["Direction", "Fault", "FaultKind", "FaultMade", "FaultProxy", "Script", "ScriptedServer", "Step"]
+
+set_public_module("scankv.testing", globals(), __all__)

@@ -15,11 +15,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aio_client.sync import connect
 from examples.leaderboard.replay import Replay
 from examples.leaderboard.totals import JOBS, create_totals
-from scankv.model.errors import ScanKvError, Unavailable
-from streaming_server.testing import ServerProcess
+from scankv import ScanKvError, Unavailable
+from scankv.sync import connect
+from scankv.testing import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from anyio import create_task_group
 
-from aio_client import ConnectionFailed, StartFrom, TransactionLost, connect
 from examples.leaderboard.replay import FLIGHTS
 from examples.leaderboard.totals import JOBS, KEYS, PROGRESS, added_up, net_flights
+from scankv import ConnectionFailed, StartFrom, TransactionLost, connect
 
 if TYPE_CHECKING:
-    from aio_client import Client, ColumnLock, ScanStream, Table
     from examples.leaderboard.totals import Job
+    from scankv import Client, ColumnLock, ScanStream, Table
 
 MOST_WAITING: Final = 32
 """Batches that are read ahead: some 2 MiB each at most."""

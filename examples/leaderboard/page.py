@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from aio_client.sync import connect
 from examples.leaderboard.replay import FLIGHTS
 from examples.leaderboard.totals import CARRIER_DAY, JOBS, PROGRESS, ROUTE
-from scankv.model.errors import ScanKvError
+from scankv import ScanKvError
+from scankv.sync import connect
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from aio_client import TopN
-    from aio_client.sync import TopNWatch
+    from scankv import TopN
+    from scankv.sync import TopNWatch
 
 INTERVAL = 2.0  # seconds within which a change is seen: half of them may pass until it is told, half until it is drawn
 TOP = 10

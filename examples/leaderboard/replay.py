@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aio_client import TableNotFound
+from scankv import TableNotFound
 from scankv.demo.flights import KEY, SCHEMA, find_flights, read_flights
 
 if TYPE_CHECKING:
-    from aio_client.sync import Client
+    from scankv.sync import Client
 
 FLIGHTS: Final = "demo.flights"
 

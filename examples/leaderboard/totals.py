@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aio_client import agg
+from scankv import agg
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aio_client.sync import Client
+    from scankv.sync import Client
 
 ROUTE: Final = "demo.route"
 CARRIER_DAY: Final = "demo.carrier_day"

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
 
-from aio_client.sync import connect
 from examples.spark_delays.check import check_report, check_totals
 from examples.spark_delays.departures import FLIGHTS, create_flights
 from examples.spark_delays.report import write_airports, write_report
+from scankv import ScanKvError, TableNotFound, Unavailable
 from scankv.demo.flights import find_flights
-from scankv.model.errors import ScanKvError, TableNotFound, Unavailable
-from streaming_server.testing import ServerProcess
+from scankv.sync import connect
+from scankv.testing import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pandas as pd
 
-    from aio_client.sync import Client
+    from scankv.sync import Client
 
 ROOT: Final = Path(__file__).parents[2]
 CAUGHT_UP_WITHIN: Final = 300.0  # seconds

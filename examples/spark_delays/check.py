@@ -13,7 +13,7 @@ from examples.spark_delays.totals import TOTALS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aio_client.sync import Client, Snapshot
+    from scankv.sync import Client, Snapshot
 
 ROUTE: Final = ["origin", "dest"]
 

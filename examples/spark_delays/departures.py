@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aio_client.sync import connect
 from scankv.demo.flights import KEY, SCHEMA, find_flights, read_flights
+from scankv.sync import connect
 
 if TYPE_CHECKING:
-    from aio_client.sync import Client
+    from scankv.sync import Client
 
 FLIGHTS: Final = "demo.flights"
 ANNOUNCED: Final = {"dep_time": None, "dep_delay": 0, "arr_time": None, "arr_delay": 0, "air_time": None}

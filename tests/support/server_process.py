@@ -13,7 +13,7 @@ __all__ = ["ServerProcess"]
 
 
 class ServerProcess(testing.ServerProcess):
-    """The server of `streaming_server.testing`, forked from the zygote unless its wrapper is a program of its own."""
+    """The server of `scankv.testing`, forked from the zygote unless its wrapper is a program of its own."""
 
     def _popen(self, command: list[str], log: BinaryIO) -> subprocess.Popen[str]:
         if command[0] != sys.executable:

@@ -1,4 +1,4 @@
-"""The faults of `aio_client.testing` as values, and what a seed draws."""
+"""The faults of `scankv.testing` as values, and what a seed draws."""
 
 from __future__ import annotations
 

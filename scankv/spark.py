@@ -1,0 +1,9 @@
+"""ScanKV tables in Spark. Needs `pip install 'scankv[spark]'`.
+
+    spark.read.format("scankv").option("url", "localhost:7070").load("game.scores")
+
+PySpark finds the data source by itself. This module has the functions that programs call besides it.
+"""
+
+from spark_bridge import *  # noqa: F403  # a test compares the names
+from spark_bridge import __all__ as __all__
