@@ -25,10 +25,7 @@ demo: $(INSTALLED)
 # first: the long ones stand before tests/unit, and none of them is begun at the end. Bytecode is kept, for the many
 # processes that they start.
 test: $(INSTALLED)
-	@command -v strace >/dev/null || echo 'strace is missing: the tests that watch or delay fdatasync from outside will be' \
-	    'skipped. To run it: apt-get install strace' >&2
-	@command -v java >/dev/null || [ -x "$$JAVA_HOME/bin/java" ] || echo 'Java is missing: the tests of Spark will fail.' \
-	    'To run them: apt-get install default-jre-headless' >&2
+	@.ci/install-tools
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
-import subprocess
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,13 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def strace_works() -> bool:
-    """Whether strace is installed, and allowed here."""
-    command = ["strace", "-qq", "-e", "trace=none", "true"]
-    return shutil.which("strace") is not None and subprocess.run(command, check=False).returncode == 0
-
-
-pytestmark = pytest.mark.skipif(not strace_works(), reason="strace is not installed, or not allowed")
+pytestmark = pytest.mark.usefixtures("strace")
 
 WRITES = 40
 # `123 1700000000.123456 fdatasync(12</data/.../000008.log>) = 0 <0.000123>`, or in two lines when another thread's call

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 from aio_client import PositionOutOfRange, StartFrom, StopAt, connect
-from tests.faults.test_durability import strace_works
 from tests.support.offline import bucket_path
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import await_until
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from aio_client import ScanStream
 
-pytestmark = pytest.mark.skipif(not strace_works(), reason="strace is not installed, or not allowed")
+pytestmark = pytest.mark.usefixtures("strace")
 
 NAME = "test.lost"
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
