@@ -12,7 +12,6 @@ import pytest
 
 from aio_client import DiskFull, ScanKvError, StartFrom
 from aio_client.sync import connect
-from tests.faults.test_durability import strace_works
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import wait_until
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from aio_client.sync import Client, Table
 
-pytestmark = pytest.mark.skipif(not strace_works(), reason="strace is not installed, or not allowed")
+pytestmark = pytest.mark.usefixtures("strace")
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 
