@@ -34,6 +34,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_protos.py \
 	    tests/unit/client/test_sync_generated.py
+	$(BIN)/python .ci/check_commits.py
 	$(BIN)/python .ci/check_wheel.py
 
 bench: $(INSTALLED)
