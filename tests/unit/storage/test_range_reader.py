@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LONGEST = 40
+# As imported, before the tests have them last longer.
+REAL_STEP_SECONDS = range_reader.STEP_SECONDS
 
 
 @pytest.fixture
@@ -36,6 +38,12 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "CHECKED_SKIPS", 60)
     monkeypatch.setattr(range_reader, "STEP_SECONDS", 0.0)
     monkeypatch.setattr(ranges_cursor, "STEP_SECONDS", 0.0)
+
+
+@pytest.fixture
+def real_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps end after as much time as in a server."""
+    monkeypatch.setattr(range_reader, "STEP_SECONDS", REAL_STEP_SECONDS)
 
 
 def key_of(number: int, kind: int) -> bytes:
@@ -191,6 +199,7 @@ def emptied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     store.close()
 
 
+@pytest.mark.usefixtures("real_steps")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("bounds", [(None, None), ((5).to_bytes(8, "big"), (DELETED - 5).to_bytes(8, "big"))])
 def test_no_step_across_many_deleted_rows_takes_long(

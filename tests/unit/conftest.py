@@ -1,0 +1,25 @@
+"""Fixtures of the unit tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streaming_server.scan import entry_merge, index_lookup, ordered_source
+from streaming_server.storage import entry_cursor, range_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unhurried_steps() -> Iterator[None]:
+    """Has reads end where the test says, and not after some milliseconds, which pass sooner on a busy machine.
+
+    Tests of steps that end in time set their own.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (entry_cursor, entry_merge, index_lookup, ordered_source, range_reader):
+            patched.setattr(module, "STEP_SECONDS", 60.0)
+        yield
