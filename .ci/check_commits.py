@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SINCE = "98f570c"
+SINCE = "e878e3f2e419"
 """The last commit that was not checked."""
 MAX_CHARACTERS = 72
 # `Merge branch 'x'` is git's own.
