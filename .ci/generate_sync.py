@@ -413,7 +413,7 @@ def passed(node: Function) -> str:
 
 
 def passed_argument(argument: ast.arg) -> str:
-    """One argument; of those that may be blocking objects, the asynchronous ones behind them."""
+    """The text of one argument of a call. A blocking object is replaced by the asynchronous one that it wraps."""
     assert argument.annotation is not None
     if names_in(argument.annotation).isdisjoint(TWINS):
         return argument.arg

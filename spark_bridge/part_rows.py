@@ -29,7 +29,7 @@ def read_part(part: Part, schema: pa.Schema) -> Generator[pa.RecordBatch, None, 
     Raises:
         SnapshotLost: What it reads is gone; the message says what to do.
         SchemaMismatch: A value does not fit Spark's type exactly; or the table is not the one that was planned with.
-        ScanKvError: As `scankv.ScanStream`, which rides through a restart of the server.
+        ScanKvError: As `scankv.ScanStream`, which survives a restart of the server.
     """
     freeze_worker()
     execution = Execution.current()

@@ -228,7 +228,7 @@ class LiveBucket:
         gate = Gate()
         gate.fail(error)
         if self.before is not None:
-            # Whoever reads gets the error; and RocksDB's snapshots keep their store open.
+            # Readers get the error; RocksDB's snapshots would keep the store open.
             self.before = replace(self.before, rows=None)
         self.mutex.gate = gate
 

@@ -208,7 +208,7 @@ class Tables:
     def damaged(self) -> dict[str, str]:
         """The tables that cannot be used, or of which some buckets cannot, as far as is known: why, by name, ascending.
 
-        Rule: whoever lists tables hears of all that there are.
+        Rule: a listing of tables names every table, also a damaged one.
         """
         found = self._catalog.unusable
         for name, live in self._live.items():

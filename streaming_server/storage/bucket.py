@@ -530,7 +530,7 @@ class Bucket:
             self._store.close()
 
     def let_go(self) -> None:
-        """Closes a bucket that takes no writes any more, and that nobody reads; once is enough."""
+        """Closes a bucket that no longer takes writes and has no readers. Idempotent."""
         if self._is_let_go:
             return
         self._is_let_go = True

@@ -159,7 +159,7 @@ class TransactionLog:
             partial.rename(self._path_of(generation))
             sync_directory(self._directory)
         except BaseException as error:
-            # Nobody can tell which generation a restart would find, and what is appended to the other one is lost.
+            # It is unknown which generation a restart would find; what is appended to the other one would be lost.
             self._doubt(error)
             mark.close()
             raise

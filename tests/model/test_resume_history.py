@@ -48,8 +48,9 @@ async def test_every_scan_equals_the_model_at_its_view(
         )
         seen = sum((history.seen for history in histories), Counter[str]())
         assert seen["complete"] > steps * TABLES // 20
-        # In a short history not all of them happen: on a busy machine, most snapshots are lost before they are read.
-        looked_for = ("resumed live", "resumed pinned", "lost") if steps >= 2000 else ("resumed live",)
+        # In a short history not all of them happen: a pinned scan resumes 5 to 8 times in 250 steps, on a busy machine
+        # perhaps never, because most snapshots are lost before they are read.
+        looked_for = ["resumed live"] + ["lost"] * (steps >= 250) + ["resumed pinned"] * (steps >= 2000)
         assert min(seen[what] for what in looked_for) > 0, seen
         async with connect(server.url) as client:
             stats = await client.server_stats()
