@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.columnar.base_due import BaseLimits
-    from streaming_server.engine.tables.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.bucket.bucket import Bucket
 
@@ -53,7 +53,7 @@ class BaseUpkeep(Background):
 
     def __init__(
         self,
-        tables: Callable[[], Iterable[LiveTable]],
+        tables: Callable[[], Iterable[TableState]],
         executor: StorageExecutor,
         limits: BaseLimits,
         *,
@@ -92,7 +92,7 @@ class BaseUpkeep(Background):
         live.base_record.waits = why
         self._not_before[live] = self._clock.monotonic() + seconds
 
-    async def look_after(self, table: LiveTable, live: LiveBucket) -> None:
+    async def look_after(self, table: TableState, live: LiveBucket) -> None:
         """Does what is due for one bucket of a table, if it is open. Raises DataLoss; OSError when a disk is full."""
         bucket = live.open_bucket
         if bucket is None:
@@ -117,7 +117,7 @@ class BaseUpkeep(Background):
         finally:
             self._building = None
 
-    def _now(self, table: LiveTable, live: LiveBucket, bucket: Bucket) -> BucketNow:
+    def _now(self, table: TableState, live: LiveBucket, bucket: Bucket) -> BucketNow:
         rows, base, overlay = bucket.state.rows, live.base, live.overlay
         has_base = base is not None and overlay is not None
         return BucketNow(
@@ -130,7 +130,7 @@ class BaseUpkeep(Background):
             age_seconds=self._clock.commit_micros() / 1e6 - live.base_record.cut_millis / 1000,
         )
 
-    async def _take_up(self, table: LiveTable, live: LiveBucket) -> None:
+    async def _take_up(self, table: TableState, live: LiveBucket) -> None:
         """Finds the base that an earlier server has left, and what was written since, in the changelog."""
         directory = _directory(table, live)
         base = await self._executor.run(newest_base, directory, live.place)
@@ -165,7 +165,7 @@ class BaseUpkeep(Background):
             _log.warning("columnar base of bucket %s of %s is let go: %s", live.number, live.table, why)
 
 
-def _directory(table: LiveTable, live: LiveBucket) -> Path:
+def _directory(table: TableState, live: LiveBucket) -> Path:
     return table.path / "bases" / f"{live.number:04}"
 
 
