@@ -38,7 +38,7 @@ from streaming_server.engine.transactions.undo import Undoing
 from streaming_server.engine.writes.lookups import looked_up
 from streaming_server.engine.writes.writing import NO_TERMS, WriteScope, Writing
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.scan.columnar.base_view import sort_overlays
+from streaming_server.scan.columnar.base_view import merge_deltas
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
 from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
@@ -416,7 +416,7 @@ class LiveTable:
             self._sources.add(scan.source)
         try:
             await durable(self.buckets, states)
-            await sort_overlays(bases, self._executor.run)
+            await merge_deltas(bases, self._executor.run)
         except BaseException:
             scan.source.close()
             raise
@@ -462,7 +462,7 @@ class LiveTable:
             self._sources.add(log.source)
         try:
             await durable(self.buckets, states)
-            await sort_overlays(opening.bases, self._executor.run)
+            await merge_deltas(opening.bases, self._executor.run)
         except BaseException:
             log.source.close()
             raise
