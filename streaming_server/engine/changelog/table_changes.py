@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from streaming_server.engine.bucket.live_bucket import durable, held
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP, CatchingUp
 from streaming_server.engine.changelog.log_opening import LogOpening
-from streaming_server.scan.columnar.base_view import sort_overlays
+from streaming_server.scan.columnar.base_view import merge_deltas
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +78,7 @@ class TableChanges:
             table.abort_on_close(log.source)
         try:
             await durable(table.buckets, states)
-            await sort_overlays(opening.bases, table.executor.run)
+            await merge_deltas(opening.bases, table.executor.run)
         except BaseException:
             log.source.close()
             raise

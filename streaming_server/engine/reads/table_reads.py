@@ -15,7 +15,7 @@ from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.columnar.base_choice import bases_of, noting_errors, via_of
 from streaming_server.engine.writes.lookups import looked_up
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.scan.columnar.base_view import sort_overlays
+from streaming_server.scan.columnar.base_view import merge_deltas
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
 from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
@@ -72,7 +72,7 @@ class TableReads:
             table.abort_on_close(scan.source)
         try:
             await durable(table.buckets, states)
-            await sort_overlays(bases, table.executor.run)
+            await merge_deltas(bases, table.executor.run)
         except BaseException:
             scan.source.close()
             raise

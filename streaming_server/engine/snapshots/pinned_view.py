@@ -12,7 +12,7 @@ from weakref import WeakSet
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose, via_of
-from streaming_server.scan.columnar.delta import NetRows, OverlayView
+from streaming_server.scan.columnar.delta import DeltaView, MergedDelta
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
 from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
@@ -181,7 +181,7 @@ class PinnedView:
             _log.error("a columnar base is read no more: %s", error.message)
             self._damaged_bases.add(number)
             return
-        self._bases[number] = BaseView(base=base, overlay=OverlayView.of(NetRows(keys, rows)), place=place)
+        self._bases[number] = BaseView(base=base, delta=DeltaView.of(MergedDelta(keys, rows)), place=place)
 
     def has_base(self, number: int) -> bool:
         """Whether there is a columnar base of a bucket that is not known to be damaged."""

@@ -168,7 +168,7 @@ class Pinning:
     def _bases(self) -> dict[int, BaseView]:
         """The buckets that have a columnar base as of now, with little enough written since to be kept twice."""
         views = {live.number: live.base_view() for live in self._buckets}
-        return {number: view for number, view in views.items() if view and view.overlay.nbytes <= MAX_NET_BYTES}
+        return {number: view for number, view in views.items() if view and view.delta.nbytes <= MAX_NET_BYTES}
 
     async def _made(self, opened: Sequence[Bucket], paths: Sequence[Path]) -> None:
         """Makes the checkpoints. When this is cancelled, it ends at once, and the one being made later."""

@@ -573,7 +573,7 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
     kept = {}
     for number, view in bases.items():
         try:
-            net = view.overlay.net()
+            net = view.delta.merge()
             kept[number] = write_net(directory.base(number), view.base.info.name, net.keys, net.values)
         except OSError as error:
             _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)

@@ -80,11 +80,11 @@ def apply_change(
         raise
     live.base_record.changed_bytes += change.put_keys.nbytes + change.put_values.nbytes + change.delete_keys.nbytes
     # Read once: a damaged base may be forgotten at any time.
-    overlay = live.overlay
-    if overlay is None:
+    delta = live.delta
+    if delta is None:
         return
     try:
-        overlay.add(*_noted(change), bucket.state.log_offset)
+        delta.add(*_noted(change), bucket.state.log_offset)
     except Exception:
         # The rows are written all the same.
         _log.exception("%s: a write cannot be noted beside the columnar base, which is read no more", live.place)

@@ -20,7 +20,7 @@ from streaming_server.engine.columnar import base_build, base_replay
 from streaming_server.engine.columnar.base_stats import base_figures_of
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.writes.bucket_steps import apply_rows
-from streaming_server.scan.columnar.delta import Overlay
+from streaming_server.scan.columnar.delta import Delta
 from streaming_server.scan.read_plan import ReadPlan, Via
 from streaming_server.storage.changelog.offsets import make_offset
 from tests.support.snapshots import tables_in
@@ -118,9 +118,9 @@ async def test_the_old_base_is_read_on_and_costs_no_more_when_a_new_one_cannot_b
         bases.write_text("no directory can be made here")
         with pytest.raises(OSError, match="0000"):
             await look(tables, table)
-        overlay = table.buckets[0].overlay
-        assert overlay is not None
-        assert overlay._fork is None, "what is written is kept twice"
+        delta = table.buckets[0].delta
+        assert delta is not None
+        assert delta._fork is None, "what is written is kept twice"
         assert len(await rows_of(table)) == 200
 
 
@@ -145,9 +145,9 @@ async def test_what_was_written_since_the_base_is_sorted_beside_the_event_loop(t
         for start in range(1000, 1500, 100):
             await put(table, range(start, start + 100))
         scan = await opened(table)
-        overlay = table.buckets[0].overlay
-        assert overlay is not None
-        assert overlay.view()._pending is None, "the first chunk would sort it, and hold the loop for so long"
+        delta = table.buckets[0].delta
+        assert delta is not None
+        assert delta.view()._pending is None, "the first chunk would sort it, and hold the loop for so long"
         scan.source.close()
 
 
@@ -185,17 +185,17 @@ async def test_a_base_of_changes_that_a_crash_undid_is_not_taken_up(tmp_path: Pa
         await look(tables, table)
         await put(table, range(200, 300))
         live = table.buckets[0]
-        base, overlay, bucket = live.base, live.overlay, live.open_bucket
+        base, delta, bucket = live.base, live.delta, live.open_bucket
         assert base is not None
-        assert overlay is not None
+        assert delta is not None
         assert bucket is not None
-        replay = base_replay.BaseReplay(table.state, live, base, overlay)
+        replay = base_replay.BaseReplay(table.state, live, base, delta)
         assert replay._is_there(bucket)
         replay._at = make_offset(1, 100)
         assert not replay._is_there(bucket), "the bucket has no such epoch"
 
 
-class NotesNothing(Overlay):
+class NotesNothing(Delta):
     """Fails as it would with no memory left."""
 
     def add(self, keys: pa.Array, values: pa.Array | None, offset: int) -> None:
@@ -207,7 +207,7 @@ async def test_a_write_that_cannot_be_noted_is_acknowledged_and_ends_the_use_of_
         table = await scores_table(tables)
         await look(tables, table)
         live = table.buckets[0]
-        live.overlay = NotesNothing(0, 1 << 20)
+        live.delta = NotesNothing(0, 1 << 20)
         await put(table, [1000])
         assert live.base_view() is None
         await look(tables, table)
@@ -319,7 +319,7 @@ async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_m
             await look(tables, tables.table(name))
             await put(tables.table(name), range(1000 * number, 1000 * number + 1500 * (number + 1)))
         found = [tables.table(f"game.t{number}").buckets[0] for number in range(3)]
-        sizes = [live.overlay_bytes for live in found]
+        sizes = [live.delta_bytes for live in found]
         assert sizes == sorted(sizes)
         assert sum(sizes) > 300_000 > sum(sizes[:2])
         tables._bases.let_go_beyond_memory()

@@ -72,7 +72,7 @@ async def test_a_refused_row_leaves_its_bucket_and_its_base_as_they_were(tmp_pat
         await table.writes.delete(keys, kind=WriteKind())
         view = table.buckets[0].base_view()
         assert view is not None
-        net = view.overlay.net()
+        net = view.delta.merge()
         assert [value is None for value in net.values.to_pylist()] == [True, True]
 
 
