@@ -17,7 +17,7 @@ from scankv.model.errors import DiskFull, ScanCancelled
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.bucket import live_bucket
 from streaming_server.engine.columnar import base_build, base_replay
-from streaming_server.engine.columnar.base_stats import base_figures_of
+from streaming_server.engine.columnar.base_stats import base_stats_of
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.scan.columnar.delta import Delta
@@ -163,11 +163,11 @@ async def test_a_base_is_given_up_when_the_changes_since_go_while_they_are_read(
         table = tables.table(NAME)
         await table.reads.count(None)
         live = table.buckets[0]
-        async with live.upkeep:
+        async with live.maintenance:
             looking = asyncio.create_task(look(tables, table))
 
             async def waits() -> bool:
-                return live.base_looked_for and not live.mutex.locked() and bool(live.upkeep._waiters)
+                return live.base_looked_for and not live.mutex.locked() and bool(live.maintenance._waiters)
 
             await await_until(waits, "reading the changes")
             bucket = live.open_bucket
@@ -373,10 +373,10 @@ async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = await scores_table(tables)
         live = table.buckets[0]
-        assert base_figures_of(live, table.state.clock.commit_micros()).why_none == "it was not looked at yet"
+        assert base_stats_of(live, table.state.clock.commit_micros()).why_none == "it was not looked at yet"
         await look(tables, table)
         await put(table, range(98, 103))
-        figures = base_figures_of(live, table.state.clock.commit_micros())
+        figures = base_stats_of(live, table.state.clock.commit_micros())
         assert live.base is not None
         assert (figures.why_none, figures.rows, figures.log_offset) == ("", 100, 100)
         # Rows that stay as they are make no change, and are not noted.
