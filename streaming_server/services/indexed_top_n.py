@@ -83,10 +83,10 @@ async def indexed_top_n(
         if where is not None or spec.with_ties or spec.n > _QUICK_ROWS:
             stack.enter_context(registry.call(scan))
             await stack.enter_async_context(registry.admitted(scan))
-        computation.opening()
+        computation.begin_view()
         async with _held_view(tables, request, scan) as held:
             version = version_of(held.codec.definition, held.view.log_offsets)
-            computation.opened(version)
+            computation.set_view_version(version)
             found = await _found(spec, where, held)
         if found is None:
             return None
