@@ -42,7 +42,7 @@ from streaming_server.scan.columnar.base_view import merge_deltas
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
 from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
-from streaming_server.scan.rows.locked_view import HeldView, whole_indexes
+from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.files.disk_use import DiskUse, table_files
 from streaming_server.storage.rows.index_codec import IndexCodec
 from streaming_server.storage.rows.row_codec import RowCodec
@@ -409,7 +409,7 @@ class LiveTable:
             states = {number: bucket.state for number, bucket in buckets.items()}
             view = self._view_of(states)
             if plan.limit != 0:
-                reader = await read_through_index(reader, choices, self._held_view(opened))
+                reader = await read_through_index(reader, choices, self._locked_view(opened))
             bases = bases_of(plan, reader, opened)
             on_error = noting_errors({live.number: live for live, _ in opened}, bases)
             scan = open_scan(plan, codec.definition, reader, view, "", buckets.__getitem__, on_error, bases)
@@ -479,12 +479,12 @@ class LiveTable:
         reader, choices = plan_reads(plan, self.codec, self._keys.codec, self.index_codecs.values())
         if choices:
             async with held(chosen) as opened:
-                choice = chosen_index(choices, self._held_view(opened).indexes)
+                choice = chosen_index(choices, self._locked_view(opened).indexes)
         numbers = [live.number for live in chosen]
         return explain(plan, definition, reader, numbers, choice, via_of(plan, reader, choice is not None, chosen))
 
     @asynccontextmanager
-    async def held_view(self, check: Callable[[], None]) -> AsyncIterator[HeldView]:
+    async def locked_view(self, check: Callable[[], None]) -> AsyncIterator[LockedView]:
         """All buckets at one instant, with nothing written to them for the length of the block; durable at its end.
 
         Keep the block short.
@@ -497,21 +497,21 @@ class LiveTable:
         """
         async with held(self.buckets) as opened:
             states = {live.number: bucket.state for live, bucket in opened}
-            yield self._held_view(opened, check)
+            yield self._locked_view(opened, check)
         await durable(self.buckets, states)
 
-    def _held_view(
+    def _locked_view(
         self, opened: Sequence[tuple[LiveBucket, Bucket]], check: Callable[[], None] = lambda: None
-    ) -> HeldView:
+    ) -> LockedView:
         """Open buckets whose mutexes are held for as long as this is used."""
         filled = {live.number: bucket for live, bucket in opened if bucket.state.rows != 0}
         ready = [bucket.state.ready_indexes for bucket in filled.values()]
-        return HeldView(
+        return LockedView(
             codec=self.codec,
             keys=self._keys.codec,
             view=self._view_of({live.number: bucket.state for live, bucket in opened}),
             buckets=filled,
-            indexes=whole_indexes(self.index_codecs.values(), ready),
+            indexes=complete_indexes(self.index_codecs.values(), ready),
             on_error=self._noted,
             check=check,
         )
