@@ -19,7 +19,7 @@ from streaming_server.scan.columnar.base_view import merge_deltas
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
 from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
-from streaming_server.scan.rows.locked_view import HeldView, whole_indexes
+from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class TableReads:
             return self._table.view_of({live.number: bucket.state for live, bucket in opened})
 
     @asynccontextmanager
-    async def lock_view(self, check: Callable[[], None]) -> AsyncIterator[HeldView]:
+    async def lock_view(self, check: Callable[[], None]) -> AsyncIterator[LockedView]:
         """All buckets at one instant, to which nothing is written for the length of the block; durable at its end.
 
         Keep the block short.
@@ -189,17 +189,17 @@ class TableReads:
 
     def _lock_view(
         self, opened: Sequence[tuple[LiveBucket, Bucket]], check: Callable[[], None] = lambda: None
-    ) -> HeldView:
+    ) -> LockedView:
         """Open buckets whose mutexes are held for as long as this is used."""
         table = self._table
         filled = {live.number: bucket for live, bucket in opened if bucket.state.rows != 0}
         ready = [bucket.state.ready_indexes for bucket in filled.values()]
-        return HeldView(
+        return LockedView(
             codec=table.codec.rows,
             keys=table.codec.key_codec,
             view=table.view_of({live.number: bucket.state for live, bucket in opened}),
             buckets=filled,
-            indexes=whole_indexes(table.codec.indexes.values(), ready),
+            indexes=complete_indexes(table.codec.indexes.values(), ready),
             on_error=self._noted,
             check=check,
         )
