@@ -35,7 +35,7 @@ async def await_bases(table: Table) -> None:
 
 def is_of_bases(explanation: ScanExplanation) -> bool:
     """Whether a scan would read the base of every bucket that it reads."""
-    return explanation.via == "base" and "have no base" not in explanation.via_reason
+    return explanation.read_path == "columnar" and "have no base" not in explanation.read_path_reason
 
 
 def bases_on_disk(data_dir: Path, table: str) -> dict[int, list[str]]:

@@ -22,7 +22,7 @@ from streaming_server.engine.bucket.live_bucket import LiveBucket, durable, held
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP, CatchingUp
 from streaming_server.engine.changelog.log_opening import LogOpening
-from streaming_server.engine.columnar.base_choice import bases_of, noting_errors, via_of
+from streaming_server.engine.columnar.base_choice import bases_of, choose_read_path, noting_errors
 from streaming_server.engine.indexes.index_builds import IndexBuilds, IndexContext
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.merging.preparing import (
@@ -481,7 +481,9 @@ class LiveTable:
             async with held(chosen) as opened:
                 choice = chosen_index(choices, self._held_view(opened).indexes)
         numbers = [live.number for live in chosen]
-        return explain(plan, definition, reader, numbers, choice, via_of(plan, reader, choice is not None, chosen))
+        return explain(
+            plan, definition, reader, numbers, choice, choose_read_path(plan, reader, choice is not None, chosen)
+        )
 
     @asynccontextmanager
     async def held_view(self, check: Callable[[], None]) -> AsyncIterator[HeldView]:

@@ -21,7 +21,7 @@ from streaming_server.engine.columnar.base_stats import base_figures_of
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.scan.columnar.delta import Overlay
-from streaming_server.scan.read_plan import ReadPlan, Via
+from streaming_server.scan.read_plan import ReadPath, ReadPlan
 from streaming_server.storage.changelog.offsets import make_offset
 from tests.support.snapshots import tables_in
 from tests.support.tables import SCORES, ipc_stream
@@ -49,7 +49,7 @@ PLAN = ReadPlan(
     reverse=False,
     limit=None,
     resume_token=b"",
-    via=Via.BASE,
+    read_path=ReadPath.COLUMNAR,
 )
 
 
@@ -256,9 +256,9 @@ async def test_explain_names_no_base_where_too_much_was_written_since(tmp_path: 
     async with tables_in(tmp_path, **SELDOM, base_overlay_bytes=4096) as tables:
         table = await scores_table(tables)
         await look(tables, table)
-        assert (await table.explain(PLAN)).via_reason == "asked for"
+        assert (await table.explain(PLAN)).read_path_reason == "asked for"
         await put(table, range(1000, 2000))
-        assert (await table.explain(PLAN)).via_reason == "no bucket has a columnar base"
+        assert (await table.explain(PLAN)).read_path_reason == "no bucket has a columnar base"
 
 
 def record_of(table: LiveTable, bucket: int = 0) -> BaseRecord:
@@ -287,7 +287,7 @@ async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another
 
 async def ask(table: LiveTable) -> None:
     """Begins a scan that would read a base if there was one."""
-    (await table.open_view(replace(PLAN, via=Via.AUTO))).source.close()
+    (await table.open_view(replace(PLAN, read_path=ReadPath.AUTO))).source.close()
 
 
 async def test_a_base_is_built_anew_for_its_age_even_where_little_was_written(tmp_path: Path) -> None:
