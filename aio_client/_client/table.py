@@ -65,9 +65,9 @@ class BucketStatistics:
         epoch: How many unclean starts of the server the bucket has seen.
         disk_bytes: Bytes of its files on disk, without its columnar base and its snapshots.
         log_bytes: Bytes of the changes that its changelog has, as they were written.
-        log_holder: Who holds the oldest of them that are held: a stream, consumer, transaction or snapshot; None when
-            nobody does.
-        held_log_bytes: Bytes of the changes from there on, which retention does not remove.
+        retention_holder: What has the oldest retention hold: a stream, consumer, transaction, snapshot or undo. None if
+            nothing holds the changelog.
+        retention_hold_bytes: Bytes of the changes from that hold on, which retention does not remove.
         damage: Why it cannot be read; None when it can.
         base: Its columnar base. None: the table has the option `columnar_base=off`.
     """
@@ -78,8 +78,8 @@ class BucketStatistics:
     epoch: int
     disk_bytes: int
     log_bytes: int
-    log_holder: str | None
-    held_log_bytes: int
+    retention_holder: str | None
+    retention_hold_bytes: int
     damage: str | None
     base: BaseStatistics | None
 
@@ -524,8 +524,8 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
                 epoch=bucket.epoch,
                 disk_bytes=bucket.disk_bytes,
                 log_bytes=bucket.log_bytes,
-                log_holder=bucket.log_holder or None,
-                held_log_bytes=bucket.held_log_bytes,
+                retention_holder=bucket.retention_holder or None,
+                retention_hold_bytes=bucket.retention_hold_bytes,
                 damage=bucket.damage or None,
                 base=BaseStatistics.of(bucket.base) if bucket.HasField("base") else None,
             )

@@ -224,7 +224,7 @@ class ScanBuilder(ChangesBuilder):
         """Chooses what the rows are read from. The rows and their order are the same for all choices.
 
         Args:
-            read_path: `"rocksdb"` reads RocksDB row by row. `"columnar"` reads the columnar base of each bucket with its
+            read_path: `"rocksdb"` reads RocksDB row by row. `"columnar"` reads the columnar base of each bucket and its
                 delta, which is many times faster; it needs a table with the option `columnar_base`. `"auto"`, the
                 default, lets the server choose; `explain` says what it chooses and why. A pinned snapshot has the bases
                 that existed when it was taken.

@@ -422,8 +422,8 @@ class TableBases(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     CHANGES_SINCE_FIELD_NUMBER: _builtins.int
-    OVERLAY_ROWS_FIELD_NUMBER: _builtins.int
-    OVERLAY_BYTES_FIELD_NUMBER: _builtins.int
+    DELTA_ROWS_FIELD_NUMBER: _builtins.int
+    DELTA_BYTES_FIELD_NUMBER: _builtins.int
     AGE_MILLIS_FIELD_NUMBER: _builtins.int
     BUILDS_FIELD_NUMBER: _builtins.int
     BUILD_CPU_MICROS_FIELD_NUMBER: _builtins.int
@@ -438,8 +438,8 @@ class TableBases(_message.Message):
     """As in BaseStatistics."""
     disk_bytes: _builtins.int
     changes_since: _builtins.int
-    overlay_rows: _builtins.int
-    overlay_bytes: _builtins.int
+    delta_rows: _builtins.int
+    delta_bytes: _builtins.int
     age_millis: _builtins.int
     """Of the oldest one."""
     builds: _builtins.int
@@ -458,8 +458,8 @@ class TableBases(_message.Message):
         rows: _builtins.int = ...,
         disk_bytes: _builtins.int = ...,
         changes_since: _builtins.int = ...,
-        overlay_rows: _builtins.int = ...,
-        overlay_bytes: _builtins.int = ...,
+        delta_rows: _builtins.int = ...,
+        delta_bytes: _builtins.int = ...,
         age_millis: _builtins.int = ...,
         builds: _builtins.int = ...,
         build_cpu_micros: _builtins.int = ...,
@@ -468,7 +468,7 @@ class TableBases(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "bases", b"bases", "buckets", b"buckets", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "disk_bytes", b"disk_bytes", "overlay_bytes", b"overlay_bytes", "overlay_rows", b"overlay_rows", "rows", b"rows", "table", b"table", "why_none", b"why_none", "written_bytes", b"written_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "bases", b"bases", "buckets", b"buckets", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "delta_bytes", b"delta_bytes", "delta_rows", b"delta_rows", "disk_bytes", b"disk_bytes", "rows", b"rows", "table", b"table", "why_none", b"why_none", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from aio_client import ScanExplanation, Table
 
-SOON: Final = ("--set", "base_upkeep_seconds=0.02", "--set", "base_cpu_share=1")
+SOON: Final = ("--set", "base_maintenance_seconds=0.02", "--set", "base_cpu_share=1")
 """Arguments of a server that builds the bases that are due within moments."""
 
 WHATEVER_IT_WRITES: Final = ("--set", "base_max_write_amplification=1e12")

@@ -167,7 +167,7 @@ class LiveBucket:
         return self.base is not None and self.overlay is not None and not self.overlay.is_full
 
     @property
-    def overlay_bytes(self) -> int:
+    def delta_bytes(self) -> int:
         """Memory for what was written since its base, with older states that scans still read."""
         overlay = self.overlay
         kept = sum(view.nbytes for view in self._views)

@@ -166,7 +166,7 @@ class BaseBuild:
             old = BaseCursor(live.base, net, codec, None, None, KeyRange(), reverse=False, place=live.place)
             return old, live.overlay.fork(offset)
         cursor = bucket.cursor(codec, codec.decoder(), self._table.keys.codec, KeyRange())
-        live.base, live.overlay = None, Overlay(offset, self._limits.overlay_bytes)
+        live.base, live.overlay = None, Overlay(offset, self._limits.delta_bytes)
         return cursor, live.overlay
 
     async def _written(

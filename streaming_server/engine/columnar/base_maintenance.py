@@ -101,7 +101,7 @@ class BaseUpkeep(Background):
             live.base_looked_for = True
             await self._take_up(table, live)
         if live.overlay is not None and live.overlay.is_full:
-            live.forget_base("more was written since than there is memory for (base_overlay_bytes)", at_once=False)
+            live.forget_base("more was written since than there is memory for (base_delta_bytes)", at_once=False)
         if live.base_record.is_on_disk:
             await self._executor.run(_remove_all, _directory(table, live))
             live.base_record.is_on_disk = False
@@ -126,7 +126,7 @@ class BaseUpkeep(Background):
             rows=bucket.state.count if rows is None else rows,
             base_rows=base.info.rows if base is not None and has_base else None,
             changes=bucket.state.count - count_of(base.info.log_offset) if base is not None else 0,
-            overlay_bytes=overlay.nbytes if overlay is not None else 0,
+            delta_bytes=overlay.nbytes if overlay is not None else 0,
             age_seconds=self._clock.commit_micros() / 1e6 - live.base_record.cut_millis / 1000,
         )
 
@@ -138,7 +138,7 @@ class BaseUpkeep(Background):
             return
         info, definition = base.info, table.definition
         if (info.incarnation, info.bucket) == (definition.incarnation, live.number):
-            replay = BaseReplay(table, live, base, Overlay(info.log_offset, self._limits.overlay_bytes))
+            replay = BaseReplay(table, live, base, Overlay(info.log_offset, self._limits.delta_bytes))
             if await replay.run():
                 live.base_record.taken_up(info.disk_bytes, info.cut_millis)
                 return
@@ -153,13 +153,13 @@ class BaseUpkeep(Background):
         That of the base that is being built is the last one, because it is about to become small.
         """
         found = [live for table in self._tables() for live in table.buckets if live.overlay is not None]
-        taken = {live: live.overlay_bytes for live in found}
+        taken = {live: live.delta_bytes for live in found}
         total = sum(taken.values())
         for live in sorted(found, key=lambda live: (live is self._building, -taken[live])):
             if total <= self._limits.total_overlay_bytes:
                 return
             total -= taken[live]
-            why = "what was written since the bases of all buckets takes too much memory (base_total_overlay_bytes)"
+            why = "what was written since the bases of all buckets takes too much memory (base_total_delta_bytes)"
             live.forget_base(why, at_once=False)
             self._pause(live, "it was let go a short time ago")
             _log.warning("columnar base of bucket %s of %s is let go: %s", live.number, live.table, why)

@@ -116,8 +116,8 @@ class Tables:
         self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
         self._upkeep = LogUpkeep(
             self.live_tables,
-            seconds=config.log_upkeep_seconds,
-            max_held_bytes=config.log_hold_max_bytes,
+            seconds=config.log_maintenance_seconds,
+            max_held_bytes=config.max_retention_hold_bytes,
             clock=self.clock,
         )
         self._idle = IdleBuckets(self.live_tables, most=most_open, idle_seconds=config.bucket_idle_seconds)
@@ -129,11 +129,11 @@ class Tables:
                 changed_share=config.base_changed_share,
                 max_age_seconds=config.base_max_age_seconds,
                 max_write_amplification=config.base_max_write_amplification,
-                overlay_bytes=config.base_overlay_bytes,
-                total_overlay_bytes=config.base_total_overlay_bytes,
+                delta_bytes=config.base_delta_bytes,
+                total_overlay_bytes=config.base_total_delta_bytes,
                 cpu_share=config.base_cpu_share,
             ),
-            seconds=config.base_upkeep_seconds,
+            seconds=config.base_maintenance_seconds,
             clock=self.clock,
         )
         self.snapshots = Snapshots(

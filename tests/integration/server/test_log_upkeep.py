@@ -22,7 +22,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 @pytest.fixture
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that looks after its changelogs all the time, and lets nobody hold much of them."""
-    arguments = ("--set", "log_upkeep_seconds=0.05", "--set", f"log_hold_max_bytes={4 << 20}")
+    arguments = ("--set", "log_maintenance_seconds=0.05", "--set", f"max_retention_hold_bytes={4 << 20}")
     with ServerProcess(tmp_path_factory.mktemp("upkeep") / "data", *arguments) as server:
         yield server
 
