@@ -455,7 +455,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
                 which the changelog does not have everything. Nothing was changed.
             PositionExpired, PositionOutOfRange: The changelog does not reach back so far, or never had the offset.
             UndoConflict: Others write the same keys all the time.
-            ColumnLocked: Somebody has locked a column that is to be put back.
+            ColumnLocked: Another writer has locked a column that the undo would change.
             LockLost: A lock of `locks` has ended.
             UsageError: `to_offsets` is no such thing, or does not know of which table it is.
             ConnectionFailed: There was no answer within the operation timeout.
@@ -479,7 +479,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
         return UndoReport(
             restored=response.restored,
             deleted=response.deleted,
-            skipped=response.skipped,
+            conflicts=response.conflicts,
             log_offsets=LogOffsets.of(response.log_offsets, response.table_incarnation),
         )
 

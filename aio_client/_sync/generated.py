@@ -753,7 +753,7 @@ class Table(Blocking):
                 which the changelog does not have everything. Nothing was changed.
             PositionExpired, PositionOutOfRange: The changelog does not reach back so far, or never had the offset.
             UndoConflict: Others write the same keys all the time.
-            ColumnLocked: Somebody has locked a column that is to be put back.
+            ColumnLocked: Another writer has locked a column that the undo would change.
             LockLost: A lock of `locks` has ended.
             UsageError: `to_offsets` is no such thing, or does not know of which table it is.
             ConnectionFailed: There was no answer within the operation timeout.

@@ -375,15 +375,15 @@ class UndoResponse(_message.Message):
 
     RESTORED_FIELD_NUMBER: _builtins.int
     DELETED_FIELD_NUMBER: _builtins.int
-    SKIPPED_FIELD_NUMBER: _builtins.int
+    CONFLICTS_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     restored: _builtins.int
     """Keys that have a row, in whose columns stands what stood there before the writer's first change behind the offset."""
     deleted: _builtins.int
     """Keys whose row is gone, because the writer has made it."""
-    skipped: _builtins.int
-    """Keys that were left as they are, because others have written the same columns since."""
+    conflicts: _builtins.int
+    """Keys that were left as they are, because other writers have written the same columns since."""
     table_incarnation: _builtins.str
     """Differs for a table that is dropped and made anew."""
     @_builtins.property
@@ -395,13 +395,13 @@ class UndoResponse(_message.Message):
         *,
         restored: _builtins.int = ...,
         deleted: _builtins.int = ...,
-        skipped: _builtins.int = ...,
+        conflicts: _builtins.int = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "log_offsets", b"log_offsets", "restored", b"restored", "skipped", b"skipped", "table_incarnation", b"table_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "deleted", b"deleted", "log_offsets", b"log_offsets", "restored", b"restored", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -109,7 +109,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         return write_pb2.UndoResponse(
             restored=undone.restored,
             deleted=undone.deleted,
-            skipped=undone.skipped,
+            conflicts=undone.conflicts,
             log_offsets=offsets,
             table_incarnation=table.definition.incarnation,
         )

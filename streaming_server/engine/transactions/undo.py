@@ -48,7 +48,7 @@ class Undone:
 
     restored: int = 0
     deleted: int = 0
-    skipped: int = 0
+    conflicts: int = 0
 
 
 class Undoing:
@@ -167,7 +167,7 @@ class Undoing:
                 await self._write(live, end, plan)
             except WriteConflict:
                 continue  # what was put back until then is known again
-            self.undone.skipped += plan.skipped
+            self.undone.conflicts += plan.conflicts
             return
         raise UndoConflict(
             f"{live.place}: others have written keys of the undo each time that it was tried; repeat it",
