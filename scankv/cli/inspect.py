@@ -34,7 +34,7 @@ _LABELS: Final = {
     "resident_bytes": "memory",
     "peak_resident_bytes": "memory at its peak",
     "snapshot_bytes": "kept on disk by snapshots",
-    "cached_bytes": "memory of cached answers",
+    "result_cache_bytes": "memory of the result cache",
     "bytes_returned": "returned by scans",
 }
 
