@@ -107,7 +107,7 @@ class UndoOperation:
     async def _hold(self, live: LiveBucket, start: int) -> int:
         """Keeps the changes of a bucket from an offset on until the end; the offset to start at."""
         async with live.mutex:
-            bucket = await live.opened()
+            bucket = await live.open()
             start = bucket.log.span.checked(start, place=live.place)
             live.retain_log(self._owner, start)
         return start
@@ -138,7 +138,7 @@ class UndoOperation:
     async def _end(self, live: LiveBucket) -> int:
         """Where the changelog of a bucket ends now; all before is durable."""
         async with live.mutex:
-            end = (await live.opened()).state.log_offset
+            end = (await live.open()).state.log_offset
         await live.wait_durable(end)
         return end
 
