@@ -116,7 +116,7 @@ async def _locked_view(tables: Tables, request: lookup_pb2.TopNRequest, scan: Li
             raise copy(scan.ended)
 
     if not request.HasField("snapshot"):
-        async with tables.table(request.table).locked_view(check) as locked:
+        async with tables.table(request.table).reads.lock_view(check) as locked:
             yield locked
         return
     snapshot_id = request.snapshot.snapshot_id

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.columnar.base_due import BaseLimits
-    from streaming_server.engine.tables.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.storage.bucket.bucket import Bucket
@@ -95,7 +95,7 @@ class BaseBuild:
         limits: What it may cost.
     """
 
-    def __init__(self, table: LiveTable, live: LiveBucket, directory: Path, rests: Rests, limits: BaseLimits) -> None:
+    def __init__(self, table: TableState, live: LiveBucket, directory: Path, rests: Rests, limits: BaseLimits) -> None:
         self._table = table
         self._live = live
         self._directory = directory
@@ -119,7 +119,7 @@ class BaseBuild:
             if bucket is None:
                 return
             # Of now: who had the mutex before may have written rows of a newer schema.
-            codec, offset = table.codec, bucket.state.log_offset
+            codec, offset = table.codec.rows, bucket.state.log_offset
             changed, live.base_record.wanted = live.base_record.changed_bytes, False
             cursor, delta = self._begun(bucket, codec, offset)
             current = live.delta
@@ -129,7 +129,7 @@ class BaseBuild:
             source = KvSource(
                 codec.schema, codec.definition.schema.id, view, {live.number: cursor}, None, lambda _, error: error
             )
-            table.opens(source)
+            table.abort_on_close(source)
         try:
             with closing(source):
                 # Else the first step would sort them on the event loop.
@@ -139,7 +139,7 @@ class BaseBuild:
                     base = await self._written(codec, source, offset, lambda: live.delta is current, delta)
         except BaseException as error:
             if live.delta is delta or isinstance(error, DataLoss):
-                live.forget_base("the last one could not be built")
+                live.drop_base("the last one could not be built")
             current.end_fork()
             self._note_cost(0)
             if isinstance(error, DataLoss) and current is not delta:
@@ -165,7 +165,7 @@ class BaseBuild:
             net = live.delta.view().merge
             old = BaseCursor(live.base, net, codec, None, None, KeyRange(), reverse=False, place=live.place)
             return old, live.delta.fork(offset)
-        cursor = bucket.cursor(codec, codec.decoder(), self._table.keys.codec, KeyRange())
+        cursor = bucket.cursor(codec, codec.decoder(), self._table.codec.key_codec, KeyRange())
         live.base, live.delta = None, Delta(offset, self._limits.delta_bytes)
         return cursor, live.delta
 
@@ -206,12 +206,12 @@ def _timed(function: Callable[..., T], *args: object) -> tuple[T, float]:
     return result, time.thread_time() - began
 
 
-def _write(writer: BaseWriter, rows: pa.RecordBatch, table: LiveTable) -> None:
+def _write(writer: BaseWriter, rows: pa.RecordBatch, table: TableState) -> None:
     """Writes rows. Raises DiskFull where the disk is almost full."""
     if shutil.disk_usage(table.path).free < SPARED_BYTES:
         raise disk_full(table.path, "what is left of it is for writes; free some of it")
     if rows.num_rows:
-        writer.write(rows, table.keys.encoded(rows))
+        writer.write(rows, table.codec.keys.encoded(rows))
 
 
 def _remove(directory: Path, but: str | None) -> None:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from scankv.model.errors import ScanKvError
 from streaming_server.engine.columnar.base_build import BaseBuild, BaseNotBuiltError, Rests
-from streaming_server.engine.columnar.base_due import BucketNow, why_not
+from streaming_server.engine.columnar.base_due import BucketNow, why_not_due
 from streaming_server.engine.columnar.base_replay import BaseReplay
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.scan.columnar.delta import Delta
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.columnar.base_due import BaseLimits
-    from streaming_server.engine.tables.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.bucket.bucket import Bucket
 
@@ -35,7 +35,7 @@ _PAUSES: Final = 10
 """Times that building went on until too much had been written meanwhile, before it is tried again."""
 
 
-class BaseUpkeep(Background):
+class BaseMaintenance(Background):
     """Keeps the bases of the tables in use, one bucket after another. Bound to the event loop.
 
     A base is of one offset of its bucket, durable before the base is; RocksDB and the changelog stay the truth, so that
@@ -53,7 +53,7 @@ class BaseUpkeep(Background):
 
     def __init__(
         self,
-        tables: Callable[[], Iterable[LiveTable]],
+        tables: Callable[[], Iterable[TableState]],
         executor: StorageExecutor,
         limits: BaseLimits,
         *,
@@ -92,7 +92,7 @@ class BaseUpkeep(Background):
         live.base_record.waits = why
         self._not_before[live] = self._clock.monotonic() + seconds
 
-    async def look_after(self, table: LiveTable, live: LiveBucket) -> None:
+    async def look_after(self, table: TableState, live: LiveBucket) -> None:
         """Does what is due for one bucket of a table, if it is open. Raises DataLoss; OSError when a disk is full."""
         bucket = live.open_bucket
         if bucket is None:
@@ -101,11 +101,11 @@ class BaseUpkeep(Background):
             live.base_looked_for = True
             await self._take_up(table, live)
         if live.delta is not None and live.delta.is_full:
-            live.forget_base("more was written since than there is memory for (base_overlay_bytes)", at_once=False)
+            live.drop_base("more was written since than there is memory for (base_overlay_bytes)", at_once=False)
         if live.base_record.is_on_disk:
             await self._executor.run(_remove_all, _directory(table, live))
             live.base_record.is_on_disk = False
-        live.base_record.waits = why_not(self._now(table, live, bucket), live.base_record, self._limits)
+        live.base_record.waits = why_not_due(self._now(table, live, bucket), live.base_record, self._limits)
         if live.base_record.waits:
             return
         live.base_record.waits, self._building = "it is being built", live
@@ -117,7 +117,7 @@ class BaseUpkeep(Background):
         finally:
             self._building = None
 
-    def _now(self, table: LiveTable, live: LiveBucket, bucket: Bucket) -> BucketNow:
+    def _now(self, table: TableState, live: LiveBucket, bucket: Bucket) -> BucketNow:
         rows, base, delta = bucket.state.rows, live.base, live.delta
         has_base = base is not None and delta is not None
         return BucketNow(
@@ -130,7 +130,7 @@ class BaseUpkeep(Background):
             age_seconds=self._clock.commit_micros() / 1e6 - live.base_record.cut_millis / 1000,
         )
 
-    async def _take_up(self, table: LiveTable, live: LiveBucket) -> None:
+    async def _take_up(self, table: TableState, live: LiveBucket) -> None:
         """Finds the base that an earlier server has left, and what was written since, in the changelog."""
         directory = _directory(table, live)
         base = await self._executor.run(newest_base, directory, live.place)
@@ -160,12 +160,12 @@ class BaseUpkeep(Background):
                 return
             total -= taken[live]
             why = "what was written since the bases of all buckets takes too much memory (base_total_overlay_bytes)"
-            live.forget_base(why, at_once=False)
+            live.drop_base(why, at_once=False)
             self._pause(live, "it was let go a short time ago")
             _log.warning("columnar base of bucket %s of %s is let go: %s", live.number, live.table, why)
 
 
-def _directory(table: LiveTable, live: LiveBucket) -> Path:
+def _directory(table: TableState, live: LiveBucket) -> Path:
     return table.path / "bases" / f"{live.number:04}"
 
 

@@ -15,7 +15,7 @@ from streaming_server.storage.changelog.records import RowKind
 
 if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.scan.columnar.delta import Delta
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.changelog.records import LogRecord
@@ -37,7 +37,7 @@ class BaseReplay:
         delta: Takes what was written since.
     """
 
-    def __init__(self, table: LiveTable, live: LiveBucket, base: ColumnarBase, delta: Delta) -> None:
+    def __init__(self, table: TableState, live: LiveBucket, base: ColumnarBase, delta: Delta) -> None:
         self._table = table
         self._live = live
         self._base = base
@@ -60,7 +60,7 @@ class BaseReplay:
                     await self._live.run(self._read, end)
                     self._live.base, self._live.delta = self._base, self._delta
                     return True
-            async with self._live.upkeep:
+            async with self._live.maintenance:
                 if self._live.open_bucket is not bucket:
                     return False
                 try:
@@ -95,8 +95,8 @@ class BaseReplay:
         changed = changed.take(pa.array(places))
         there = pa.array(kinds != RowKind.DELETE)
         rows = pa.RecordBatch.from_arrays(changed.filter(there).columns, schema=codec.schema)
-        values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.encode(rows))
+        values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.rows.encode(rows))
         self._at = record.offset + len(record.changes)
-        keys = self._table.keys.encoded(changed)
+        keys = codec.keys.encoded(changed)
         self._live.base_record.changed_bytes += keys.nbytes + values.nbytes
         self._delta.add(keys, values, self._at)

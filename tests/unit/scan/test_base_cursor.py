@@ -21,7 +21,6 @@ from scankv.model.expressions import bind
 from scankv.model.expressions.columns import col
 from scankv.model.expressions.nodes import FieldPath
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.scan.chunk_source import BatchMessage
@@ -32,7 +31,9 @@ from streaming_server.scan.rows.row_representations import KeyedForm
 from streaming_server.storage.columnar import base_writer
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 from tests.support.offline import OfflineBucket
 from tests.support.tables import define, exact_rows
 from tests.unit.model.expression_strategies import predicates
@@ -57,7 +58,7 @@ class FollowedBucket(OfflineBucket):
     delta: Delta | None = None
 
     def upsert_batch(self, batch: pa.RecordBatch) -> None:
-        for part in prepare(batch, self.keys, self.codec, keys_only=False):
+        for part in prepare(batch, TableCodec(self.codec, self.keys, {}), keys_only=False):
             change = merge_upsert(self._old(part), part, row_deduplicate=self.definition.options.row_deduplicate)
             self._apply(change, change.put_keys, change.put_values)
 
@@ -65,7 +66,7 @@ class FollowedBucket(OfflineBucket):
         self.delete_batch(pa.RecordBatch.from_pylist(list(keys), schema=self.definition.key_schema))
 
     def delete_batch(self, keys: pa.RecordBatch) -> None:
-        for part in prepare(keys, self.keys, self.codec, keys_only=True):
+        for part in prepare(keys, TableCodec(self.codec, self.keys, {}), keys_only=True):
             change = merge_delete(self._old(part), part)
             self._apply(change, change.delete_keys, None)
 
