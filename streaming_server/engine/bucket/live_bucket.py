@@ -45,8 +45,8 @@ class LiveBucket:
     """One bucket of a live table. Bound to the server's event loop.
 
     `mutex` orders everything that must not overlap: writes, creating cursors, reading offsets. Callers that need
-    several buckets lock them in ascending order. Work that may take long runs in `executor` while the mutex is held, so that
-    the event loop continues.
+    several buckets lock them in ascending order. Work that may take long runs in `executor` while the mutex is held,
+    so that the event loop continues.
 
     Attributes:
         number: The bucket's number in its table.
