@@ -22,7 +22,7 @@ from streaming_server.storage.changelog.records import (
     RowKind,
     decode_record,
     encode_segment,
-    key_of,
+    record_key,
 )
 from streaming_server.storage.rocks.store import RocksStore
 from tests.support.memory_log import MemoryBatch, MemoryLog
@@ -124,7 +124,7 @@ class InRocksDB:
         return first
 
     def lose_from(self, count: int) -> None:
-        self._delete(key_of(self._span.offset_of(count)), b"\xff" * 9)
+        self._delete(record_key(self._span.offset_of(count)), b"\xff" * 9)
         self._span = LogSpan(min(self._span.first, count), count, (*self._span.epoch_starts, count))
 
     def lose(self, count: int) -> None:

@@ -18,7 +18,7 @@ from streaming_server.scan.columnar.delta import Overlay
 from streaming_server.scan.rows.kv_source import KvSource
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase, remove_bases
-from streaming_server.storage.files.disk_space import disk_full, naming_full_disk
+from streaming_server.storage.files.disk_space import disk_full, translate_disk_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,7 @@ class BaseBuild:
                 # Else the first step would sort them on the event loop.
                 await self._rests.run(since.net)
                 await live.wait_durable(offset)
-                with naming_full_disk(self._directory):
+                with translate_disk_errors(self._directory):
                     base = await self._written(codec, source, offset, lambda: live.overlay is current, overlay)
         except BaseException as error:
             if live.overlay is overlay or isinstance(error, DataLoss):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tables.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.staged_rows import StagedRows
-    from streaming_server.storage.transactions.staging import StagedRequest, Touched
+    from streaming_server.storage.transactions.staging import StagedRequest, TableFootprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Verification:
 
     files: Sequence[tuple[Path, int]]
     tables: Mapping[str, LiveTable]
-    touched: Mapping[str, Touched]
+    touched: Mapping[str, TableFootprint]
     since: Mapping[str, Mapping[int, int]]
 
     async def run(self, executor: StorageExecutor) -> dict[LiveBucket, NetRows]:

@@ -12,7 +12,7 @@ from scankv.model.errors import InvalidRequest, RequestTooLarge
 from scankv.model.limits import MAX_KEY_BYTES, MAX_REQUEST_BYTES
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.merging.step import merge_rows
-from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, NO_ORIGIN, Origin
+from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, NO_ORIGIN, ChangeOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ def apply_change(
     make: Callable[[], BucketChange],
     codec: RowCodec,
     step: WriteStep | None,
-    origin: Origin,
+    origin: ChangeOrigin,
     commit_micros: int | None,
 ) -> None:
     """Applies the change that `make` gives, otherwise as `apply_rows`."""
@@ -138,11 +138,11 @@ def merged(
         ) from error
 
 
-def origin_of(writer: str | None, columns: Sequence[str] | None, codec: RowCodec) -> Origin:
+def origin_of(writer: str | None, columns: Sequence[str] | None, codec: RowCodec) -> ChangeOrigin:
     """What the changelog says of who writes rows: only an undo need know more than the columns of a partial write."""
     if writer is None and columns is None:
         return NO_ORIGIN
-    return Origin.of(writer, [codec.definition.schema.column(name).id for name in columns or ()])
+    return ChangeOrigin.of(writer, [codec.definition.schema.column(name).id for name in columns or ()])
 
 
 def step_rows(state: BucketState, indexes: int = 0) -> int:

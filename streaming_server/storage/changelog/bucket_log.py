@@ -16,11 +16,11 @@ from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_
 from streaming_server.storage.changelog.records import (
     MAX_CHANGES_PER_RECORD,
     RowKind,
+    decode_header,
     decode_record,
     encode_records,
     encode_segment,
-    key_of,
-    peek,
+    record_key,
 )
 from streaming_server.storage.rocks.store import scan_options
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.storage.changelog.records import Changes, LogRecord, RecordHead
+    from streaming_server.storage.changelog.records import Changes, LogRecord, RecordHeader
     from streaming_server.storage.rocks.store import RocksStore, StoreBatch
 
 
@@ -244,7 +244,7 @@ class BucketLog:
         for key, value in self._stored(start, end):
             try:
                 # What would be cut off is left for the next read, so that no record is decoded twice.
-                if records and place - count_of(start) + peek(key, value).count > max_changes:
+                if records and place - count_of(start) + decode_header(key, value).count > max_changes:
                     return records
                 record = decode_record(key, value, definition).between(start, end)
             except DataLoss as error:
@@ -266,7 +266,9 @@ class BucketLog:
         """See `ChangeLog`. Takes a seek for each halving of the log."""
         span = self.span
         counts = range(span.first, span.end)
-        count = span.first + bisect_left(counts, micros, key=lambda n: peek(*self._record_with(n)).commit_micros)
+        count = span.first + bisect_left(
+            counts, micros, key=lambda n: decode_header(*self._record_with(n)).commit_micros
+        )
         if count == span.first:
             return span.offset_of(count)
         # The record before begins earlier, but its last changes may have been committed later.
@@ -289,7 +291,7 @@ class BucketLog:
         count = min(count_of(offset), span.end, *([count_of(held[1])] if held else []))
         if count <= span.first:
             return span.first
-        kept = self._record_with(count)[0] if count < span.end else key_of(span.offset_of(count))
+        kept = self._record_with(count)[0] if count < span.end else record_key(span.offset_of(count))
         batch.delete_log(b"", kept)
         batch.delete_meta_range(_MARK, _mark_key(count))
         return count
@@ -366,9 +368,9 @@ class BucketLog:
         """
         run: list[tuple[bytes, bytes]] = []
         changes = 0
-        first: RecordHead | None = None
+        first: RecordHeader | None = None
         for key, value in self._stored(start, end):
-            head = peek(key, value)
+            head = decode_header(key, value)
             same = first is None or (head.epoch, head.schema_id, head.origin) == (
                 first.epoch,
                 first.schema_id,
@@ -402,11 +404,11 @@ class BucketLog:
         """Keys and values of the records with changes from `start` on and before `end`. Ends early at damage."""
         if count_of(start) >= count_of(end):
             return
-        options = scan_options(key_of(end))
+        options = scan_options(record_key(end))
         iterator = None
         try:
             iterator = self._store.log.iter(options)
-            iterator.seek_for_prev(key_of(start))
+            iterator.seek_for_prev(record_key(start))
             while iterator.valid():
                 yield cast("bytes", iterator.key()), cast("bytes", iterator.value())
                 iterator.next()
@@ -420,7 +422,7 @@ class BucketLog:
         """Key and value of the record that has a change. Raises DataLoss where there is none."""
         span = self.span
         for key, value in self._stored(span.offset_of(count), span.offset_of(span.end)):
-            head = peek(key, value)
+            head = decode_header(key, value)
             if count_of(head.offset) <= count < count_of(head.offset) + head.count:
                 return key, value
             break

@@ -21,7 +21,7 @@ from streaming_server.storage.columnar.columnar_base import (
     ZONES_FILE,
     BaseManifest,
     BatchEntry,
-    names_in,
+    list_base_names,
 )
 from streaming_server.storage.columnar.mapped_file import Piece
 from streaming_server.storage.files.checked_json import sync_directory, write_checked_json
@@ -211,7 +211,7 @@ class BaseWriter:
 
 
 def _next_name(directory: Path, now_micros: int) -> str:
-    newest = max((int(name[:16], 16) for name in names_in(directory)), default=0)
+    newest = max((int(name[:16], 16) for name in list_base_names(directory)), default=0)
     # Of the time, so that the name of one that was removed, which a reader may still know, is not used again.
     return f"{max(newest + 1, now_micros * 1000):016x}"
 

@@ -260,7 +260,7 @@ def newest_base(directory: Path, place: str) -> ColumnarBase | None:
         place: What errors call the bucket.
     """
     found: ColumnarBase | None = None
-    for name in reversed([name for name in names_in(directory) if not name.endswith(UNFINISHED)]):
+    for name in reversed([name for name in list_base_names(directory) if not name.endswith(UNFINISHED)]):
         try:
             found = ColumnarBase.open(directory / name, place)
             break
@@ -279,7 +279,7 @@ def remove_bases(directory: Path, *, but: str | None) -> None:
         directory: That of the bucket's bases; there may be none.
         but: The name of the base that stays. None: none does.
     """
-    for name in names_in(directory):
+    for name in list_base_names(directory):
         if name == but:
             continue
         path = gone = directory / name
@@ -293,7 +293,7 @@ def remove_bases(directory: Path, *, but: str | None) -> None:
             _log.warning("%s cannot be removed: %s", gone, error)
 
 
-def names_in(directory: Path) -> list[str]:
+def list_base_names(directory: Path) -> list[str]:
     """The names of the bases in a directory by age, the oldest first, unfinished ones among them; nothing else."""
     if not directory.is_dir():
         return []

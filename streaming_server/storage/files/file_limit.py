@@ -84,7 +84,7 @@ def too_many_files(problem: str) -> ServerBusy:
     )
 
 
-def most_open_buckets(most: int) -> int:
+def max_open_buckets(most: int) -> int:
     """How many buckets, of at most so many, may stay open while nobody uses them."""
     return min(most, max(1, file_limit() // _FILES_OF_OPEN_BUCKET))
 
@@ -94,6 +94,6 @@ def files_per_store(buckets: int) -> int:
     return max(_LEAST_FILES, min(_MOST_FILES, file_limit() // 2 // buckets))
 
 
-def most_idle_checkpoints(files_per_store: int) -> int:
+def max_idle_checkpoints(files_per_store: int) -> int:
     """How many checkpoints may stay open while nobody reads them: with all their files, an eighth of all."""
     return file_limit() // 8 // (files_per_store - _OTHER_FILES)
