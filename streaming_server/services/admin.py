@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import grpc
 
     from streaming_server.engine.bucket.bucket_check import BucketFindings
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.admission.waiting_calls import WaitingCalls

@@ -9,7 +9,7 @@ from streaming_server.engine.columnar.base_stats import base_figures_of
 
 if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
 
 
 def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatistics:
@@ -34,7 +34,7 @@ def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatisti
 
 def table_bases(table: LiveTable) -> admin_pb2.TableBases:
     """Those of one table. Opens nothing."""
-    now_micros = table.clock.commit_micros()
+    now_micros = table.state.clock.commit_micros()
     found = [base_figures_of(live, now_micros) for live in table.buckets]
     return admin_pb2.TableBases(
         table=table.definition.name,

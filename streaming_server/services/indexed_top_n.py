@@ -116,7 +116,7 @@ async def _held_view(tables: Tables, request: lookup_pb2.TopNRequest, scan: Live
             raise copy(scan.ended)
 
     if not request.HasField("snapshot"):
-        async with tables.table(request.table).held_view(check) as held:
+        async with tables.table(request.table).reads.lock_view(check) as held:
             yield held
         return
     snapshot_id = request.snapshot.snapshot_id

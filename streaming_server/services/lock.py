@@ -28,7 +28,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         """Takes a lock."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.table)
-            lock = await table.locks.lock(
+            lock = await table.writes.locks.lock(
                 table.definition,
                 request.columns,
                 request.owner,

@@ -93,7 +93,7 @@ class LookupService:
         async with mapped_errors(request, context):
             columns = column_names(request.columns) if request.HasField("columns") else None
             table = self._tables.table(request.table)
-            rows, found, offsets = await table.lookup(request.keys, columns)
+            rows, found, offsets = await table.reads.lookup(request.keys, columns)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)
@@ -190,7 +190,7 @@ class LookupService:
                 definition, offsets = reader.definition, reader.log_offsets
                 rows = total_rows(reader.rows.values())
         else:
-            rows, offsets = await table.count(buckets)
+            rows, offsets = await table.reads.count(buckets)
             definition = table.definition
         if rows is None:
             return None

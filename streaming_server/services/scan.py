@@ -30,7 +30,7 @@ from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_bas
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.changes.log_plan import LogPlan, OpenedLog
@@ -132,7 +132,7 @@ class ScanService:
             plan = read_plan(request)
             table = self._tables.table(request.table)
             if not request.HasField("snapshot"):
-                return await table.explain(plan)
+                return await table.reads.explain(plan)
             snapshot_id = request.snapshot.snapshot_id
             async with self._tables.snapshots.reading(snapshot_id, request.table, plan.buckets) as reader:
                 answer = reader.explain(plan)
@@ -198,10 +198,10 @@ class ScanService:
         """A stream of changes, which is a consumer's when the plan names one."""
         if plan.consumer_id:
             end = partial(self._registry.end, scan)
-            async with self._tables.consumers.stream(table, plan, scan.scan_id, end) as opened:
+            async with self._tables.consumers.stream(table.changes, plan, scan.scan_id, end) as opened:
                 yield opened
             return
-        opened = await table.open_log(plan, scan.scan_id)
+        opened = await table.changes.open(plan, scan.scan_id)
         with closing(opened.source):
             yield opened
 

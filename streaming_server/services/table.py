@@ -88,7 +88,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
                 return table_pb2.GetTableResponse(table=_table(table.definition))
             buckets, indexes = await table.statistics()
             disk, files = await table.disk_use()
-        now = table.clock.commit_micros()
+        now = table.state.clock.commit_micros()
         return table_pb2.GetTableResponse(
             table=_table(table.definition),
             buckets=[_statistics(each, files.get(each.live.number), table.definition, now) for each in buckets],

@@ -9,6 +9,7 @@ from scankv.model.names import check_writer_id
 from scankv.v1 import write_pb2, write_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.transactions.undo import Undoing
 from streaming_server.engine.writes.writing import WriteTerms
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.log_offsets import log_offsets
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
 
 
@@ -45,7 +46,8 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._staged(request, table, UPSERT, request.rows, schema_id=request.schema_id)
-            rows, offsets = await table.upsert(request.rows, request.schema_id, terms_of(request), kind_of(request))
+            terms, kind = terms_of(request), kind_of(request)
+            rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
         self.rows_written += rows
         return _written(rows, offsets, table)
 
@@ -59,7 +61,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._staged(request, table, DELETE, request.keys)
-            rows, offsets = await table.delete(request.keys, terms_of(request), kind_of(request))
+            rows, offsets = await table.writes.delete(request.keys, terms_of(request), kind_of(request))
         self.rows_written += rows
         return _written(rows, offsets, table)
 
@@ -105,7 +107,8 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                     "gave them, or any_incarnation"
                 )
             table = self._tables.table(request.table)
-            undone, offsets = await table.undo(request.writer, to, frozenset(request.column_locks))
+            undo = Undoing(table, request.writer, frozenset(request.column_locks))
+            offsets, undone = await undo.run(to), undo.undone
         return write_pb2.UndoResponse(
             restored=undone.restored,
             deleted=undone.deleted,
@@ -122,7 +125,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         """Begins a new epoch of a writer."""
         async with mapped_errors(request, context):
             check_writer_id(request.id)
-            epoch, sequence = await self._tables.table(request.table).open_writer(request.id)
+            epoch, sequence = await self._tables.table(request.table).writes.open_writer(request.id)
         return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
 
 pytestmark = pytest.mark.asyncio
 
@@ -64,9 +64,9 @@ async def commit(tables: Tables, value: int, *names: str, id_: str = "") -> Comm
 async def scores_of(table: LiveTable, bucket: int | None = None) -> set[int | None]:
     """The different scores of a table, or of the players in one of its buckets."""
     keys = scores(PLAYERS, [0] * len(PLAYERS)).select(["player"])
-    _, buckets = table.keys.encode(keys)
+    _, buckets = table.state.codec.keys.encode(keys)
     chosen = keys.filter([bucket in (None, each) for each in buckets.tolist()])
-    batch, _, _ = await table.lookup(ipc_stream(keys.schema, chosen), None)
+    batch, _, _ = await table.reads.lookup(ipc_stream(keys.schema, chosen), None)
     return set(batch["score"].to_pylist())
 
 
@@ -258,7 +258,7 @@ async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothi
     for _ in range(2):
         async with started(copy) as tables:
             assert await scores_of(tables.table(OTHER)) == {1}
-            await tables.table(OTHER).upsert(ipc_stream(SCORES, scores(["p1"], [1])), 0)
+            await tables.table(OTHER).writes.upsert(ipc_stream(SCORES, scores(["p1"], [1])), 0)
             with pytest.raises(DataLoss, match=r"may lack what a committed transaction has written"):
                 await scores_of(tables.table(ONE))
             with pytest.raises(DataLoss, match=r"transaction log .* is damaged"):
@@ -339,7 +339,7 @@ async def test_giving_up_applies_what_it_can_and_counts_the_rows_of_a_damaged_bu
         ((decision, _),) = tables.transactions.stuck
         _, lost = await tables.transactions.give_up(decision.token)
         assert [(each.table, each.bucket) for each in lost] == [(ONE, 1), *((TWO, each) for each in range(3))]
-        _, buckets = tables.table(ONE).keys.encode(scores(PLAYERS, [0] * len(PLAYERS)).select(["player"]))
+        _, buckets = tables.table(ONE).state.codec.keys.encode(scores(PLAYERS, [0] * len(PLAYERS)).select(["player"]))
         assert lost[0].rows == buckets.tolist().count(1)
         assert "table.json" in lost[1].reason
         assert await scores_of(tables.table(ONE), 0) == await scores_of(tables.table(ONE), 2) == {2}

@@ -156,7 +156,7 @@ async def make(data: Path) -> None:
                 merging=merging,
             )
             value = BEFORE[name][0]
-            await tables.table(name).upsert(rows(range(len(BEFORE[name])), value), 0)
+            await tables.table(name).writes.upsert(rows(range(len(BEFORE[name])), value), 0)
 
 
 async def begin_and_commit(tables: Tables) -> None:
@@ -232,7 +232,7 @@ async def contents(tables: Tables, name: str) -> dict[int, int]:
         findings = await (await table.open_check(live.number)).run()
         assert not findings.problem, findings
         assert not any(index.problem for index in findings.indexes), findings
-    batch, is_there, _ = await table.lookup(keys_of(range(60)), None)
+    batch, is_there, _ = await table.reads.lookup(keys_of(range(60)), None)
     found = {row["k"]: row["v"] for row in batch.to_pylist()}
     assert sum(is_there) == len(found)
     assert replayed == found

@@ -17,6 +17,7 @@ from streaming_server.scan.read_plan import ReadPlan
 from streaming_server.scan.rows.index_lookup import plan_reads, read_through_index
 from streaming_server.scan.rows.locked_view import HeldView, whole_indexes
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 from tests.support.offline import opened
 from tests.support.tables import define
 
@@ -122,7 +123,7 @@ class IndexedTable:
 
     def opened(self, plan: ReadPlan, *, indexed: bool) -> tuple[OpenedScan, RowReader]:
         """A scan, and how it reads."""
-        reader, choices = plan_reads(plan, self.codec, self.keys, self.held().indexes)
+        reader, choices = plan_reads(plan, TableCodec.of(self.definition))
         if indexed:
             reader = asyncio.run(read_through_index(reader, choices, self.held()))
         bucket_of = {number: one.bucket for number, one in self.buckets.items()}.__getitem__

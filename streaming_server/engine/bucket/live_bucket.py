@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.scan.columnar.delta import Overlay, OverlayView
+    from streaming_server.scan.columnar.delta import Delta, DeltaView
     from streaming_server.storage.bucket.bucket import BucketSnapshot, BucketState
     from streaming_server.storage.bucket.writer_states import WriterLimits
     from streaming_server.storage.changelog.records import LogRecord
@@ -67,9 +67,9 @@ class LiveBucket:
         upkeep: Held for such reading where it takes long: the bucket is not closed meanwhile. Whoever holds it does not
             wait for `mutex`.
         table: The name of its table.
-        base: Its columnar base, when there is one and `overlay` has all that was written since.
+        base: Its columnar base, when there is one and `delta` has all that was written since.
         base_looked_for: Whether it was looked for a base that an earlier server has left.
-        overlay: What was written since the base, or since one that is being built. Changed with the mutex held.
+        delta: What was written since the base, or since one that is being built. Changed with the mutex held.
         base_record: What keeping the base has cost, and why there is none.
         used: When it was asked for last, by the monotonic clock.
         damage: The first damage found, or None. A bucket that could not be opened stays so; of one that is open, what
@@ -114,9 +114,9 @@ class LiveBucket:
         self.damage: str | None = None
         self.base: ColumnarBase | None = None
         self.base_looked_for = False
-        self.overlay: Overlay | None = None
+        self.delta: Delta | None = None
         self.base_record = BaseRecord()
-        self._views: WeakSet[OverlayView] = WeakSet()
+        self._views: WeakSet[DeltaView] = WeakSet()
         self._path = path
         self.table = table
         self._place = f"bucket {number} of {table}"
@@ -153,25 +153,25 @@ class LiveBucket:
         read one, which is a reason to build it.
         """
         self.base_record.wanted = True
-        if self.base is None or self.overlay is None or self.overlay.is_full:
+        if self.base is None or self.delta is None or self.delta.is_full:
             return None
-        view = self.overlay.view()
+        view = self.delta.view()
         if sum(each.nbytes for each in self._views if each is not view) > MAX_VIEWS_BYTES:
             return None
         self._views.add(view)
-        return BaseView(base=self.base, overlay=view, place=self._place)
+        return BaseView(base=self.base, delta=view, place=self._place)
 
     @property
     def has_base(self) -> bool:
         """Whether there is a base with all that was written since. Does not need the mutex."""
-        return self.base is not None and self.overlay is not None and not self.overlay.is_full
+        return self.base is not None and self.delta is not None and not self.delta.is_full
 
     @property
-    def overlay_bytes(self) -> int:
+    def delta_bytes(self) -> int:
         """Memory for what was written since its base, with older states that scans still read."""
-        overlay = self.overlay
+        delta = self.delta
         kept = sum(view.nbytes for view in self._views)
-        return kept if overlay is None else max(kept, overlay.nbytes)
+        return kept if delta is None else max(kept, delta.nbytes)
 
     def forget_base(self, why: str, *, at_once: bool = True) -> None:
         """Reads the base no more.
@@ -180,7 +180,7 @@ class LiveBucket:
             why: Why, in words: it is damaged, or does not have all that was written.
             at_once: Whether another is built whatever that costs.
         """
-        self.base = self.overlay = None
+        self.base = self.delta = None
         self.base_record.lost, self.base_record.is_on_disk = why, True
         if at_once:
             self.base_record.base_bytes = 0

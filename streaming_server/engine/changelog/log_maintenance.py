@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.storage.bucket.bucket import Bucket, BucketState
 
 _MANY_FLUSHES: Final = 8
@@ -40,7 +40,7 @@ class LogUpkeep(Background):
 
     def __init__(
         self,
-        tables: Callable[[], Iterable[LiveTable]],
+        tables: Callable[[], Iterable[TableState]],
         *,
         seconds: float,
         max_held_bytes: int,
@@ -62,7 +62,7 @@ class LogUpkeep(Background):
                 except Exception:
                     _log.exception("changelog of bucket %s of %s", live.number, live.table)
 
-    async def look_after(self, table: LiveTable, live: LiveBucket) -> None:
+    async def look_after(self, table: TableState, live: LiveBucket) -> None:
         """Does what is due for one bucket of a table, if it was opened since the start. Raises DataLoss.
 
         One that is at rest is opened for it only when all of its changelog is beyond the retention.
@@ -79,7 +79,7 @@ class LogUpkeep(Background):
                 if bucket.writers.is_sweep_due():
                     await live.run(bucket.writers.sweep)
 
-    async def _rewrite(self, table: LiveTable, live: LiveBucket) -> bool:
+    async def _rewrite(self, table: TableState, live: LiveBucket) -> bool:
         """Makes one segment, or passes over records that are large enough; False when there are too few."""
         # Reading takes long, and writers need not wait for it: what is durable no longer changes.
         async with live.upkeep:

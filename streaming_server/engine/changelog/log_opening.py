@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from scankv.model.changes.log_positions import StopAt
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
-    from streaming_server.engine.bucket.key_encoder import KeyEncoder
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.changelog.compacted_catch_up import CatchingUp
     from streaming_server.scan.changes.log_plan import ChangeSource, LogPlan
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.storage.bucket.bucket import Bucket
-    from streaming_server.storage.rows.row_codec import RowCodec
+    from streaming_server.storage.rows.table_codec import TableCodec
 
 
 class LogOpening:
@@ -43,8 +42,7 @@ class LogOpening:
 
     Args:
         plan: What is asked for.
-        codec: Of the table as of now.
-        keys: Encodes its keys.
+        codec: The table as of now.
         buckets: The buckets that are read, open, by number.
         owner: Names the hold on the changes.
         latest: The table's definition, at any later time.
@@ -59,8 +57,7 @@ class LogOpening:
     def __init__(
         self,
         plan: LogPlan,
-        codec: RowCodec,
-        keys: KeyEncoder,
+        codec: TableCodec,
         buckets: Mapping[int, tuple[LiveBucket, Bucket]],
         owner: str,
         latest: Callable[[], TableDefinition],
@@ -72,7 +69,6 @@ class LogOpening:
         self._plan = plan
         self._codec = codec
         self._definition = codec.definition
-        self._keys = keys
         self._buckets = buckets
         self._owner = owner
         self._latest = latest
@@ -162,7 +158,7 @@ class LogOpening:
             View(dict(position.offsets), self._clock.commit_micros(), 0),
             stops,
             self._latest,
-            SeenBefore(position.views, self._keys.encoded) if position.views else None,
+            SeenBefore(position.views, self._codec.keys.encoded) if position.views else None,
             self._catching_up if self._plan.net_changes or position.net else None,
             position.net,
             now_micros=self._clock.commit_micros,
@@ -178,7 +174,7 @@ class LogOpening:
 
     def _rows_of_table(self, scanned: Position | None, ends: Mapping[int, int]) -> KvSource:
         plan = self._plan.of_rows()
-        reader = plan.reader(self._codec, self._keys.codec)
+        reader = plan.reader(self._codec.rows, self._codec.key_codec)
         self.bases = bases_of(plan, reader, list(self._buckets.values()))
         left = keys_to_read(reader, self._definition, self._buckets, scanned, reverse=False, ordered=False)
         cursors: dict[int, Cursor] = {}

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from scankv.model.errors import ScanKvError
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.storage.bucket.bucket import Bucket, BucketState
 
@@ -59,15 +58,14 @@ class Pinning:
     """Takes views of one table, one at a time. Bound to the server's event loop.
 
     Args:
-        buckets: All buckets of the table.
-        executor: Runs what blocks.
-        clock: The server's.
+        table: The table.
     """
 
-    def __init__(self, buckets: Sequence[LiveBucket], executor: StorageExecutor, clock: ServerClock) -> None:
-        self._clock = clock
-        self._buckets = buckets
-        self._executor = executor
+    def __init__(self, table: TableState) -> None:
+        self.table = table
+        self._clock = table.clock
+        self._buckets = table.buckets
+        self._executor = table.executor
         self._lock = asyncio.Lock()
         self._closed: ScanKvError | None = None
         self._leftovers: set[asyncio.Task[None]] = set()
@@ -170,7 +168,7 @@ class Pinning:
     def _bases(self) -> dict[int, BaseView]:
         """The buckets that have a columnar base as of now, with little enough written since to be kept twice."""
         views = {live.number: live.base_view() for live in self._buckets}
-        return {number: view for number, view in views.items() if view and view.overlay.nbytes <= MAX_NET_BYTES}
+        return {number: view for number, view in views.items() if view and view.delta.nbytes <= MAX_NET_BYTES}
 
     async def _made(self, opened: Sequence[Bucket], paths: Sequence[Path]) -> None:
         """Makes the checkpoints. When this is cancelled, it ends at once, and the one being made later."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.bucket.table_state import TableState
 
 _SECONDS: Final = 1.0
 """How often it is looked, at most."""
@@ -42,7 +42,7 @@ class IdleBuckets(Background):
 
     def __init__(
         self,
-        tables: Callable[[], Iterable[LiveTable]],
+        tables: Callable[[], Iterable[TableState]],
         *,
         most: int,
         idle_seconds: float,

@@ -22,9 +22,9 @@ from streaming_server.engine.functions.installed import load_installed
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots.snapshots import Snapshots
+from streaming_server.engine.table.live_table import LiveTable
 from streaming_server.engine.tables.clock_keeper import ClockKeeper
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
-from streaming_server.engine.tables.live_table import LiveTable
 from streaming_server.engine.tasks.executor import StorageExecutor
 from streaming_server.engine.tasks.throttled_value import SeldomLooked
 from streaming_server.engine.transactions.transactions import TransactionLimits, Transactions
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.merge_spec import MergeSpec
     from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
+    from streaming_server.engine.bucket.table_state import TableState
 
 T = TypeVar("T")
 
@@ -115,22 +116,22 @@ class Tables:
         self._disk_use = SeldomLooked(self._look_at_disk)
         self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
         self._upkeep = LogUpkeep(
-            self.live_tables,
+            self._states,
             seconds=config.log_upkeep_seconds,
             max_held_bytes=config.log_hold_max_bytes,
             clock=self.clock,
         )
-        self._idle = IdleBuckets(self.live_tables, most=most_open, idle_seconds=config.bucket_idle_seconds)
+        self._idle = IdleBuckets(self._states, most=most_open, idle_seconds=config.bucket_idle_seconds)
         self._bases = BaseUpkeep(
-            self.live_tables,
+            self._states,
             self._executor,
             BaseLimits(
                 min_rows=config.base_min_rows,
                 changed_share=config.base_changed_share,
                 max_age_seconds=config.base_max_age_seconds,
                 max_write_amplification=config.base_max_write_amplification,
-                overlay_bytes=config.base_overlay_bytes,
-                total_overlay_bytes=config.base_total_overlay_bytes,
+                delta_bytes=config.base_overlay_bytes,
+                total_delta_bytes=config.base_total_overlay_bytes,
                 cpu_share=config.base_cpu_share,
             ),
             seconds=config.base_upkeep_seconds,
@@ -141,11 +142,11 @@ class Tables:
             self._directory.trash,
             self._resources,
             self._executor,
-            self._live.get,
+            self._state,
             clock=self.clock,
             max_hold_seconds=max_hold_seconds,
         )
-        self.consumers = Consumers(config, self._executor, self._live.get, self.clock)
+        self.consumers = Consumers(config, self._executor, self._state, self.clock)
         self.locks = ColumnLocks(self._executor, self.clock)
         self._writer_limits = WriterLimits(
             ttl_seconds=config.writer_ttl_seconds, max_writers=config.max_writers_per_bucket
@@ -223,6 +224,14 @@ class Tables:
     def live_tables(self) -> Iterable[LiveTable]:
         """The tables that have been used since the start."""
         return self._live.values()
+
+    def _states(self) -> Iterable[TableState]:
+        """The tables that have been used since the start."""
+        return [live.state for live in self._live.values()]
+
+    def _state(self, name: str) -> TableState | None:
+        live = self._live.get(name)
+        return None if live is None else live.state
 
     def table(self, name: str) -> LiveTable:
         """A table by name. Raises TableNotFound, naming the near ones."""
@@ -323,7 +332,7 @@ class Tables:
                 raise InvalidRequest("only columns that are added can be given an aggregate")
             definition = definition.add_indexes(add_indexes)
             await self._executor.run(self._catalog.replace, definition)
-            live.altered(definition)
+            live.alter(definition)
         return definition
 
     async def drop(self, name: str) -> None:

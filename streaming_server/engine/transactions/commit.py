@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.give_up import LostWrites
     from streaming_server.engine.transactions.open_transaction import OpenTransaction
@@ -121,7 +121,7 @@ class Committing:
             with ExitStack() as admitted:
                 for name, table in tables.items():
                     for columns, locks in touched[name].access:
-                        admitted.enter_context(table.locks.admitted(columns or None, locks))
+                        admitted.enter_context(table.writes.locks.admitted(columns or None, locks))
                 return await self._closed(transaction, parts, tables, touched, repeated)
 
     async def _closed(

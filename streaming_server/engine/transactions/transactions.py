@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.merging.preparing import WriteKind
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.commit import CommitFigures
     from streaming_server.engine.transactions.give_up import LostWrites
@@ -315,9 +315,9 @@ class Transactions:
             ScanKvError: What the table refuses.
         """
         transaction = self._staging(place.token)
-        definition, indexes = table.definition, tuple(table.index_codecs)
+        definition, indexes = table.definition, tuple(table.state.codec.indexes)
         rows, parts = await self._executor.run(check_of(table, action, data, schema_id, kind))
-        with table.locks.admitted(kind.columns or None, column_locks):
+        with table.writes.locks.admitted(kind.columns or None, column_locks):
             pass
         request = StagedRequest(
             part=place.part,
@@ -391,8 +391,8 @@ class Transactions:
             if part is None:
                 path = transaction.parts[place.part].path
                 return (await self._executor.run(read_staged_request, path, place.sequence)).rows
-            definition, indexes = table.definition, tuple(table.index_codecs)
-            with table.locks.admitted(kind.columns or None, column_locks):
+            definition, indexes = table.definition, tuple(table.state.codec.indexes)
+            with table.writes.locks.admitted(kind.columns or None, column_locks):
                 pass
             # Before the rows are looked at: a change behind that is a conflict.
             await self._find_conflicts(transaction, table)
@@ -417,7 +417,7 @@ class Transactions:
             return request.rows
 
     async def get_for_update(self, place: StagedAs, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
-        """Looks keys up as `LiveTable.lookup`, and has the commit depend on them.
+        """Looks keys up as `TableReads.lookup`, and has the commit depend on them.
 
         Raises:
             TransactionLost, TransactionCommitted, RequestTooLarge: As for `stage`.
@@ -425,7 +425,7 @@ class Transactions:
         """
         transaction = self._staging(place.token)
         _check_has_changes(table)
-        rows, found, offsets = await table.lookup(keys, None)
+        rows, found, offsets = await table.reads.lookup(keys, None)
         request = StagedRequest(
             part=place.part,
             table=table.definition.name,
@@ -438,7 +438,7 @@ class Transactions:
         return rows, found
 
     async def lookup(self, place: StagedAs, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
-        """Looks keys up as `LiveTable.lookup`, as they are once what a part has staged so far is merged in.
+        """Looks keys up as `TableReads.lookup`, as they are once what a part has staged so far is merged in.
 
         Args:
             place: The part, and how many requests it has staged: those are seen.
@@ -458,7 +458,7 @@ class Transactions:
                 if name == table.definition.name and touched.incarnation != table.definition.incarnation:
                     raise TableNotFound(f"table {name} was dropped, and made anew, since it was written to", table=name)
             files = [(part.path, part.requests) for part in parts]
-            rows, found, _ = await table.lookup(keys, None, partial(with_staged, table, files, self._executor))
+            rows, found, _ = await table.reads.lookup(keys, None, partial(with_staged, table, files, self._executor))
         return rows, found
 
     async def _append(
@@ -490,7 +490,7 @@ class Transactions:
         name = table.definition.name
         if transaction.terms.finds_conflicts and name not in transaction.since:
             _check_has_changes(table)
-            transaction.since[name] = dict((await table.view_now(None)).log_offsets)
+            transaction.since[name] = dict((await table.reads.view_now(None)).log_offsets)
             self._hold_log(transaction, table)
             await self._executor.run(transaction.directory.write_metadata, transaction.content())
 

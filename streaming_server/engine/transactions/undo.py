@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
-    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.storage.changelog.records import LogRecord
 
 _PASS_CHANGES: Final = 500_000
@@ -58,15 +57,13 @@ class Undoing:
         table: The table.
         writer: The id of the writer.
         column_locks: The ids of the column locks that the caller has.
-        executor: Runs what blocks.
     """
 
-    def __init__(self, table: LiveTable, writer: str, column_locks: frozenset[str], executor: StorageExecutor) -> None:
+    def __init__(self, table: LiveTable, writer: str, column_locks: frozenset[str]) -> None:
         self.undone = Undone()
         self._table = table
         self._writer = writer
         self._column_locks = column_locks
-        self._executor = executor
         self._owner = f"undo-{uuid.uuid4().hex}"
 
     async def run(self, offsets: LogOffsets) -> dict[int, int]:
@@ -176,7 +173,7 @@ class Undoing:
         )
 
     async def _planned(self, live: LiveBucket, start: int, end: int, number: int, passes: int) -> UndoPlan:
-        definition, keys = self._table.definition, self._table.keys
+        definition, keys = self._table.definition, self._table.state.codec.keys
         schema = definition.change_schema_at(definition.schema.id)
         buckets = len(self._table.buckets)
         changes = UndoChanges(
@@ -187,7 +184,7 @@ class Undoing:
             None if passes == 1 else lambda each: pc.equal(_pass_of(each, passes, buckets), number),
         )
         await self._read(live, start, end, changes)
-        return await self._executor.run(changes.plan)
+        return await self._table.state.executor.run(changes.plan)
 
     async def _write(self, live: LiveBucket, end: int, plan: UndoPlan) -> None:
         """Puts back what was planned as of an offset. Raises WriteConflict when keys have changed since."""
@@ -204,12 +201,12 @@ class Undoing:
         # Columns may have been added since it was planned.
         restore = widen(plan.restore, table.definition.change_schema_at(schema.id))
         for rows in _pieces(restore.select(written)):
-            _, offsets = await table.upsert(_to_ipc(rows, schema.select(written)), schema.id, terms, kind)
+            _, offsets = await table.writes.upsert(_to_ipc(rows, schema.select(written)), schema.id, terms, kind)
             self.undone.restored += rows.num_rows
             end = offsets[live.number]
         kind = WriteKind(columns=tuple(names), overwrite=True)
         for rows in _pieces(plan.delete.select(key)):
-            _, offsets = await table.delete(_to_ipc(rows, table.definition.key_schema), terms, kind)
+            _, offsets = await table.writes.delete(_to_ipc(rows, table.definition.key_schema), terms, kind)
             if names:
                 # Of some columns: a row in whose other columns others have written stays.
                 outcome = UndoneChanges(self._writer)

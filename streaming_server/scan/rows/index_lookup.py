@@ -17,16 +17,15 @@ from streaming_server.scan.rows.locked_view import MAX_STEP_ENTRIES
 from streaming_server.storage.cursors.entry_cursor import STEP_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from scankv.model.expressions import IndexPlan
-    from scankv.model.keys.key_codec import KeyCodec
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import RowReader
     from streaming_server.scan.rows.locked_view import HeldView
     from streaming_server.storage.cursors.entry_cursor import EntryCursor
     from streaming_server.storage.rows.index_codec import IndexCodec
-    from streaming_server.storage.rows.row_codec import RowCodec
+    from streaming_server.storage.rows.table_codec import TableCodec
 
 MAX_ENTRY_BYTES: Final = 16 * 1024 * 1024
 """Of the entries, keys and values, that one scan keeps."""
@@ -40,29 +39,25 @@ class IndexChoice:
     plan: IndexPlan
 
 
-def plan_reads(
-    plan: ReadPlan, codec: RowCodec, keys: KeyCodec, indexes: Collection[IndexCodec]
-) -> tuple[RowReader, list[IndexChoice]]:
+def plan_reads(plan: ReadPlan, codec: TableCodec) -> tuple[RowReader, list[IndexChoice]]:
     """Binds a plan to a table: what it reads, and the indexes that can find the keys, the best first.
 
     Raises:
         SchemaMismatch: A column does not exist, or a comparison does not fit its type.
     """
-    reader = plan.reader(codec, keys)
-    return reader, index_choices(reader, indexes)
+    reader = plan.reader(codec.rows, codec.key_codec)
+    return reader, index_choices(reader, codec.indexes.values())
 
 
 async def plan_reads_in(
     run: Callable[..., Awaitable[tuple[RowReader, list[IndexChoice]]]],
     plan: ReadPlan,
-    codec: RowCodec,
-    keys: KeyCodec,
-    indexes: Collection[IndexCodec],
+    codec: TableCodec,
 ) -> tuple[RowReader, list[IndexChoice]]:
     """The same, with `run` in a thread where it takes some milliseconds, as for hundreds of comparisons."""
     if is_planned_at_once(plan.where):
-        return plan_reads(plan, codec, keys, indexes)
-    return await run(plan_reads, plan, codec, keys, indexes)
+        return plan_reads(plan, codec)
+    return await run(plan_reads, plan, codec)
 
 
 def index_choices(reader: RowReader, indexes: Iterable[IndexCodec]) -> list[IndexChoice]:

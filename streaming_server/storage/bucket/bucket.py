@@ -247,9 +247,8 @@ class Bucket:
             try:
                 self._state = self._recover()
                 # RocksDB has written what its logs had into new files, and synced them, unless it only reads.
-                self.durable_at_opening = (
-                    self._state.log_offset if self._logs_are_durable else self._watermark.read() or 0
-                )
+                durable = self._state.log_offset if self._logs_are_durable else self._watermark.read()
+                self.durable_at_opening = durable or 0
             except BaseException:
                 self._watermark.close()
                 raise

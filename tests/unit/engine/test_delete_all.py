@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
 
 pytestmark = pytest.mark.asyncio
 
@@ -59,7 +59,7 @@ async def made(tables: Tables, *, padding: int = 0) -> tuple[LiveTable, OpenTran
     )
     table = tables.table("test.t")
     keys = pa.array([f"{key:06}" + "x" * padding for key in range(ROWS)])
-    await table.upsert(ipc_stream(SCHEMA, pa.RecordBatch.from_arrays([keys], schema=SCHEMA)), 0)
+    await table.writes.upsert(ipc_stream(SCHEMA, pa.RecordBatch.from_arrays([keys], schema=SCHEMA)), 0)
     return table, await begin(tables)
 
 
@@ -87,7 +87,7 @@ async def test_a_call_that_does_not_wait_is_repeated_until_it_is_done(tables: Ta
     assert begun.size > sum(file.stat().st_size for file in files_beside(begun)) > 0
     committed = await tables.transactions.commit(begun.token, "", [("main", 1)])
     assert committed.rows == ROWS
-    assert (await table.count(None))[0] == 0
+    assert (await table.reads.count(None))[0] == 0
 
 
 async def test_one_that_is_too_large_leaves_nothing(tables: Tables) -> None:
@@ -97,7 +97,7 @@ async def test_one_that_is_too_large_leaves_nothing(tables: Tables) -> None:
         with pytest.raises(RequestTooLarge, match="max_transaction_bytes"):
             await tables.transactions.stage_delete_all(place, table, MERGE, (), 60)
     assert (begun.size, files_beside(begun), begun.parts) == (0, [], {})
-    assert (await table.count(None))[0] == ROWS
+    assert (await table.reads.count(None))[0] == ROWS
 
 
 async def test_it_ends_when_its_transaction_or_its_table_goes(tables: Tables) -> None:
@@ -125,7 +125,7 @@ async def test_a_commit_waits_for_it(tables: Tables) -> None:
     assert await tables.transactions.stage_delete_all(place, table, MERGE, (), 0) is None
     committed = await tables.transactions.commit(begun.token, "", ())
     assert committed.rows == ROWS
-    assert (await table.count(None))[0] == 0
+    assert (await table.reads.count(None))[0] == 0
 
 
 async def test_a_stop_does_not_wait_for_it(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.storage.transactions.decisions import CommittedTransaction
 
@@ -41,7 +41,7 @@ def rows(value: int, players: list[str] = PLAYERS) -> bytes:
 
 
 async def looked_up(table: LiveTable) -> list[int]:
-    batch, _, _ = await table.lookup(KEYS, None)
+    batch, _, _ = await table.reads.lookup(KEYS, None)
     return list(batch["score"].to_pylist())
 
 
@@ -86,10 +86,10 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
         table, other = await new_table(tables, buckets=2), await new_table(tables, "game.other", buckets=1)
         third = await new_table(tables, "game.third", buckets=1)
         for each in (table, other, third):
-            await each.upsert(rows(1), 0)
-        before = (await table.view_now(None)).log_offsets
+            await each.writes.upsert(rows(1), 0)
+        before = (await table.reads.view_now(None)).log_offsets
         told: list[int] = []
-        table.on_change(lambda: told.append(1))
+        table.state.on_change(lambda: told.append(1))
         held = Held(monkeypatch, after=1)
         async with committing(tables, (table, rows(2)), (other, rows(2))) as commit:
             await asyncio.to_thread(held.entered.wait, 60)
@@ -102,10 +102,10 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
             assert sum(bucket.state.count for bucket in states) > 40
             told.clear()
             waiting = {
-                "count": asyncio.create_task(table.count(None)),
+                "count": asyncio.create_task(table.reads.count(None)),
                 "pin": asyncio.create_task(table.pinning.offsets()),
-                "write": asyncio.create_task(table.upsert(rows(3, ["late"]), 0)),
-                "other": asyncio.create_task(other.count(None)),
+                "write": asyncio.create_task(table.writes.upsert(rows(3, ["late"]), 0)),
+                "other": asyncio.create_task(other.reads.count(None)),
                 "alter": asyncio.create_task(tables.alter(table.definition.name, add_indexes=[["score"]])),
             }
             # Those of the bucket whose mutex the held batch has would wait for it.
@@ -114,8 +114,8 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
             found, offsets = await looked_up_in(table.buckets, {free.number: [b"nobody"]})
             assert (found, offsets) == ([None], {free.number: before[free.number]})
             assert await looked_up(third) == [1] * 40
-            await third.upsert(rows(5, ["somebody"]), 0)
-            assert (await table.view_now(None)).log_offsets == before
+            await third.writes.upsert(rows(5, ["somebody"]), 0)
+            assert (await table.reads.view_now(None)).log_offsets == before
             for live in (held_bucket, free):
                 assert live.durable_offset == before[live.number]
                 assert not live.is_quiet_at(before[live.number])
@@ -128,8 +128,8 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
         assert told, "who waits for changes is told when the gate opens"
         for task in waiting.values():
             await task
-        assert committed.log_offsets["game.other"] == (await other.view_now(None)).log_offsets
-        assert (await table.count(None))[0] == 41
+        assert committed.log_offsets["game.other"] == (await other.reads.view_now(None)).log_offsets
+        assert (await table.reads.count(None))[0] == 41
         assert tables.transactions.figures.closed_gates == 0
 
 
@@ -138,7 +138,7 @@ async def test_a_lookup_over_several_buckets_is_of_one_side_of_a_commit(
 ) -> None:
     async with tables_in(tmp_path / "data") as tables:
         table = await new_table(tables, buckets=4)
-        await table.upsert(rows(0), 0)
+        await table.writes.upsert(rows(0), 0)
         done = False
 
         async def look() -> int:
@@ -161,7 +161,7 @@ async def test_a_commit_that_cannot_be_applied_keeps_everybody_out_until_it_is(
 ) -> None:
     async with tables_in(tmp_path / "data") as tables:
         table = await new_table(tables, buckets=2)
-        await table.upsert(rows(1), 0)
+        await table.writes.upsert(rows(1), 0)
         calls = 0
 
         def fails(*args: object) -> None:
@@ -176,7 +176,7 @@ async def test_a_commit_that_cannot_be_applied_keeps_everybody_out_until_it_is(
             async with committing(tables, (table, rows(2))) as commit:
                 with pytest.raises(Unavailable):
                     await commit
-        for call in (table.count(None), table.upsert(rows(3), 0), looked_up(table)):
+        for call in (table.reads.count(None), table.writes.upsert(rows(3), 0), looked_up(table)):
             with pytest.raises(Unavailable, match="lacks what a committed transaction has written"):
                 await call
     monkeypatch.undo()

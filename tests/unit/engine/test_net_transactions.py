@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.storage.transactions.decisions import CommittedTransaction
 
@@ -164,7 +164,7 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
                     else []
                 )
                 assert {each for record in read for each in record.commit_micros.tolist()} <= {micros}
-        assert (await plain.count(None))[0] == 40
+        assert (await plain.reads.count(None))[0] == 40
 
 
 @settings(max_examples=12)
@@ -223,7 +223,7 @@ async def test_any_transaction_changes_each_key_once_from_what_was_to_what_is(
                 most = (key in before) + (changed or (not deduplicate and key in touched and key in model))
                 assert times.get(key, 0) <= most
                 assert times.get(key, 0) >= (key in before) + changed
-            assert (await table.count(None))[0] == len(model)
+            assert (await table.reads.count(None))[0] == len(model)
 
 
 @given(requests=st.lists(st.sets(st.binary(max_size=3), min_size=1), min_size=1, max_size=6))

@@ -49,7 +49,7 @@ async def stage(tables: Tables, token: str, sequence: int, *, part: str = "main"
 
 async def all_scores(tables: Tables) -> dict[str, int]:
     keys = scores(["ann", "ben", "cid"], [0] * 3).select(["player"])
-    batch, _, _ = await tables.table(TABLE).lookup(ipc_stream(keys.schema, keys), None)
+    batch, _, _ = await tables.table(TABLE).reads.lookup(ipc_stream(keys.schema, keys), None)
     return dict(zip(batch["player"].to_pylist(), batch["score"].to_pylist(), strict=True))
 
 
