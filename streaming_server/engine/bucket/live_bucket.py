@@ -17,7 +17,7 @@ from streaming_server.engine.bucket.commit_barrier import Gate, GatedMutex, all_
 from streaming_server.engine.bucket.group_commit import GroupCommit
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.scan.columnar.base_view import BaseView
-from streaming_server.storage.bucket.bucket import Bucket, LogUse
+from streaming_server.storage.bucket.bucket import Bucket, ChangelogUsage
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.disk_space import disk_full, has_space
@@ -138,7 +138,7 @@ class LiveBucket:
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
         self._at_rest: BucketState | None = None
-        self._use_at_rest = FamilyBytes(0, 0, 0), LogUse()
+        self._use_at_rest = FamilyBytes(0, 0, 0), ChangelogUsage()
         self.used = 0.0
 
     @property
@@ -297,7 +297,7 @@ class LiveBucket:
             mark_seconds=self._mark_seconds,
         )
         try:
-            bucket.settle_indexes(self._indexes())
+            bucket.set_indexes(self._indexes())
         except BaseException:
             bucket.close()
             raise
@@ -339,7 +339,7 @@ class LiveBucket:
         assert self._commit is not None
         if not before.is_read_only:
             # RocksDB's lock is needed again.
-            before.let_go()
+            before.abandon()
         bucket: Bucket | None = None
         why = before.refusal or disk_full(self._path)
         if space:
@@ -360,9 +360,9 @@ class LiveBucket:
                 f"{self._place} has lost writes that were not durable, since a sync has failed: start the server "
                 "again, which serves what was durable"
             )
-        before.replaced_by(bucket)
+        before.hand_holds_to(bucket)
         self._bucket, self._left = bucket, None
-        self._commit.resume(written=self._written, sync=self._sync, durable=bucket.durable_at_opening)
+        self._commit.resume(written=self._written, sync=self._sync, durable=bucket.durable_when_opened)
         if bucket.is_writable:
             _log.info("%s can be written again", self._place)
 
@@ -378,7 +378,7 @@ class LiveBucket:
             bucket = self._made(read_only=error)
             self._repair_at = time.monotonic() + REPAIR_SECONDS
         self._held_at_opening = self._take_holds(bucket)
-        offset = bucket.durable_at_opening
+        offset = bucket.durable_when_opened
         if self._commit is None:
             self._commit = GroupCommit(written=self._written, sync=self._sync, executor=self._executor, durable=offset)
         else:
@@ -414,7 +414,7 @@ class LiveBucket:
                 await self.wait_written()
             if not self._commit.is_idle:
                 return False
-            use = self._bucket.family_bytes(), await self.run(self._bucket.log_use)
+            use = self._bucket.family_bytes(), await self.run(self._bucket.changelog_usage)
             self._commit.pause()
             bucket, self._bucket = self._bucket, None
             self._looked_at = False
@@ -531,7 +531,7 @@ class LiveBucket:
             raise Unavailable(f"{self._place} is being opened again after a failure", retry_after=REPAIR_SECONDS)
         log = self._bucket.log
         try:
-            log.span.checked(start, place=self._place)
+            log.span.resolve(start, location=self._place)
             return log.read(start, end, definition, max_changes=max_changes, max_bytes=max_bytes)
         except ScanKvError as error:
             raise self.noted(error) from error.__cause__
@@ -558,7 +558,7 @@ class LiveBucket:
         if self._commit is not None:
             await self._commit.close(self._closed)
         if self._left is not None:
-            await self._run_opening(self._left.let_go)
+            await self._run_opening(self._left.abandon)
         # RocksDB's snapshots keep their store open.
         self.before = None
         if bucket is not None:
@@ -578,14 +578,14 @@ class LiveBucket:
         """What is known of the bucket now; opens it unless it was open before."""
         async with self.mutex.beside_gate():
             if self._bucket is None and self._at_rest is not None and self._closed is None:
-                return BucketFigures(live=self, state=self._at_rest, log_use=self._use_at_rest[1])
+                return BucketFigures(live=self, state=self._at_rest, changelog_usage=self._use_at_rest[1])
             try:
                 bucket = await self.opened()
             except DataLoss:
                 return BucketFigures(live=self)
             built = {index: build.rows for index, build in bucket.builds.items()}
-            log_use = await self.run(bucket.log_use)
-            return BucketFigures(live=self, state=self.state, log_use=log_use, built_rows=built)
+            changelog_usage = await self.run(bucket.changelog_usage)
+            return BucketFigures(live=self, state=self.state, changelog_usage=changelog_usage, built_rows=built)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -595,13 +595,13 @@ class BucketFigures:
     Attributes:
         live: The bucket.
         state: Its state; None when it is damaged.
-        log_use: What there is of its changelog.
+        changelog_usage: What there is of its changelog.
         built_rows: For each index that is not ready, how many rows its building has passed.
     """
 
     live: LiveBucket
     state: BucketState | None = None
-    log_use: LogUse = field(default_factory=LogUse)
+    changelog_usage: ChangelogUsage = field(default_factory=ChangelogUsage)
     built_rows: Mapping[int, int] = field(default_factory=dict)
 
 

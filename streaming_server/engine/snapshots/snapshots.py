@@ -32,7 +32,7 @@ from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.file_limit import max_idle_checkpoints
 from streaming_server.storage.snapshots.ended_leases import EndedLeases
-from streaming_server.storage.snapshots.pinned_base import remove_base, write_net
+from streaming_server.storage.snapshots.pinned_base import remove_base, write_delta
 from streaming_server.storage.snapshots.snapshots import (
     PinnedBucket,
     ViewDirectory,
@@ -580,7 +580,7 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
     for number, view in bases.items():
         try:
             net = view.delta.merge()
-            kept[number] = write_net(directory.base(number), view.base.info.name, net.keys, net.values)
+            kept[number] = write_delta(directory.base(number), view.base.info.name, net.keys, net.values)
         except OSError as error:
             _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
             remove_base(directory.base(number))

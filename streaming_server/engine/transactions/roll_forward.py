@@ -143,7 +143,7 @@ class RollForward:
                 raise Unavailable(f"{live.place} lacks an earlier transaction, {earlier.token}")
             async with live.mutex.beside_gate():
                 bucket = await live.opened()
-                answer = await live.run(bucket.answer_of, self._identity)
+                answer = await live.run(bucket.find_answer, self._identity)
             self._applied[live] = 0 if answer is None else answer.rows
             self._behind[live] = bucket.state.log_offset if answer is None else answer.offset
             if answer is not None and answer.whole:

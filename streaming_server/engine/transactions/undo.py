@@ -108,7 +108,7 @@ class Undoing:
         """Keeps the changes of a bucket from an offset on until the end; the offset to start at."""
         async with live.mutex:
             bucket = await live.opened()
-            start = bucket.log.span.checked(start, place=live.place)
+            start = bucket.log.span.resolve(start, location=live.place)
             live.hold_log(self._owner, start)
         return start
 

@@ -54,20 +54,20 @@ def has_half_of_files_left() -> bool:
     return open_files() < file_limit() // 2
 
 
-def check_files_left(place: str) -> None:
+def check_files_left(location: str) -> None:
     """Refuses to open a store when few files are left.
 
     Rule: what is opened takes no files that open buckets need to write. After a flush that could not open a file,
     RocksDB takes no writes until the bucket is opened again.
 
     Args:
-        place: What errors call the store.
+        location: What errors call the store.
 
     Raises:
         ServerBusy: `has_files_left` is false.
     """
     if not has_files_left():
-        raise too_many_files(f"{place} cannot be opened")
+        raise too_many_files(f"{location} cannot be opened")
 
 
 def is_out_of_files(error: OSError) -> bool:

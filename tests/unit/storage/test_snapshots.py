@@ -170,7 +170,7 @@ def test_a_checkpoint_has_the_rows_of_its_making(bucket: OfflineBucket, tmp_path
 def test_a_checkpoint_that_is_not_what_the_manifest_says_is_refused(
     bucket: OfflineBucket, tmp_path: Path, wrong: dict[str, int]
 ) -> None:
-    with pytest.raises(DataLoss, match="bucket 0 in view x is damaged: it has 20000 changes and 20000 rows"):
+    with pytest.raises(DataLoss, match="bucket 0 in view x is damaged: it has 20,000 changes and 20,000 rows"):
         checkpoint_of(bucket, tmp_path / "views" / "0000", **wrong)
 
 
