@@ -201,9 +201,9 @@ async def whole_view(
     )
     with registry.call(scan):
         async with registry.admitted(scan):
-            computation.opening()
+            computation.begin_view()
             async with opened_view(tables, table, request, plan) as opened:
                 scan.hold(opened.source)
                 view = WholeView(opened, scan)
-                computation.opened(view.version)
+                computation.set_view_version(view.version)
                 yield view

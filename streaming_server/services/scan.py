@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.changes.log_plan import LogPlan, OpenedLog
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.execution.producer import ChunkSpec
-    from streaming_server.scan.queries.result_cache import Answers
+    from streaming_server.scan.queries.result_cache import ResultCache
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.services.intake import GuardedServer
 
@@ -49,7 +49,7 @@ class ScanService:
     Args:
         tables: What is scanned.
         registry: Admits, lists and ends the scans.
-        answers: Counts the scans that are answered with `unchanged`.
+        results: Counts the scans that are answered with `unchanged`.
         incarnation: This start of the server.
         chunk_bytes: Most stored bytes of a chunk for requests that do not say.
         heartbeat_seconds: A scan that finds nothing is heard from that often.
@@ -60,7 +60,7 @@ class ScanService:
         self,
         tables: Tables,
         registry: ScanRegistry,
-        answers: Answers,
+        results: ResultCache,
         incarnation: str,
         *,
         chunk_bytes: int,
@@ -69,7 +69,7 @@ class ScanService:
     ) -> None:
         self._tables = tables
         self._registry = registry
-        self._answers = answers
+        self._results = results
         self._incarnation = incarnation
         self._chunk_bytes = chunk_bytes
         self._heartbeat_seconds = heartbeat_seconds
@@ -158,7 +158,7 @@ class ScanService:
         current = await current_of(self._tables, request, plan.buckets)
         if request.if_changed_since != current.version:
             return None
-        self._answers.unchanged += 1
+        self._results.unchanged += 1
         columns = current.definition.schema.select(plan.columns)
         scan_id = uuid.uuid4().hex
         return unchanged_messages(

@@ -35,9 +35,9 @@ async def made(data: Path, tmp_path: Path) -> Path:
 
 
 def _terms(id_: str) -> Any:
-    from streaming_server.engine.transactions.open_transaction import BeginTerms
+    from streaming_server.engine.transactions.open_transaction import TransactionOptions
 
-    return BeginTerms(id=id_, attempt="a", finds_conflicts=False, ttl=60)
+    return TransactionOptions(id=id_, attempt="a", finds_conflicts=False, ttl=60)
 
 
 def _nonsense(path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import streaming_server.engine.transactions.undo
 from scankv.model.changes.log_offsets import LogOffsets
 from streaming_server.engine.tables.tables import Tables
-from streaming_server.engine.transactions.undo import Undoing, Undone
-from streaming_server.engine.writes.writing import WriteTerms
+from streaming_server.engine.transactions.undo import UndoOperation, UndoResult
+from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.storage.bucket.writer_states import WriteIdentity
 from tests.support.dying_transaction import DEATH, SCHEMA, import_what_arrow_needs, in_child, keys_of, opened, rows
 
@@ -36,7 +36,7 @@ async def make(data: Path) -> None:
         await table.writes.upsert(rows(range(20), 0), 0)
         epoch, sequence = await table.writes.open_writer(WRITER)
         first, second = (
-            WriteTerms(identity=WriteIdentity(writer=WRITER, epoch=epoch, sequence=sequence + number))
+            WritePreconditions(identity=WriteIdentity(writer=WRITER, epoch=epoch, sequence=sequence + number))
             for number in range(2)
         )
         await table.writes.upsert(rows(range(30), 1), 0, first)
@@ -46,11 +46,11 @@ async def make(data: Path) -> None:
 async def undo_and_die(data: Path, steps: int) -> None:
     async with opened(data) as tables:
         DEATH.left = steps
-        await Undoing(tables.table(NAME), WRITER, frozenset()).run(OFFSETS)
+        await UndoOperation(tables.table(NAME), WRITER, frozenset()).run(OFFSETS)
 
 
-async def _undo(tables: Tables) -> Undone:
-    undoing = Undoing(tables.table(NAME), WRITER, frozenset())
+async def _undo(tables: Tables) -> UndoResult:
+    undoing = UndoOperation(tables.table(NAME), WRITER, frozenset())
     await undoing.run(OFFSETS)
     return undoing.undone
 
@@ -62,10 +62,10 @@ async def check(data: Path) -> None:
         for key in range(30):
             assert found.get(key) in (BEFORE.get(key), WRITTEN.get(key)), found
         undone = await _undo(tables)
-        assert undone.skipped == 0, undone
+        assert undone.conflicts == 0, undone
         assert await contents(tables) == BEFORE
         again = await _undo(tables)
-        assert (again.restored, again.deleted, again.skipped) == (0, 0, 0), again
+        assert (again.restored, again.deleted, again.conflicts) == (0, 0, 0), again
 
 
 async def contents(tables: Tables) -> dict[int, int]:

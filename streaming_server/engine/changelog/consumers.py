@@ -11,7 +11,7 @@ from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
 from scankv.model.names import check_consumer_id
-from streaming_server.engine.bucket.live_bucket import durable, held
+from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
     Consumer,
     ConsumerInfo,
@@ -104,7 +104,7 @@ class Consumers:
         """Stops that; the consumers stay on disk."""
         await self._reaper.close()
 
-    def log_holds(self, table: str, bucket: int) -> dict[str, int]:
+    def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
         """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
         group = self._groups.get(table)
         known = [] if group is None else [(one.consumer_id, one.committed) for one in list(group.consumers.values())]
@@ -210,14 +210,14 @@ class Consumers:
             assert consumer.committed is not None
             before = consumer.committed.position.offsets
             check_incarnation(start.table_incarnation, table.definition.name, table.definition.incarnation)
-            async with held([table.buckets[number] for number in sorted(before)]) as opened:
+            async with lock_buckets([table.buckets[number] for number in sorted(before)]) as opened:
                 buckets = {live.number: (live, bucket) for live, bucket in opened}
                 offsets = await LogStarts(table.definition, buckets, self._clock).of(start, clamp=clamp)
                 states = {number: bucket.state for number, (_, bucket) in buckets.items()}
                 # Nothing is trimmed while the mutexes are held, nor, from here on, what either position needs.
                 earlier = {n: min(offset, before[n], key=count_of) for n, offset in offsets.items()}
                 _hold(table, consumer_id, earlier)
-            await durable(table.buckets, states)
+            await wait_until_durable(table.buckets, states)
             committed = Committed(LogPosition(offsets, scanning=start.kind is PositionKind.FULL), b"")
             await self._store(group, table, consumer, committed, next_fence(consumer), consumer.committed_micros)
             self._end(group, consumer, "it was reset")
@@ -338,7 +338,7 @@ class Consumers:
 
     def _idle_from_now(self, consumer: Consumer) -> None:
         self._heard_of(consumer)
-        self._reaper.tell(consumer.expires)
+        self._reaper.notify(consumer.expires)
 
     def _idle(self) -> list[tuple[Group, Consumer]]:
         return [
@@ -383,7 +383,7 @@ def _hold(table: TableState, consumer_id: str, offsets: Mapping[int, int]) -> No
         live = table.buckets[number]
         # What is not there any more cannot be kept, and would keep all that comes after it.
         if live.state is not None and count_of(offset) >= live.state.log_first:
-            live.hold_log(owner_of(consumer_id), offset)
+            live.retain_log(owner_of(consumer_id), offset)
 
 
 async def _ends(table: TableState, numbers: set[int]) -> dict[int, int]:

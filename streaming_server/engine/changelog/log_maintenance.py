@@ -26,7 +26,7 @@ _MANY_FLUSHES: Final = 8
 _log: Final = logging.getLogger(__name__)
 
 
-class LogUpkeep(Background):
+class LogMaintenance(Background):
     """Keeps the changelogs of the tables in use fast to read and within their retention. Bound to the event loop.
 
     What nobody has used since the start of the server is looked at when it is.
@@ -82,7 +82,7 @@ class LogUpkeep(Background):
     async def _rewrite(self, table: TableState, live: LiveBucket) -> bool:
         """Makes one segment, or passes over records that are large enough; False when there are too few."""
         # Reading takes long, and writers need not wait for it: what is durable no longer changes.
-        async with live.upkeep:
+        async with live.maintenance:
             bucket = live.open_bucket
             if bucket is None or bucket.state.count - bucket.state.log_rewritten <= MAX_CHANGES_PER_RECORD:
                 return False
@@ -98,7 +98,7 @@ class LogUpkeep(Background):
 
 async def _compact(live: LiveBucket) -> None:
     """Makes the small files one that flushes have left, once there are some."""
-    async with live.upkeep:
+    async with live.maintenance:
         bucket = live.open_bucket
         if bucket is not None and bucket.flushes >= _MANY_FLUSHES:
             bucket.flushes = 0

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import InvalidRequest
-from streaming_server.engine.bucket.live_bucket import held
+from streaming_server.engine.bucket.live_bucket import lock_buckets
 from streaming_server.engine.changelog.log_starts import LogStarts
-from streaming_server.engine.columnar.base_choice import bases_of, noting_errors
+from streaming_server.engine.columnar.base_choice import choose_bases, record_errors
 from streaming_server.scan.changes.already_applied import SeenBefore
 from streaming_server.scan.changes.change_rows import ChangeRows
 from streaming_server.scan.changes.consumer_progress import views_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.changelog.compacted_catch_up import CatchingUp
+    from streaming_server.engine.changelog.compacted_catch_up import CompactedCatchUp
     from streaming_server.scan.changes.log_plan import ChangeSource, LogPlan
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.scan.columnar.base_view import BaseView
@@ -63,7 +63,7 @@ class LogOpening:
         latest: Callable[[], TableDefinition],
         committed: LogPosition | None = None,
         *,
-        catching_up: CatchingUp,
+        catching_up: CompactedCatchUp,
         clock: ServerClock,
     ) -> None:
         self._plan = plan
@@ -175,7 +175,7 @@ class LogOpening:
     def _rows_of_table(self, scanned: Position | None, ends: Mapping[int, int]) -> KvSource:
         plan = self._plan.of_rows()
         reader = plan.reader(self._codec.rows, self._codec.key_codec)
-        self.bases = bases_of(plan, reader, list(self._buckets.values()))
+        self.bases = choose_bases(plan, reader, list(self._buckets.values()))
         left = keys_to_read(reader, self._definition, self._buckets, scanned, reverse=False, ordered=False)
         cursors: dict[int, Cursor] = {}
         try:
@@ -187,7 +187,7 @@ class LogOpening:
             raise
         rows = total_rows(bucket.state.rows for _, bucket in self._buckets.values())
         view = View(dict(ends), self._clock.commit_micros(), rows)
-        on_error = noting_errors({number: live for number, (live, _) in self._buckets.items()}, self.bases)
+        on_error = record_errors({number: live for number, (live, _) in self._buckets.items()}, self.bases)
         return KvSource(reader.decoder.schema, self._definition.schema.id, view, cursors, scanned, on_error)
 
     async def _stops(self, ends: Mapping[int, int]) -> dict[int, int] | None:
@@ -242,7 +242,7 @@ class Stops:
         """Finds the offsets out when the time is over: commits after it are of later times."""
         if self.seconds_left() != 0:
             return
-        async with held([self._buckets[number] for number in sorted(self._buckets)]) as opened:
+        async with lock_buckets([self._buckets[number] for number in sorted(self._buckets)]) as opened:
             self.offsets = {
                 live.number: await live.run(bucket.log.offset_at, self._micros, self._latest())
                 for live, bucket in opened

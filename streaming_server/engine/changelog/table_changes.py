@@ -6,8 +6,8 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streaming_server.engine.bucket.live_bucket import durable, held
-from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP, CatchingUp
+from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
+from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP, CompactedCatchUp
 from streaming_server.engine.changelog.log_opening import LogOpening
 from streaming_server.scan.columnar.base_view import merge_deltas
 
@@ -54,9 +54,9 @@ class TableChanges:
             DataLoss: A bucket is damaged.
         """
         table = self.table
-        async with held(table.select_buckets(plan.buckets)) as opened:
+        async with lock_buckets(table.select_buckets(plan.buckets)) as opened:
             buckets = {live.number: (live, bucket) for live, bucket in opened}
-            catching_up = CatchingUp(
+            catching_up = CompactedCatchUp(
                 {live.number: live for live, _ in opened},
                 lambda: table.definition,
                 table.codec.keys.encoded,
@@ -77,7 +77,7 @@ class TableChanges:
             states = {number: bucket.state for number, (_, bucket) in buckets.items()}
             table.abort_on_close(log.source)
         try:
-            await durable(table.buckets, states)
+            await wait_until_durable(table.buckets, states)
             await merge_deltas(opening.bases, table.executor.run)
         except BaseException:
             log.source.close()

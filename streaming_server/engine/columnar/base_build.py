@@ -139,7 +139,7 @@ class BaseBuild:
                     base = await self._written(codec, source, offset, lambda: live.delta is current, delta)
         except BaseException as error:
             if live.delta is delta or isinstance(error, DataLoss):
-                live.forget_base("the last one could not be built")
+                live.drop_base("the last one could not be built")
             current.end_fork()
             self._note_cost(0)
             if isinstance(error, DataLoss) and current is not delta:

@@ -54,7 +54,7 @@ class BucketNow:
     age_seconds: float
 
 
-def why_not(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
+def why_not_due(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
     """Why no base is to be built now, in words; empty when one is.
 
     A base is built where there is none, and anew when the changes since are many, take much memory, or wait for long.

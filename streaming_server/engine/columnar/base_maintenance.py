@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from scankv.model.errors import ScanKvError
 from streaming_server.engine.columnar.base_build import BaseBuild, BaseNotBuiltError, Rests
-from streaming_server.engine.columnar.base_due import BucketNow, why_not
+from streaming_server.engine.columnar.base_due import BucketNow, why_not_due
 from streaming_server.engine.columnar.base_replay import BaseReplay
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.scan.columnar.delta import Delta
@@ -35,7 +35,7 @@ _PAUSES: Final = 10
 """Times that building went on until too much had been written meanwhile, before it is tried again."""
 
 
-class BaseUpkeep(Background):
+class BaseMaintenance(Background):
     """Keeps the bases of the tables in use, one bucket after another. Bound to the event loop.
 
     A base is of one offset of its bucket, durable before the base is; RocksDB and the changelog stay the truth, so that
@@ -101,11 +101,11 @@ class BaseUpkeep(Background):
             live.base_looked_for = True
             await self._take_up(table, live)
         if live.delta is not None and live.delta.is_full:
-            live.forget_base("more was written since than there is memory for (base_overlay_bytes)", at_once=False)
+            live.drop_base("more was written since than there is memory for (base_delta_bytes)", at_once=False)
         if live.base_record.is_on_disk:
             await self._executor.run(_remove_all, _directory(table, live))
             live.base_record.is_on_disk = False
-        live.base_record.waits = why_not(self._now(table, live, bucket), live.base_record, self._limits)
+        live.base_record.waits = why_not_due(self._now(table, live, bucket), live.base_record, self._limits)
         if live.base_record.waits:
             return
         live.base_record.waits, self._building = "it is being built", live
@@ -159,8 +159,8 @@ class BaseUpkeep(Background):
             if total <= self._limits.total_delta_bytes:
                 return
             total -= taken[live]
-            why = "what was written since the bases of all buckets takes too much memory (base_total_overlay_bytes)"
-            live.forget_base(why, at_once=False)
+            why = "what was written since the bases of all buckets takes too much memory (base_total_delta_bytes)"
+            live.drop_base(why, at_once=False)
             self._pause(live, "it was let go a short time ago")
             _log.warning("columnar base of bucket %s of %s is let go: %s", live.number, live.table, why)
 

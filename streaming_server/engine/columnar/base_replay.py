@@ -60,7 +60,7 @@ class BaseReplay:
                     await self._live.run(self._read, end)
                     self._live.base, self._live.delta = self._base, self._delta
                     return True
-            async with self._live.upkeep:
+            async with self._live.maintenance:
                 if self._live.open_bucket is not bucket:
                     return False
                 try:

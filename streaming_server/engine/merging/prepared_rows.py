@@ -16,7 +16,7 @@ from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
     from streaming_server.engine.functions.function import Mask
-    from streaming_server.engine.merging.rows import Written
+    from streaming_server.engine.merging.rows import WrittenRows
     from streaming_server.storage.rows.index_codec import IndexCodec
     from streaming_server.storage.rows.row_codec import RowCodec
     from streaming_server.storage.rows.table_codec import TableCodec
@@ -35,7 +35,7 @@ class PreparedRows:
     batch: pa.RecordBatch
     keys: pa.Array
     values: pa.Array | None
-    written: Written | None = None
+    written: WrittenRows | None = None
 
     def slice(self, start: int, rows: int) -> PreparedRows:
         """At most so many rows from `start` on."""

@@ -15,7 +15,7 @@ from scankv.model.tables.schema import CHANGE_TYPE
 from streaming_server.arrays.sorted_merge import stable_order
 from streaming_server.engine.bucket.request_rows import widen
 from streaming_server.engine.merging.prepared_rows import PreparedRows, prepare
-from streaming_server.engine.merging.rows import ADD, DELETE, RETRACT, Written
+from streaming_server.engine.merging.rows import ADD, DELETE, RETRACT, WrittenRows
 
 if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
@@ -183,7 +183,7 @@ def grouped(
         sorted_rows, sorted_kinds = rows, kinds
     else:
         sorted_rows, sorted_kinds = rows.take(pa.array(order)), None if kinds is None else kinds[order]
-    written = Written(sorted_rows, starts, sorted_kinds, columns, overwrite)
+    written = WrittenRows(sorted_rows, starts, sorted_kinds, columns, overwrite)
     unique_keys = dictionary.dictionary.take(pa.array(by_bucket))
     key_rows = sorted_rows.select(codec.keys.names).take(pa.array(starts[:-1]))
     numbers, firsts = np.unique(bucket_of_key[by_bucket], return_index=True)

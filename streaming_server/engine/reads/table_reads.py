@@ -10,16 +10,16 @@ import pyarrow as pa
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_LOOKUP_KEYS
-from streaming_server.engine.bucket.live_bucket import durable, held
+from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
 from streaming_server.engine.bucket.request_rows import read_request
-from streaming_server.engine.columnar.base_choice import bases_of, noting_errors, via_of
-from streaming_server.engine.writes.lookups import looked_up
+from streaming_server.engine.columnar.base_choice import choose_bases, choose_read_path, record_errors
+from streaming_server.engine.writes.lookups import lookup_rows
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.columnar.base_view import merge_deltas
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
 from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
-from streaming_server.scan.rows.locked_view import HeldView, whole_indexes
+from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TableReads:
         table = self._table
         chosen, codec = table.select_buckets(plan.buckets), table.codec
         reader, choices = await plan_reads_in(table.executor.run, plan, codec)
-        async with held(chosen) as opened:
+        async with lock_buckets(chosen) as opened:
             if codec is not table.codec:
                 codec = table.codec
                 reader, choices = plan_reads(plan, codec)
@@ -66,12 +66,12 @@ class TableReads:
             view = table.view_of(states)
             if plan.limit != 0:
                 reader = await read_through_index(reader, choices, self._lock_view(opened))
-            bases = bases_of(plan, reader, opened)
-            on_error = noting_errors({live.number: live for live, _ in opened}, bases)
+            bases = choose_bases(plan, reader, opened)
+            on_error = record_errors({live.number: live for live, _ in opened}, bases)
             scan = open_scan(plan, codec.definition, reader, view, "", buckets.__getitem__, on_error, bases)
             table.abort_on_close(scan.source)
         try:
-            await durable(table.buckets, states)
+            await wait_until_durable(table.buckets, states)
             await merge_deltas(bases, table.executor.run)
         except BaseException:
             scan.source.close()
@@ -89,10 +89,12 @@ class TableReads:
         definition, choice = table.definition, None
         reader, choices = plan_reads(plan, table.codec)
         if choices:
-            async with held(chosen) as opened:
+            async with lock_buckets(chosen) as opened:
                 choice = chosen_index(choices, self._lock_view(opened).indexes)
         numbers = [live.number for live in chosen]
-        return explain(plan, definition, reader, numbers, choice, via_of(plan, reader, choice is not None, chosen))
+        return explain(
+            plan, definition, reader, numbers, choice, choose_read_path(plan, reader, choice is not None, chosen)
+        )
 
     async def lookup(
         self, data: bytes, columns: Sequence[str] | None, then: Then | None = None
@@ -122,7 +124,7 @@ class TableReads:
         encoded, numbers = table.codec.keys.encode(table.codec.keys.canonical(batch))
         places = rows_by_bucket(numbers)
         keys = {number: encoded.take(pa.array(rows)).to_pylist() for number, rows in places}
-        found, offsets = await looked_up(table.buckets, keys)
+        found, offsets = await lookup_rows(table.buckets, keys)
         if then is not None:
             found = await then([key for number, _ in places for key in keys[number]], found)
         order = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in places)])
@@ -135,9 +137,9 @@ class TableReads:
 
         Reads no rows: None where their number is not known, because writes did not read the rows that they replaced.
         """
-        async with held(self._table.select_buckets(numbers)) as opened:
+        async with lock_buckets(self._table.select_buckets(numbers)) as opened:
             states = {live.number: bucket.state for live, bucket in opened}
-        offsets = await durable(self._table.buckets, states)
+        offsets = await wait_until_durable(self._table.buckets, states)
         return total_rows(state.rows for state in states.values()), offsets
 
     def view_in_memory(self, numbers: Sequence[int] | None) -> View | None:
@@ -167,11 +169,11 @@ class TableReads:
         view = self.view_in_memory(numbers)
         if view is not None:
             return view
-        async with held(self._table.select_buckets(numbers)) as opened:
+        async with lock_buckets(self._table.select_buckets(numbers)) as opened:
             return self._table.view_of({live.number: bucket.state for live, bucket in opened})
 
     @asynccontextmanager
-    async def lock_view(self, check: Callable[[], None]) -> AsyncIterator[HeldView]:
+    async def lock_view(self, check: Callable[[], None]) -> AsyncIterator[LockedView]:
         """All buckets at one instant, to which nothing is written for the length of the block; durable at its end.
 
         Keep the block short.
@@ -182,24 +184,24 @@ class TableReads:
         Raises:
             DataLoss: A bucket is damaged.
         """
-        async with held(self._table.buckets) as opened:
+        async with lock_buckets(self._table.buckets) as opened:
             states = {live.number: bucket.state for live, bucket in opened}
             yield self._lock_view(opened, check)
-        await durable(self._table.buckets, states)
+        await wait_until_durable(self._table.buckets, states)
 
     def _lock_view(
         self, opened: Sequence[tuple[LiveBucket, Bucket]], check: Callable[[], None] = lambda: None
-    ) -> HeldView:
+    ) -> LockedView:
         """Open buckets whose mutexes are held for as long as this is used."""
         table = self._table
         filled = {live.number: bucket for live, bucket in opened if bucket.state.rows != 0}
         ready = [bucket.state.ready_indexes for bucket in filled.values()]
-        return HeldView(
+        return LockedView(
             codec=table.codec.rows,
             keys=table.codec.key_codec,
             view=table.view_of({live.number: bucket.state for live, bucket in opened}),
             buckets=filled,
-            indexes=whole_indexes(table.codec.indexes.values(), ready),
+            indexes=complete_indexes(table.codec.indexes.values(), ready),
             on_error=self._noted,
             check=check,
         )

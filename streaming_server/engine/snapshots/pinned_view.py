@@ -11,12 +11,12 @@ from weakref import WeakSet
 
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose, via_of
+from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose, choose_read_path
 from streaming_server.scan.columnar.delta import DeltaView, MergedDelta
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
 from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
-from streaming_server.scan.rows.locked_view import HeldView, whole_indexes
+from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.files.file_limit import check_files_left
 from streaming_server.storage.rows.table_codec import TableCodec
 from streaming_server.storage.snapshots.checkpoint import Checkpoint
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _WHY_NONE: Final = (
     "the snapshot has none of it: there was none when it was taken, too much had been written since, or it is damaged; "
-    "leave `via` out"
+    "leave `read_path` out"
 )
 _log = logging.getLogger(__name__)
 
@@ -293,7 +293,7 @@ class SnapshotReader:
         """
         reader, choices = await plan_reads_in(self._view.executor.run, plan, self._view.codec)
         if plan.limit != 0:
-            reader = await read_through_index(reader, choices, self.held_view())
+            reader = await read_through_index(reader, choices, self.locked_view())
         bases = await self._bases_for(plan, reader)
         opened = open_scan(
             plan,
@@ -311,11 +311,11 @@ class SnapshotReader:
     def explain(self, plan: ReadPlan) -> ExplainScanResponse:
         """What `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
         reader, choices = plan_reads(plan, self._view.codec)
-        choice = chosen_index(choices, self.held_view().indexes)
+        choice = chosen_index(choices, self.locked_view().indexes)
         filled = self._filled()
         based = [number for number in filled if self._view.has_base(number)]
-        via = via_of(plan, reader, filled, based, through_index=choice is not None)
-        return explain(plan, self.definition, reader, self.log_offsets, choice, via)
+        read_path = choose_read_path(plan, reader, filled, based, through_index=choice is not None)
+        return explain(plan, self.definition, reader, self.log_offsets, choice, read_path)
 
     async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
         """The buckets that are read out of their bases. Raises InvalidRequest."""
@@ -337,7 +337,7 @@ class SnapshotReader:
     def _shown(self) -> View:
         return View(self.log_offsets, self.view_micros, total_rows(self.rows.values()))
 
-    def held_view(self, check: Callable[[], None] = lambda: None) -> HeldView:
+    def locked_view(self, check: Callable[[], None] = lambda: None) -> LockedView:
         """These buckets, to be read by an index.
 
         Args:
@@ -350,8 +350,8 @@ class SnapshotReader:
 
         filled = {number: self._view.checkpoint(number) for number in self._filled()}
         ready = [checkpoint.ready_indexes for checkpoint in filled.values()]
-        indexes = whole_indexes(self._view.codec.indexes.values(), ready)
-        return HeldView(
+        indexes = complete_indexes(self._view.codec.indexes.values(), ready)
+        return LockedView(
             codec=self.codec,
             keys=self.keys,
             view=self._shown,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import SnapshotNotTaken
-from streaming_server.engine.bucket.live_bucket import durable, held
+from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.storage.snapshots.pinned_base import link_base
 
@@ -54,7 +54,7 @@ class Cut:
     bases: Mapping[int, BaseView]
 
 
-class Pinning:
+class ViewPinner:
     """Takes views of one table, one at a time. Bound to the server's event loop.
 
     Args:
@@ -80,7 +80,7 @@ class Pinning:
 
     async def offsets(self) -> dict[int, int]:
         """The log offset of every bucket at one instant; not necessarily durable yet. Opens the buckets."""
-        async with held(self._buckets) as opened:
+        async with lock_buckets(self._buckets) as opened:
             return {live.number: bucket.state.log_offset for live, bucket in opened}
 
     async def cut(
@@ -111,12 +111,12 @@ class Pinning:
         """
         await self._flush()
         cut = await self._checkpoints(paths, base_paths or (), definition, log_owner, max_hold_seconds)
-        await durable(self._buckets, cut.states)
+        await wait_until_durable(self._buckets, cut.states)
         return cut
 
     async def _flush(self) -> None:
         """Flushes every bucket, and once more those that were written to meanwhile, so that little is left."""
-        async with held(self._buckets) as opened:
+        async with lock_buckets(self._buckets) as opened:
             chosen = list(opened)
         for _ in range(2):
             before = [bucket.state.log_offset for _, bucket in chosen]
@@ -135,7 +135,7 @@ class Pinning:
         clock = asyncio.get_running_loop().time
         for live in self._buckets:
             # Not once the first mutex is held: a transaction may take long, and writers are held for a view only.
-            await live.mutex.passed()
+            await live.mutex.wait_for_barrier()
         async with AsyncExitStack() as mutexes:
             await mutexes.enter_async_context(self._buckets[0].mutex)
             started = clock()
@@ -148,7 +148,7 @@ class Pinning:
                     if log_owner:
                         # Before a mutex is let go: nothing may be trimmed between the view and its hold.
                         for live in self._buckets:
-                            live.hold_log(log_owner, states[live.number].log_offset)
+                            live.retain_log(log_owner, states[live.number].log_offset)
                     instant, now = definition(), self._clock.commit_micros()
                     bases = self._bases() if base_paths else {}
                     await self._made(opened, paths)
@@ -226,7 +226,7 @@ def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
 async def _flush_one(live: LiveBucket, bucket: Bucket, places: asyncio.Semaphore) -> None:
     async with places:
         # Without the mutex: writers go on meanwhile.
-        async with live.upkeep:
+        async with live.maintenance:
             if live.open_bucket is bucket:
                 await live.run(bucket.flush)
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
     from streaming_server.engine.bucket.table_state import TableState
-    from streaming_server.engine.snapshots.pinning import Pinning
+    from streaming_server.engine.snapshots.pinning import ViewPinner
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.storage.rocks.store import RocksResources
@@ -77,7 +77,7 @@ class Snapshots:
     measured by the monotonic clock, so that setting the machine's clock ends no lease.
 
     A view with a lease holds the changes from its log offsets on, so that its reader can follow the table from there;
-    within `log_hold_max_bytes`, as every hold.
+    within `max_retention_hold_bytes`, as every hold.
 
     Args:
         config: Limits and defaults.
@@ -151,7 +151,7 @@ class Snapshots:
         """Leases that there are."""
         return len(self._leases)
 
-    def log_holds(self, table: str, bucket: int) -> dict[str, int]:
+    def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
         """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
         return {
             _log_owner(view.view_id): view.manifest.buckets[bucket].log_offset
@@ -168,7 +168,7 @@ class Snapshots:
 
     async def pin(
         self,
-        pinning: Pinning,
+        pinning: ViewPinner,
         *,
         lease_id: str = "",
         ttl: float | None = None,
@@ -340,7 +340,7 @@ class Snapshots:
         while self._work:
             await asyncio.wait(list(self._work))
 
-    async def _view_of_now(self, pinning: Pinning) -> tuple[PinnedView, int]:
+    async def _view_of_now(self, pinning: ViewPinner) -> tuple[PinnedView, int]:
         """A view of the table as of now, and how long writers were held for it. Call it in `pinning.alone`."""
         table = pinning.table
         name = table.definition.name
@@ -444,7 +444,7 @@ class Snapshots:
             live = table.buckets[number]
             # What is not there any more cannot be kept, and would keep all that comes after it.
             if live.state is not None and count_of(bucket.log_offset) >= live.state.log_first:
-                live.hold_log(_log_owner(view.view_id), bucket.log_offset)
+                live.retain_log(_log_owner(view.view_id), bucket.log_offset)
 
     def _release_log(self, view: PinnedView) -> None:
         """Lets the changes go that a view has kept, unless it has a lease."""
@@ -457,7 +457,7 @@ class Snapshots:
     def _lease_on(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool) -> Lease:
         lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl, shared)
         view.leases.add(lease_id)
-        self._reaper.tell(lease.expires)
+        self._reaper.notify(lease.expires)
         return lease
 
     def lease(self, snapshot_id: str, table: str | None = None) -> Lease:
@@ -473,7 +473,7 @@ class Snapshots:
         changed = ttl is not None and ttl != lease.ttl
         lease.ttl = lease.ttl if ttl is None else ttl
         lease.expires = self._clock.monotonic() + lease.ttl
-        self._reaper.tell(lease.expires)
+        self._reaper.notify(lease.expires)
         if changed:
             async with lease.view.lease_files:
                 # A lease that was released meanwhile must not come back.

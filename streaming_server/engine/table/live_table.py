@@ -14,7 +14,7 @@ from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_U
 from streaming_server.engine.changelog.table_changes import TableChanges
 from streaming_server.engine.indexes.index_builds import IndexBuilds
 from streaming_server.engine.reads.table_reads import TableReads
-from streaming_server.engine.snapshots.pinning import Pinning
+from streaming_server.engine.snapshots.pinning import ViewPinner
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.table_writes import TableWrites
 from streaming_server.storage.files.disk_use import DiskUse, table_files
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
-    from streaming_server.engine.bucket.live_bucket import BucketFigures
+    from streaming_server.engine.bucket.live_bucket import BucketStats
     from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
     from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.indexes.index_builds import IndexStatus
@@ -54,7 +54,7 @@ class LiveTable:
         path: Path,
         resources: RocksResources,
         executor: StorageExecutor,
-        log_holds: Callable[[int], Mapping[str, int]] = lambda _: {},
+        retention_holds: Callable[[int], Mapping[str, int]] = lambda _: {},
         catch_up: CatchUpLimits = DEFAULT_CATCH_UP,
         *,
         clock: ServerClock,
@@ -69,7 +69,7 @@ class LiveTable:
             path: The table's directory.
             resources: Shared by all buckets of the process.
             executor: Runs what blocks.
-            log_holds: Gives the retention holds on a bucket's changelog: the offset of each, by owner.
+            retention_holds: Gives the retention holds on a bucket's changelog: the offset of each, by owner.
             catch_up: When and how streams of changes catch up.
             clock: The server's.
             locks: The locks on the table's columns.
@@ -89,7 +89,7 @@ class LiveTable:
                 mark_seconds=definition.options.log_retention_seconds / 100,
                 indexes=lambda: list(state.codec.indexes),
                 on_unbuilt=lambda live: self._index_builds.wake(live),
-                log_holds=partial(log_holds, number),
+                retention_holds=partial(retention_holds, number),
                 writer_limits=writer_limits,
             )
 
@@ -97,7 +97,7 @@ class LiveTable:
         self.reads = TableReads(self.state)
         self.writes = TableWrites(self.state, locks, installed)
         self.changes = TableChanges(self.state, catch_up)
-        self.pinning = Pinning(self.state)
+        self.pinning = ViewPinner(self.state)
         self._index_builds = IndexBuilds(lambda: self.state.codec)
 
     @property
@@ -117,7 +117,7 @@ class LiveTable:
                 self._index_builds.wake(live)
         self.state.notify()
 
-    async def statistics(self) -> tuple[list[BucketFigures], list[IndexStatus]]:
+    async def statistics(self) -> tuple[list[BucketStats], list[IndexStatus]]:
         """The statistics of each bucket, one after another, and how far each index is built."""
         figures = [await live.figures() for live in self.buckets]
         return figures, [self._index_builds.status(index, figures) for index in self.definition.indexes]
@@ -148,7 +148,7 @@ class LiveTable:
         async with AsyncExitStack() as mutexes:
             for live in self.buckets:
                 # Bypasses a commit barrier that never opens, because a transaction could not be written.
-                await mutexes.enter_async_context(live.mutex.beside_gate())
+                await mutexes.enter_async_context(live.mutex.bypass_barrier())
             # Views are opened with the mutexes held, so no others exist.
             for source in self.state.sources():
                 source.abort(reason)

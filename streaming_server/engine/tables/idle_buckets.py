@@ -68,14 +68,14 @@ class IdleBuckets(Background):
             if not is_idle and (too_many <= 0 or (is_recent and self._has_files())):
                 break
             # Whoever waits for a mutex is about to use the bucket.
-            if live.may_rest and not live.mutex.locked() and await _rest(live):
+            if live.can_be_closed and not live.mutex.locked() and await _rest(live):
                 too_many -= 1
 
 
 async def _rest(live: LiveBucket) -> bool:
     try:
         async with live.mutex:
-            return await live.rest()
+            return await live.close_files()
     except ScanKvError as error:
         _log.warning("closing bucket %s of %s, which is idle: %s", live.number, live.table, error.message)
         return False

@@ -15,9 +15,9 @@ from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ClockLimits, ServerClock
 from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
 from streaming_server.engine.changelog.consumers import Consumers
-from streaming_server.engine.changelog.log_maintenance import LogUpkeep
+from streaming_server.engine.changelog.log_maintenance import LogMaintenance
 from streaming_server.engine.columnar.base_due import BaseLimits
-from streaming_server.engine.columnar.base_maintenance import BaseUpkeep
+from streaming_server.engine.columnar.base_maintenance import BaseMaintenance
 from streaming_server.engine.functions.installed import load_installed
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
@@ -26,7 +26,7 @@ from streaming_server.engine.table.live_table import LiveTable
 from streaming_server.engine.tables.clock_keeper import ClockKeeper
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
 from streaming_server.engine.tasks.executor import StorageExecutor
-from streaming_server.engine.tasks.throttled_value import SeldomLooked
+from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import TransactionLimits, Transactions
 from streaming_server.engine.writes.column_locks import ColumnLocks
 from streaming_server.storage.bucket.writer_states import WriterLimits
@@ -113,16 +113,16 @@ class Tables:
         self._ddl = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._live: dict[str, LiveTable] = {}
-        self._disk_use = SeldomLooked(self._look_at_disk)
+        self._disk_use = ThrottledValue(self._look_at_disk)
         self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
-        self._upkeep = LogUpkeep(
+        self._log_maintenance = LogMaintenance(
             self._states,
-            seconds=config.log_upkeep_seconds,
-            max_held_bytes=config.log_hold_max_bytes,
+            seconds=config.log_maintenance_seconds,
+            max_held_bytes=config.max_retention_hold_bytes,
             clock=self.clock,
         )
         self._idle = IdleBuckets(self._states, most=most_open, idle_seconds=config.bucket_idle_seconds)
-        self._bases = BaseUpkeep(
+        self._bases = BaseMaintenance(
             self._states,
             self._executor,
             BaseLimits(
@@ -130,11 +130,11 @@ class Tables:
                 changed_share=config.base_changed_share,
                 max_age_seconds=config.base_max_age_seconds,
                 max_write_amplification=config.base_max_write_amplification,
-                delta_bytes=config.base_overlay_bytes,
-                total_delta_bytes=config.base_total_overlay_bytes,
+                delta_bytes=config.base_delta_bytes,
+                total_delta_bytes=config.base_total_delta_bytes,
                 cpu_share=config.base_cpu_share,
             ),
-            seconds=config.base_upkeep_seconds,
+            seconds=config.base_maintenance_seconds,
             clock=self.clock,
         )
         self.snapshots = Snapshots(
@@ -197,7 +197,7 @@ class Tables:
         self.consumers.start()
         self.locks.start()
         self.transactions.start()
-        self._upkeep.start()
+        self._log_maintenance.start()
         self._bases.start()
         self._idle.start()
 
@@ -255,7 +255,7 @@ class Tables:
 
     def _log_holds(self, table: str, bucket: int) -> dict[str, int]:
         holders = self.snapshots, self.consumers, self.transactions
-        return {owner: offset for each in holders for owner, offset in each.log_holds(table, bucket).items()}
+        return {owner: offset for each in holders for owner, offset in each.retention_holds(table, bucket).items()}
 
     async def create(
         self,
@@ -390,7 +390,7 @@ class Tables:
 
     async def close(self) -> None:
         """Ends what runs, closes every bucket in order and gives the directory back."""
-        await self._upkeep.close()
+        await self._log_maintenance.close()
         await self._bases.close()
         await self._idle.close()
         while self._changes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
-from streaming_server.engine.bucket.commit_barrier import closed_gate
+from streaming_server.engine.bucket.commit_barrier import raise_barrier
 from streaming_server.engine.transactions.give_up import check_hopeless, find_lost
 from streaming_server.engine.transactions.open_transaction import footprints_of
 from streaming_server.engine.transactions.roll_forward import RollForward
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.transactions.give_up import LostWrites
     from streaming_server.engine.transactions.open_transaction import OpenTransaction
     from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
-    from streaming_server.engine.transactions.table_usage_lock import TableUses
+    from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
     from streaming_server.storage.transactions.decisions import CommittedTransaction, Decisions
     from streaming_server.storage.transactions.staging import PartFile, TableFootprint
 
@@ -39,23 +39,23 @@ _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class CommitFigures:
+class CommitStats:
     """What there is to say of the commits of a server.
 
     Attributes:
         commits: How many there were since the start.
         rows: Rows and keys in them.
-        closed_gates: How many are being applied now.
+        closed_commit_barriers: How many are being applied now.
         longest_micros: For how long the gate of one of them was closed at most, in microseconds.
     """
 
     commits: int = 0
     rows: int = 0
-    closed_gates: int = 0
+    closed_commit_barriers: int = 0
     longest_micros: int = 0
 
 
-class Committing:
+class CommitCoordinator:
     """Commits transactions, several at a time where their buckets are others. Bound to the event loop.
 
     Args:
@@ -77,11 +77,11 @@ class Committing:
         decisions: Decisions,
         executor: StorageExecutor,
         table: Callable[[str], LiveTable],
-        uses: TableUses,
+        uses: TableUsageLock,
         clock: ServerClock,
     ) -> None:
         self._clock = clock
-        self.figures = CommitFigures()
+        self.figures = CommitStats()
         self._root = root
         self._decisions = decisions
         self._executor = executor
@@ -134,9 +134,9 @@ class Committing:
     ) -> CommittedTransaction:
         buckets = [tables[name].buckets[number] for name in tables for number in sorted(touched[name].buckets)]
         files = _files(parts)
-        self.figures.closed_gates += 1
+        self.figures.closed_commit_barriers += 1
         try:
-            async with closed_gate(buckets):
+            async with raise_barrier(buckets):
                 started = self._clock.monotonic()
                 checks = Verification(files=files, tables=tables, touched=touched, since=transaction.since)
                 net = await checks.run(self._executor)
@@ -165,7 +165,7 @@ class Committing:
             micros = int((self._clock.monotonic() - started) * 1_000_000)
             self.figures.longest_micros = max(self.figures.longest_micros, micros)
         finally:
-            self.figures.closed_gates -= 1
+            self.figures.closed_commit_barriers -= 1
         if committed is None:
             raise copy(self.stuck[decision.token])
         return committed

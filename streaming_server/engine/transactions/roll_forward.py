@@ -141,7 +141,7 @@ class RollForward:
             if earlier is not None:
                 # Each bucket takes transactions in their order, or an old row would replace a newer one.
                 raise Unavailable(f"{live.place} lacks an earlier transaction, {earlier.token}")
-            async with live.mutex.beside_gate():
+            async with live.mutex.bypass_barrier():
                 bucket = await live.opened()
                 answer = await live.run(bucket.find_answer, self._identity)
             self._applied[live] = 0 if answer is None else answer.rows
@@ -155,7 +155,7 @@ class RollForward:
     def _identity(self) -> WriteIdentity:
         number = self._decision.number
         # Whatever came before is done in each of its buckets, and the log says so durably: see `Decisions`.
-        return WriteIdentity(writer=TRANSACTIONS, epoch=self._decisions.epoch, sequence=number, settled_below=number)
+        return WriteIdentity(writer=TRANSACTIONS, epoch=self._decisions.epoch, sequence=number, acked_below=number)
 
     async def _merged_again(self, touched: Mapping[str, TableFootprint]) -> dict[LiveBucket, NetRows]:
         """What becomes of the rows of tables whose rows are merged; not of those that a bucket has already."""
@@ -178,7 +178,7 @@ class RollForward:
         self, table: LiveTable, live: LiveBucket, part: PreparedRows, net: dict[LiveBucket, NetRows], *, is_first: bool
     ) -> None:
         try:
-            async with live.mutex.beside_gate():
+            async with live.mutex.bypass_barrier():
                 merged = net.setdefault(live, NetRows(await live.opened()))
                 if is_first:
                     merged.note(part)
@@ -206,7 +206,7 @@ class RollForward:
         indexes = table.state.codec.indexes
         try:
             for columns, keys in net.steps(self._applied[live], len(indexes)):
-                async with live.mutex.beside_gate():
+                async with live.mutex.bypass_barrier():
                     await self._apply_step(table, live, net, columns, keys)
             self._whole.add(live)
         except Exception as error:
@@ -241,7 +241,7 @@ class RollForward:
 
     async def _step(self, table: LiveTable, live: LiveBucket, part: PreparedRows, start: int) -> None:
         """Applies the next rows of a part with one WriteBatch."""
-        async with live.mutex.beside_gate():
+        async with live.mutex.bypass_barrier():
             bucket = await live.opened()
             applied, end = self._applied[live], start + len(part.keys)
             merger = table.writes.merger

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
 
 
-class KnownRows:
+class StagedRowView:
     """The stored rows of some encoded keys, and what becomes of them. Not thread-safe."""
 
     def __init__(self, keys: Sequence[bytes], rows: Sequence[bytes | None]) -> None:
@@ -67,7 +67,7 @@ async def with_staged(
         InvalidRequest, RequestTooLarge: It cannot be merged; or the rows do not fit into an answer.
         DataLoss: What is staged is damaged.
     """
-    known, name = KnownRows(keys, rows), table.definition.name
+    known, name = StagedRowView(keys, rows), table.definition.name
     async with staged_rows(files, {name: table}, executor, lambda request: request.action != READ) as requests:
         async for request in requests:
             for part in request.parts:

@@ -17,11 +17,11 @@ from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.undo_plan import (
     ColumnsOfWriter,
     UndoChanges,
-    UndoneChanges,
+    UndoOutcome,
     UndoPlan,
     undo_id,
 )
-from streaming_server.engine.writes.writing import WriteTerms
+from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.storage.changelog.offsets import count_of
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ _TRIES: Final = 5
 
 
 @dataclass(slots=True)
-class Undone:
+class UndoResult:
     """What an undo has done: see `UndoResponse` in write.proto."""
 
     restored: int = 0
     deleted: int = 0
-    skipped: int = 0
+    conflicts: int = 0
 
 
-class Undoing:
+class UndoOperation:
     """One undo. Memory: 500,000 changes.
 
     Args:
@@ -60,7 +60,7 @@ class Undoing:
     """
 
     def __init__(self, table: LiveTable, writer: str, column_locks: frozenset[str]) -> None:
-        self.undone = Undone()
+        self.undone = UndoResult()
         self._table = table
         self._writer = writer
         self._column_locks = column_locks
@@ -109,7 +109,7 @@ class Undoing:
         async with live.mutex:
             bucket = await live.opened()
             start = bucket.log.span.resolve(start, location=live.place)
-            live.hold_log(self._owner, start)
+            live.retain_log(self._owner, start)
         return start
 
     async def _check_exact(self, buckets: Sequence[LiveBucket], starts: Mapping[int, int]) -> None:
@@ -146,7 +146,7 @@ class Undoing:
         """Hands the changes of a stretch to a reader, in bounded steps."""
         definition = self._table.definition
         while count_of(start) < count_of(end):
-            async with live.upkeep:
+            async with live.maintenance:
                 start = await live.run(_read_step, live, reader, start, end, definition)
 
     async def _undo(self, live: LiveBucket, start: int) -> int:
@@ -164,7 +164,7 @@ class Undoing:
                 await self._write(live, end, plan)
             except WriteConflict:
                 continue  # what was put back until then is known again
-            self.undone.skipped += plan.skipped
+            self.undone.conflicts += plan.conflicts
             return
         raise UndoConflict(
             f"{live.place}: others have written keys of the undo each time that it was tried; repeat it",
@@ -189,7 +189,7 @@ class Undoing:
     async def _write(self, live: LiveBucket, end: int, plan: UndoPlan) -> None:
         """Puts back what was planned as of an offset. Raises WriteConflict when keys have changed since."""
         table, schema = self._table, self._table.definition.schema
-        terms = WriteTerms(
+        terms = WritePreconditions(
             unchanged_since=LogOffsets({live.number: end}),
             undo_as=undo_id(self._writer),
             column_locks=self._column_locks,
@@ -209,7 +209,7 @@ class Undoing:
             _, offsets = await table.writes.delete(_to_ipc(rows, table.definition.key_schema), terms, kind)
             if names:
                 # Of some columns: a row in whose other columns others have written stays.
-                outcome = UndoneChanges(self._writer)
+                outcome = UndoOutcome(self._writer)
                 await self._read(live, end, offsets[live.number], outcome)
                 self.undone.deleted += outcome.deleted
                 self.undone.restored += outcome.updated

@@ -101,7 +101,7 @@ async def _merge(rows: StagedRows, net: dict[LiveBucket, NetRows]) -> None:
     table = rows.table
     for part in rows.parts:
         live = table.buckets[part.bucket]
-        async with live.mutex.beside_gate():
+        async with live.mutex.bypass_barrier():
             bucket = await live.opened()
             merged = net.setdefault(live, NetRows(bucket))
             merged.note(part)
@@ -115,7 +115,7 @@ async def _merge(rows: StagedRows, net: dict[LiveBucket, NetRows]) -> None:
 
 
 async def _check_unchanged(live: LiveBucket, offset: int, keys: pa.Array, table: LiveTable) -> None:
-    async with live.mutex.beside_gate():
+    async with live.mutex.bypass_barrier():
         changed = await live.run(changed_keys, await live.opened(), offset, keys, table.state.codec)
     if len(changed):
         raise TransactionConflict(

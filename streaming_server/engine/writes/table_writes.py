@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.errors import InvalidRequest
-from streaming_server.engine.bucket.live_bucket import held
+from streaming_server.engine.bucket.live_bucket import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.merging.merger import Merger
 from streaming_server.engine.merging.preparing import (
@@ -20,7 +20,7 @@ from streaming_server.engine.merging.preparing import (
     request_schema,
 )
 from streaming_server.engine.tasks.executor import all_ended
-from streaming_server.engine.writes.writing import NO_TERMS, WriteScope, Writing
+from streaming_server.engine.writes.writing import NO_PRECONDITIONS, WriteOperation, WriteScope
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.prepared_rows import PreparedRows
     from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.engine.writes.column_locks import TableLocks
-    from streaming_server.engine.writes.writing import WriteTerms
+    from streaming_server.engine.writes.writing import WritePreconditions
 
 
 class TableWrites:
@@ -58,7 +58,7 @@ class TableWrites:
         return self._merger
 
     async def upsert(
-        self, data: bytes, schema_id: int, terms: WriteTerms = NO_TERMS, kind: WriteKind = MERGE
+        self, data: bytes, schema_id: int, terms: WritePreconditions = NO_PRECONDITIONS, kind: WriteKind = MERGE
     ) -> tuple[int, dict[int, int]]:
         """Writes the rows of an Arrow IPC stream, which are of a schema of the table (0: the current one).
 
@@ -69,14 +69,14 @@ class TableWrites:
         Raises:
             SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge: What is wrong, with column and row.
             WriterFenced, WriterExpired, TooManyWriters, ColumnLocked, WriteConflict, PositionExpired,
-            PositionOutOfRange: A precondition does not hold: see `Writing`.
+            PositionOutOfRange: A precondition does not hold: see `WriteOperation`.
             DataLoss: A bucket is damaged.
         """
         check = self.check_upsert(data, schema_id, kind)
         return await self._write(*await self._table.executor.run(check), terms, kind.columns or None)
 
     async def delete(
-        self, data: bytes, terms: WriteTerms = NO_TERMS, kind: WriteKind = MERGE
+        self, data: bytes, terms: WritePreconditions = NO_PRECONDITIONS, kind: WriteKind = MERGE
     ) -> tuple[int, dict[int, int]]:
         """Deletes the rows, or columns of the rows, whose keys are in an Arrow IPC stream; otherwise as `upsert`."""
         check = self.check_delete(data, kind)
@@ -138,7 +138,7 @@ class TableWrites:
             DataLoss: A bucket is damaged.
         """
         buckets = self._table.buckets
-        async with held(buckets) as opened:
+        async with lock_buckets(buckets) as opened:
             known = [await live.run(bucket.writers.get, writer) for live, bucket in opened]
             for (live, bucket), state in zip(opened, known, strict=True):
                 if state is None:
@@ -151,7 +151,7 @@ class TableWrites:
         return epoch, sequence
 
     async def _write(
-        self, rows: int, parts: list[PreparedRows], terms: WriteTerms, columns: Collection[str] | None
+        self, rows: int, parts: list[PreparedRows], terms: WritePreconditions, columns: Collection[str] | None
     ) -> tuple[int, dict[int, int]]:
         """Writes checked rows; `columns` are those that the request may change, None for all."""
         definition = self._table.definition
@@ -162,4 +162,4 @@ class TableWrites:
             merger=lambda: self.merger,
             admitted=partial(self.locks.admitted, columns, terms.column_locks),
         )
-        return rows, await Writing(parts, terms, scope).run()
+        return rows, await WriteOperation(parts, terms, scope).run()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, WriteConflict
-from streaming_server.engine.bucket.live_bucket import held
+from streaming_server.engine.bucket.live_bucket import lock_buckets
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.bucket_steps import apply_rows, step_rows
 from streaming_server.engine.writes.changed_keys import changed_keys
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteTerms:
+class WritePreconditions:
     """On what terms a request writes.
 
     Attributes:
@@ -50,7 +50,7 @@ class WriteTerms:
         return self.identity.writer if self.identity.epoch else None
 
 
-NO_TERMS: Final = WriteTerms()
+NO_PRECONDITIONS: Final = WritePreconditions()
 """Those of a request that is written in any case."""
 
 
@@ -70,7 +70,7 @@ class WriteScope:
     admitted: Callable[[], AbstractContextManager[None]]
 
 
-class Writing:
+class WriteOperation:
     """One request on its way into its buckets.
 
     Args:
@@ -79,7 +79,7 @@ class Writing:
         scope: What they are written to.
     """
 
-    def __init__(self, parts: Sequence[PreparedRows], terms: WriteTerms, scope: WriteScope) -> None:
+    def __init__(self, parts: Sequence[PreparedRows], terms: WritePreconditions, scope: WriteScope) -> None:
         self._parts = parts
         self._terms = terms
         self._scope = scope
@@ -99,7 +99,7 @@ class Writing:
             InvalidRequest, RequestTooLarge, DataLoss: As for `apply_rows`; steps before may have been applied.
         """
         with ExitStack() as admitted:
-            async with held([self._live(part) for part in self._parts]) as opened:
+            async with lock_buckets([self._live(part) for part in self._parts]) as opened:
                 answers = [await self._answer(live, bucket) for live, bucket in opened]
                 if not all(answer is not None and answer.whole for answer in answers):
                     admitted.enter_context(self._scope.admitted())

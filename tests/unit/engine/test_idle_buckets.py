@@ -11,7 +11,7 @@ import pytest
 from scankv.model.errors import WriterFenced
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
-from streaming_server.engine.writes.writing import WriteTerms
+from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.scan.read_plan import ReadPlan
 from streaming_server.storage.bucket.writer_states import WriteIdentity
 from streaming_server.storage.changelog.offsets import epoch_of
@@ -61,9 +61,9 @@ async def rows_of(table: LiveTable) -> dict[str, int | None]:
     return found
 
 
-def request(sequence: int, values: dict[str, int | None], epoch: int = 0) -> tuple[bytes, int, WriteTerms]:
+def request(sequence: int, values: dict[str, int | None], epoch: int = 0) -> tuple[bytes, int, WritePreconditions]:
     identity = WriteIdentity(writer="job", epoch=epoch, sequence=sequence)
-    return ipc_stream(SCORES, scores(list(values), list(values.values()))), 0, WriteTerms(identity=identity)
+    return ipc_stream(SCORES, scores(list(values), list(values.values()))), 0, WritePreconditions(identity=identity)
 
 
 async def test_what_was_written_is_there_after_closing_and_opening(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def test_nothing_that_is_in_use_is_closed(tmp_path: Path) -> None:
         await rest_all(tables)
         assert open_count(table) == 2, "somebody listens"
         stop()
-        table.buckets[0].hold_log("a stream", 0)
+        table.buckets[0].retain_log("a stream", 0)
         async with table.buckets[1].mutex:
             await rest_all(tables)
         assert open_count(table) == 2, "one holds changes, the other is held"

@@ -16,9 +16,9 @@ from scankv.model.tables.merge_functions import ColumnAggregate
 from scankv.model.tables.merge_spec import MergeSpec
 from streaming_server.engine.merging.preparing import MERGE, WriteKind
 from streaming_server.engine.transactions import net_rows, roll_forward
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
 from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
-from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
 from tests.support.snapshots import tables_in
 from tests.support.tables import ipc_stream
@@ -66,11 +66,11 @@ async def new_table(
 
 async def commit(tables: Tables, *requests: Request) -> CommittedTransaction:
     begun = await tables.transactions.begin(
-        BeginTerms(id="", attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
+        TransactionOptions(id="", attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
     )
     assert isinstance(begun, OpenTransaction)
     for number, (table, action, rows, kind) in enumerate(requests):
-        place = StagedAs(token=begun.token, part="main", sequence=number)
+        place = StagedRequestId(token=begun.token, part="main", sequence=number)
         data = data_of(rows, action, kind.columns)
         await tables.transactions.stage(place, table, action, data, kind=kind)
     return await tables.transactions.commit(begun.token, "", ())

@@ -16,7 +16,7 @@ from scankv.model.keys.buckets import bucket_of_one
 from scankv.model.limits import MAX_KEY_BYTES, MAX_ROW_BYTES
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.engine.merging.prepared_rows import PreparedRows, prepare
-from streaming_server.engine.merging.rows import Written
+from streaming_server.engine.merging.rows import WrittenRows
 from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 from streaming_server.storage.rows.table_codec import TableCodec
@@ -74,7 +74,7 @@ def test_rows_that_are_yet_to_be_merged_keep_their_order() -> None:
     codec = RowCodec(definition)
     batch = pa.RecordBatch.from_pylist([{"k": 2, "v": "a"}, {"k": 1, "v": "b"}], schema=codec.schema)
     (part,) = prepared(definition, batch)
-    merging = replace(part, values=None, written=Written(batch, np.arange(3)))
+    merging = replace(part, values=None, written=WrittenRows(batch, np.arange(3)))
     assert merging.by_key() is merging
 
 

@@ -13,10 +13,10 @@ import pytest
 import streaming_server.engine.transactions.roll_forward as roll_forward_module
 from scankv.model.errors import Unavailable
 from streaming_server.engine.merging.preparing import MERGE
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
+from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.engine.writes.bucket_steps import apply_rows
-from streaming_server.engine.writes.lookups import looked_up as looked_up_in
+from streaming_server.engine.writes.lookups import lookup_rows as looked_up_in
 from streaming_server.storage.transactions.staging import UPSERT
 from tests.support.snapshots import new_table, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
@@ -40,7 +40,7 @@ def rows(value: int, players: list[str] = PLAYERS) -> bytes:
     return ipc_stream(SCORES, scores(players, [value] * len(players)))
 
 
-async def looked_up(table: LiveTable) -> list[int]:
+async def lookup_rows(table: LiveTable) -> list[int]:
     batch, _, _ = await table.reads.lookup(KEYS, None)
     return list(batch["score"].to_pylist())
 
@@ -70,11 +70,11 @@ class Held:
 async def committing(
     tables: Tables, *staged: tuple[LiveTable, bytes]
 ) -> AsyncIterator[asyncio.Task[CommittedTransaction]]:
-    terms = BeginTerms(id="", attempt="a", finds_conflicts=False, ttl=60)
+    terms = TransactionOptions(id="", attempt="a", finds_conflicts=False, ttl=60)
     begun = await tables.transactions.begin(terms)
     assert isinstance(begun, OpenTransaction)
     for number, (table, data) in enumerate(staged):
-        place = StagedAs(token=begun.token, part="main", sequence=number)
+        place = StagedRequestId(token=begun.token, part="main", sequence=number)
         await tables.transactions.stage(place, table, UPSERT, data, kind=MERGE)
     task = asyncio.create_task(tables.transactions.commit(begun.token, "", ()))
     yield task
@@ -113,24 +113,24 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
             free = next(live for live in table.buckets if not live.mutex.locked())
             found, offsets = await looked_up_in(table.buckets, {free.number: [b"nobody"]})
             assert (found, offsets) == ([None], {free.number: before[free.number]})
-            assert await looked_up(third) == [1] * 40
+            assert await lookup_rows(third) == [1] * 40
             await third.writes.upsert(rows(5, ["somebody"]), 0)
             assert (await table.reads.view_now(None)).log_offsets == before
             for live in (held_bucket, free):
                 assert live.durable_offset == before[live.number]
                 assert not live.is_quiet_at(before[live.number])
-            assert tables.transactions.figures.closed_gates == 1
+            assert tables.transactions.figures.closed_commit_barriers == 1
             assert not any(task.done() for task in waiting.values())
             assert not told
             held.release.set()
             committed = await commit
-        assert await looked_up(table) == await looked_up(other) == [2] * 40
+        assert await lookup_rows(table) == await lookup_rows(other) == [2] * 40
         assert told, "who waits for changes is told when the gate opens"
         for task in waiting.values():
             await task
         assert committed.log_offsets["game.other"] == (await other.reads.view_now(None)).log_offsets
         assert (await table.reads.count(None))[0] == 41
-        assert tables.transactions.figures.closed_gates == 0
+        assert tables.transactions.figures.closed_commit_barriers == 0
 
 
 async def test_a_lookup_over_several_buckets_is_of_one_side_of_a_commit(
@@ -144,7 +144,7 @@ async def test_a_lookup_over_several_buckets_is_of_one_side_of_a_commit(
         async def look() -> int:
             count = 0
             while not done:
-                assert len(set(await looked_up(table))) == 1
+                assert len(set(await lookup_rows(table))) == 1
                 count += 1
             return count
 
@@ -176,13 +176,13 @@ async def test_a_commit_that_cannot_be_applied_keeps_everybody_out_until_it_is(
             async with committing(tables, (table, rows(2))) as commit:
                 with pytest.raises(Unavailable):
                     await commit
-        for call in (table.reads.count(None), table.writes.upsert(rows(3), 0), looked_up(table)):
+        for call in (table.reads.count(None), table.writes.upsert(rows(3), 0), lookup_rows(table)):
             with pytest.raises(Unavailable, match="lacks what a committed transaction has written"):
                 await call
     monkeypatch.undo()
     async with tables_in(tmp_path / "data") as tables:
         await tables.recover()
-        assert await looked_up(tables.table("game.scores")) == [2] * 40
+        assert await lookup_rows(tables.table("game.scores")) == [2] * 40
 
 
 async def test_a_drop_waits_for_the_commit_that_writes_to_its_table(
