@@ -443,7 +443,7 @@ class LiveTable:
                 {live.number: live for live, _ in opened},
                 lambda: self.definition,
                 self._keys.encoded,
-                self._catch_up if plan.net_behind is None else replace(self._catch_up, changes=plan.net_behind),
+                self._catch_up if plan.lag_threshold is None else replace(self._catch_up, changes=plan.lag_threshold),
                 self.path / "catching-up",
             )
             opening = LogOpening(
