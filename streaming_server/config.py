@@ -69,8 +69,8 @@ class ServerConfig:
             `base_max_write_amplification` says no.
         base_max_write_amplification: How many times the bytes of the rows written since a base building it anew may
             write; before so much was written it is not built anew, whatever share has changed.
-        base_delta_bytes: Memory for the delta of one bucket: what was written to it since its base. Scans stop using a
-            base with a larger delta until it is rebuilt.
+        base_delta_bytes: Memory for the delta of one bucket: what was written to it since its base. When it grows
+            larger, scans stop using the base until it is rebuilt.
         base_total_delta_bytes: Memory for the deltas of all buckets, including older states that scans still read. When
             maintenance finds more, the buckets with the largest deltas lose their bases.
         base_cpu_share: How much of a core building bases takes at most, of all tables together.

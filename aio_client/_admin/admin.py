@@ -25,8 +25,8 @@ class ServerStats:
         live_scans: Scans that hold an iterator now.
         waiting_scans: Scans that wait to be admitted now.
         open_cursors: What the live scans hold now: one for each bucket they have not finished.
-        undelivered_errors: Scans that the server ended while their reader took nothing, and whose reader has not read
-            the error yet.
+        undelivered_errors: Scans that the server ended while their reader took nothing. Their readers have not
+            fetched the error yet.
         scans_started: Scans started.
         rows_scanned: Rows read by scans.
         bytes_returned: Bytes of Arrow data that scans returned.

@@ -20,7 +20,7 @@ class BaseLimits:
         max_write_amplification: How many times the bytes of the changes since a base building it anew may write, unless
             the base is older than that.
         delta_bytes: Memory for what was written to one bucket since its base.
-        total_overlay_bytes: The same for all buckets together.
+        total_delta_bytes: The same for all buckets together.
         cpu_share: How much of a core building takes at most, all bases together.
     """
 
@@ -29,7 +29,7 @@ class BaseLimits:
     max_age_seconds: float
     max_write_amplification: float
     delta_bytes: int
-    total_overlay_bytes: int
+    total_delta_bytes: int
     cpu_share: float
 
 
@@ -54,7 +54,7 @@ class BucketNow:
     age_seconds: float
 
 
-def why_not(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
+def why_not_due(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
     """Why no base is to be built now, in words; empty when one is.
 
     A base is built where there is none, and anew when the changes since are many, take much memory, or wait for long.
