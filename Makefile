@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak protos sync clean
+.PHONY: help demo tools test check bench soak protos sync clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
@@ -21,17 +21,21 @@ help:
 demo: $(INSTALLED)
 	@$(BIN)/scankv demo
 
+# Comes first, so that whoever has to install something hears of it before .venv is made.
+tools:
+	@.ci/install-tools
+
 # Tests wait as much as they compute, so it takes four workers to keep two cores busy. Files in their order, those of Spark
 # first: the long ones stand before tests/unit, and none of them is begun at the end. Bytecode is kept, for the many
 # processes that they start.
-test: $(INSTALLED)
-	@.ci/install-tools
+test: tools $(INSTALLED)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/check_types.py
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_protos.py \
 	    tests/unit/client/test_sync_generated.py
 	$(BIN)/python .ci/check_commits.py
