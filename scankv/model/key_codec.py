@@ -87,7 +87,7 @@ class KeyCodec:
         )
         self.nullable: tuple[bool, ...] = tuple(nullable) if nullable is not None else (False,) * len(self.types)
         if not self.types:
-            raise SchemaMismatch("a key has at least one column")
+            raise SchemaMismatch("a key must have at least one column")
         for name, type_ in zip(self.names, self.types, strict=True):
             if not is_key_type(type_):
                 raise SchemaMismatch(f'column "{name}": {type_} cannot be in a key', column=name)

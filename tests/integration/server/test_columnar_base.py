@@ -227,7 +227,7 @@ async def test_what_has_no_base_is_refused_when_a_base_is_asked_for(client: Clie
     with pytest.raises(InvalidRequest, match='bucket 0 cannot be read via "base": it has none yet'):
         await other.scan().via("base").to_arrow()
     assert (await other.scan().explain()).via_reason == "no bucket has a columnar base"
-    with pytest.raises(UsageError, match="via is 'auto' or 'iterator' or 'base', not 'x'"):
+    with pytest.raises(UsageError, match="via must be 'auto' or 'iterator' or 'base', not 'x'"):
         table.scan().via("x")  # type: ignore[arg-type]  # that is the point
 
 
