@@ -26,7 +26,8 @@ demo: $(INSTALLED)
 # processes that they start.
 test: $(INSTALLED)
 	@.ci/install-tools
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	@PYTHONDONTWRITEBYTECODE= .ci/in-memory $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
+	    -o tmp_path_retention_policy=failed
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -41,7 +42,8 @@ bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks
 
 soak: $(INSTALLED)
-	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true --timeout 0
+	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true
+	@SCANKV_EXAMPLES_FACTOR=20 $(BIN)/python -m pytest -m "hypothesis and not soak" -n 2
 
 protos: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two tasks at a time, in a time zone that is far from UTC; its JVM is a Spark Connect server, too."""
+    """A session with two tasks at a time, in a time zone far from UTC; its JVM is a Spark Connect server, too."""
     java.check()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in java.environment().items():

@@ -105,7 +105,7 @@ def connect_writing(url: str, table: str) -> None:
 
 
 def connect(url: str, table: str) -> None:
-    """Reads the table through data source, view and fast path, as a client of the Spark Connect server `SPARK_REMOTE`."""
+    """Reads the table through data source, view and fast path, as a client of the server that `SPARK_REMOTE` names."""
     spark = SparkSession.builder.getOrCreate()
     say(found(spark.read.format("scankv").options(url=url, columns="k").load(table)))
     spark.sql(f"create temporary view large using scankv options (url '{url}', table '{table}', columns 'k')")

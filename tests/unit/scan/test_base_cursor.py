@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
@@ -32,6 +32,7 @@ from streaming_server.storage import base_writer
 from streaming_server.storage.base_writer import BaseWriter
 from streaming_server.storage.columnar_base import ColumnarBase
 from streaming_server.storage.row_codec import RowCodec
+from tests.support.examples import examples
 from tests.support.offline import OfflineBucket
 from tests.support.tables import define, exact_rows
 from tests.unit.model.expression_strategies import predicates
@@ -228,7 +229,7 @@ def write(offline: FollowedBucket, pool: pa.RecordBatch, rng: random.Random) -> 
 
 
 @given(table=tables(), rng=st.randoms(use_true_random=False), data=st.data())
-@settings(max_examples=35, deadline=None)
+@examples(15)
 def test_base_and_overlay_are_what_the_iterator_gives(table: Any, rng: random.Random, data: st.DataObject) -> None:
     old, new, pool = table
     with tempfile.TemporaryDirectory() as name, followed(Path(name), old) as offline:
