@@ -16,11 +16,10 @@ from benchmarks.proc import cpu_seconds
 from benchmarks.readers.changes import ChangesReader
 from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker, run_alone
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.bucket.bucket import BucketChange
 from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, Changes, RowKind
-from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,9 +88,9 @@ def run(bench: Bench) -> Result:
 
 def _commit_one_by_one(data: Path, rows: int) -> None:
     table = definition(data)
-    bucket, codec, keys = open_bucket(data), RowCodec(table), KeyEncoder(table)
+    bucket, codec = open_bucket(data), TableCodec.of(table)
     for batch in t4.batches(rows, _PREPARED_ROWS):
-        (part,) = prepare(batch, keys, codec, keys_only=False)
+        (part,) = prepare(batch, codec, keys_only=False)
         for number in range(batch.num_rows):
             bucket.apply(_insert(part.slice(number, 1), table.schema.id))
     bucket.sync(bucket.state.log_offset)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scankv.v1 import admin_pb2, table_pb2
-from streaming_server.engine.columnar.base_stats import base_figures_of
+from streaming_server.engine.columnar.base_stats import base_stats_of
 
 if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
 
 
 def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatistics:
     """Those of one bucket, at some commit time."""
-    found = base_figures_of(live, now_micros)
+    found = base_stats_of(live, now_micros)
     return table_pb2.BaseStatistics(
         why_none=found.why_none,
         log_offset=found.log_offset,
@@ -34,8 +34,8 @@ def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatisti
 
 def table_bases(table: LiveTable) -> admin_pb2.TableBases:
     """Those of one table. Opens nothing."""
-    now_micros = table.clock.commit_micros()
-    found = [base_figures_of(live, now_micros) for live in table.buckets]
+    now_micros = table.state.clock.commit_micros()
+    found = [base_stats_of(live, now_micros) for live in table.buckets]
     return admin_pb2.TableBases(
         table=table.definition.name,
         buckets=len(found),

@@ -88,4 +88,4 @@ async def look_after(server: Server, name: str) -> None:
     for live in table.buckets:
         async with live.mutex:
             await live.opened()
-        await server._tables._upkeep.look_after(table, live)
+        await server._tables._upkeep.look_after(table.state, live)

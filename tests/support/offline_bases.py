@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from streaming_server.scan.columnar.base_view import BaseView
-from streaming_server.scan.columnar.delta import NetRows, OverlayView
+from streaming_server.scan.columnar.delta import DeltaView, MergedDelta
 from streaming_server.storage.columnar import base_writer
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
@@ -29,8 +29,8 @@ def based_view(offline: OfflineBucket, directory: Path) -> BaseView:
     keys = offline.keys.encoded(batch)
     even, odd = (pa.array(range(first, batch.num_rows, 2), pa.int64()) for first in (0, 1))
     path = written(offline, batch.take(even), directory)
-    net = NetRows(keys.take(odd), offline.codec.encode(batch.take(odd)))
-    return BaseView(base=ColumnarBase.open(path, ""), overlay=OverlayView.of(net), place="a bucket")
+    net = MergedDelta(keys.take(odd), offline.codec.encode(batch.take(odd)))
+    return BaseView(base=ColumnarBase.open(path, ""), delta=DeltaView.of(net), place="a bucket")
 
 
 def written(offline: OfflineBucket, rows: pa.RecordBatch, directory: Path) -> Path:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from scankv.model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
 from streaming_server.engine.bucket.base_record import BaseRecord
-from streaming_server.engine.bucket.commit_barrier import Gate, GatedMutex, all_mutexes
+from streaming_server.engine.bucket.commit_barrier import BarrierMutex, CommitBarrier, lock_mutexes
 from streaming_server.engine.bucket.group_commit import GroupCommit
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.scan.columnar.base_view import BaseView
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.scan.columnar.delta import Overlay, OverlayView
+    from streaming_server.scan.columnar.delta import Delta, DeltaView
     from streaming_server.storage.bucket.bucket import BucketSnapshot, BucketState
     from streaming_server.storage.bucket.writer_states import WriterLimits
     from streaming_server.storage.changelog.records import LogRecord
@@ -67,9 +67,9 @@ class LiveBucket:
         upkeep: Held for such reading where it takes long: the bucket is not closed meanwhile. Whoever holds it does not
             wait for `mutex`.
         table: The name of its table.
-        base: Its columnar base, when there is one and `overlay` has all that was written since.
+        base: Its columnar base, when there is one and `delta` has all that was written since.
         base_looked_for: Whether it was looked for a base that an earlier server has left.
-        overlay: What was written since the base, or since one that is being built. Changed with the mutex held.
+        delta: What was written since the base, or since one that is being built. Changed with the mutex held.
         base_record: What keeping the base has cost, and why there is none.
         used: When it was asked for last, by the monotonic clock.
         damage: The first damage found, or None. A bucket that could not be opened stays so; of one that is open, what
@@ -86,7 +86,7 @@ class LiveBucket:
         mark_seconds: How precisely the ages of its changes are known.
         indexes: Gives the ids of the table's indexes as of now.
         on_unbuilt: Is told when the bucket was opened and an index of it is not ready.
-        log_holds: Gives from where on the changelog is kept, and for whom, when the bucket is opened.
+        retention_holds: Gives from where on the changelog is kept, and for whom, when the bucket is opened.
         writer_limits: What bounds its writers.
     """
 
@@ -103,20 +103,20 @@ class LiveBucket:
         mark_seconds: float,
         indexes: Callable[[], Collection[int]],
         on_unbuilt: Callable[[LiveBucket], None],
-        log_holds: Callable[[], Mapping[str, int]] = dict,
+        retention_holds: Callable[[], Mapping[str, int]] = dict,
         writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
     ) -> None:
         self.number = number
-        self.mutex = GatedMutex()
+        self.mutex = BarrierMutex()
         self.before: BucketSnapshot | None = None
         self.commits = 0
-        self.upkeep = asyncio.Lock()
+        self.maintenance = asyncio.Lock()
         self.damage: str | None = None
         self.base: ColumnarBase | None = None
         self.base_looked_for = False
-        self.overlay: Overlay | None = None
+        self.delta: Delta | None = None
         self.base_record = BaseRecord()
-        self._views: WeakSet[OverlayView] = WeakSet()
+        self._views: WeakSet[DeltaView] = WeakSet()
         self._path = path
         self.table = table
         self._place = f"bucket {number} of {table}"
@@ -127,7 +127,7 @@ class LiveBucket:
         self._mark_seconds = mark_seconds
         self._indexes = indexes
         self._on_unbuilt = on_unbuilt
-        self._log_holds = log_holds
+        self._log_holds = retention_holds
         self._writer_limits = writer_limits
         self._bucket: Bucket | None = None
         # While it is opened again after a failure: the one of before.
@@ -153,34 +153,34 @@ class LiveBucket:
         read one, which is a reason to build it.
         """
         self.base_record.wanted = True
-        if self.base is None or self.overlay is None or self.overlay.is_full:
+        if self.base is None or self.delta is None or self.delta.is_full:
             return None
-        view = self.overlay.view()
+        view = self.delta.view()
         if sum(each.nbytes for each in self._views if each is not view) > MAX_VIEWS_BYTES:
             return None
         self._views.add(view)
-        return BaseView(base=self.base, overlay=view, place=self._place)
+        return BaseView(base=self.base, delta=view, place=self._place)
 
     @property
     def has_base(self) -> bool:
         """Whether there is a base with all that was written since. Does not need the mutex."""
-        return self.base is not None and self.overlay is not None and not self.overlay.is_full
+        return self.base is not None and self.delta is not None and not self.delta.is_full
 
     @property
-    def overlay_bytes(self) -> int:
+    def delta_bytes(self) -> int:
         """Memory for what was written since its base, with older states that scans still read."""
-        overlay = self.overlay
+        delta = self.delta
         kept = sum(view.nbytes for view in self._views)
-        return kept if overlay is None else max(kept, overlay.nbytes)
+        return kept if delta is None else max(kept, delta.nbytes)
 
-    def forget_base(self, why: str, *, at_once: bool = True) -> None:
+    def drop_base(self, why: str, *, at_once: bool = True) -> None:
         """Reads the base no more.
 
         Args:
             why: Why, in words: it is damaged, or does not have all that was written.
             at_once: Whether another is built whatever that costs.
         """
-        self.base = self.overlay = None
+        self.base = self.delta = None
         self.base_record.lost, self.base_record.is_on_disk = why, True
         if at_once:
             self.base_record.base_bytes = 0
@@ -199,7 +199,7 @@ class LiveBucket:
     def state(self) -> BucketState | None:
         """The state as of now, durable or not, without the mutex; None where the bucket was not opened yet.
 
-        A write has replaced it by the time that it is acknowledged. While the gate is closed, it is that of before.
+        A write has replaced it by the time that it is acknowledged. While a barrier stands, it is that of before.
         """
         if self._closed is not None or self.mutex.failure is not None:
             return None
@@ -207,35 +207,35 @@ class LiveBucket:
             return self._at_rest
         return self._bucket.state if self.before is None else self.before.state
 
-    def close_gate(self, gate: Gate, bucket: Bucket) -> None:
-        """Closes a gate before the bucket, which is open; hold the mutex."""
-        self.mutex.gate = gate
+    def raise_barrier(self, barrier: CommitBarrier, bucket: Bucket) -> None:
+        """Raises a commit barrier before the bucket, which is open. Hold the mutex."""
+        self.mutex.barrier = barrier
         self.before = bucket.snapshot(self.durable_offset)
 
-    def open_gate(self) -> None:
-        """Opens the gate again: what was written meanwhile is seen from now on, of which `tell` tells."""
+    def lift_barrier(self) -> None:
+        """Lifts the barrier: what was written in the meantime is visible from now on. Call `notify` then."""
         assert self._bucket is not None
         assert self.before is not None
         # A transaction may leave no change behind, of which nobody need know.
         self.commits += self._bucket.state.log_offset != self.before.state.log_offset
-        self.mutex.gate = self.before = None
+        self.mutex.barrier = self.before = None
 
     def block(self, error: ScanKvError) -> None:
         """Has everybody who wants to read or write the bucket get an error, until `unblock`.
 
         Rule: what cannot be done to one bucket keeps no other one from being served.
         """
-        gate = Gate()
-        gate.fail(error)
+        barrier = CommitBarrier()
+        barrier.fail(error)
         if self.before is not None:
             # Readers get the error; RocksDB's snapshots would keep the store open.
             self.before = replace(self.before, rows=None)
-        self.mutex.gate = gate
+        self.mutex.barrier = barrier
 
     def unblock(self) -> None:
         """Lets everybody read and write again."""
-        self.mutex.gate = self.before = None
-        self.tell()
+        self.mutex.barrier = self.before = None
+        self.notify()
 
     @property
     def trouble(self) -> str | None:
@@ -243,10 +243,10 @@ class LiveBucket:
         failure = self.mutex.failure
         return failure.message if failure is not None else self.damage
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Calls those who listen to what becomes durable: more of it may be seen."""
         if self._commit is not None:
-            self._commit.tell()
+            self._commit.notify()
 
     @property
     def syncs(self) -> int:
@@ -321,17 +321,17 @@ class LiveBucket:
         before, space = self._bucket, has_space(self._path)
         in_use = before is not None and before.readers and not before.is_read_only
         has_snapshot = self.before is not None and self.before.rows is not None
-        if self.upkeep.locked() or in_use or has_snapshot:
+        if self.maintenance.locked() or in_use or has_snapshot:
             return
         if not (space and has_files_left()) and before is not None and self._commit.failure is None:
             return  # It can be read as it is.
         self._repair_at = time.monotonic() + REPAIR_SECONDS
-        async with self.upkeep, self._commit.syncing:
+        async with self.maintenance, self._commit.syncing:
             if before is not None and not before.is_read_only:
                 # Here, and not in the thread: streams read it without the mutex, on the event loop.
                 self._bucket, self._left = None, before
             await self.run(self._reopen, space)
-        self.tell()
+        self.notify()
 
     def _reopen(self, space: bool) -> None:
         before = self._left or self._bucket
@@ -386,7 +386,7 @@ class LiveBucket:
         self._bucket, self._at_rest = bucket, None
 
     @property
-    def may_rest(self) -> bool:
+    def can_be_closed(self) -> bool:
         """Whether nobody needs the files: no reader, stream, waiting call, build or transaction, and nothing is wrong.
 
         A hold of the changelog that its owner would have to give again keeps a bucket open; the others are given anew
@@ -395,21 +395,21 @@ class LiveBucket:
         bucket, commit = self._bucket, self._commit
         if bucket is None or commit is None or (self._closed or self.damage or self.mutex.failure) is not None:
             return False
-        is_quiet = commit.is_idle and self.before is None and not self.upkeep.locked() and bucket.is_writable
+        is_quiet = commit.is_idle and self.before is None and not self.maintenance.locked() and bucket.is_writable
         return (
             is_quiet and bucket.readers == 0 and not bucket.builds and bucket.log.holds.owners <= {*self._log_holds()}
         )
 
-    async def rest(self) -> bool:
+    async def close_files(self) -> bool:
         """Closes the files until somebody asks for the bucket; whether they were closed. Hold the mutex.
 
         All that was written is durable before. A bucket whose sync has failed is not: it stays open.
         """
-        if not self.may_rest:
+        if not self.can_be_closed:
             return False
         assert self._bucket is not None
         assert self._commit is not None
-        async with self.upkeep:
+        async with self.maintenance:
             if not self._bucket.state.clean:
                 await self.wait_written()
             if not self._commit.is_idle:
@@ -536,7 +536,7 @@ class LiveBucket:
         except ScanKvError as error:
             raise self.noted(error) from error.__cause__
 
-    def hold_log(self, owner: str, offset: int) -> None:
+    def retain_log(self, owner: str, offset: int) -> None:
         """Keeps changes from an offset on, until `release_log`."""
         if (bucket := self._bucket or self._left) is not None:
             bucket.log.hold(owner, offset)
@@ -553,7 +553,7 @@ class LiveBucket:
     async def close(self) -> None:
         """Closes the bucket, after `refuse`, with the mutex held and every cursor on it closed."""
         assert self._closed is not None
-        async with self.upkeep:
+        async with self.maintenance:
             bucket, self._bucket = self._bucket, None
         if self._commit is not None:
             await self._commit.close(self._closed)
@@ -574,22 +574,22 @@ class LiveBucket:
             return self._bucket.family_bytes()
         return self._use_at_rest[0] if self._at_rest is not None else None
 
-    async def figures(self) -> BucketFigures:
+    async def figures(self) -> BucketStats:
         """What is known of the bucket now; opens it unless it was open before."""
-        async with self.mutex.beside_gate():
+        async with self.mutex.bypass_barrier():
             if self._bucket is None and self._at_rest is not None and self._closed is None:
-                return BucketFigures(live=self, state=self._at_rest, log_use=self._use_at_rest[1])
+                return BucketStats(live=self, state=self._at_rest, log_use=self._use_at_rest[1])
             try:
                 bucket = await self.opened()
             except DataLoss:
-                return BucketFigures(live=self)
+                return BucketStats(live=self)
             built = {index: build.rows for index, build in bucket.builds.items()}
             log_use = await self.run(bucket.log_use)
-            return BucketFigures(live=self, state=self.state, log_use=log_use, built_rows=built)
+            return BucketStats(live=self, state=self.state, log_use=log_use, built_rows=built)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketFigures:
+class BucketStats:
     """What is known of a bucket at one moment.
 
     Attributes:
@@ -606,21 +606,21 @@ class BucketFigures:
 
 
 @asynccontextmanager
-async def held(chosen: Sequence[LiveBucket]) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
+async def lock_buckets(chosen: Sequence[LiveBucket]) -> AsyncIterator[list[tuple[LiveBucket, Bucket]]]:
     """All these buckets, open, with their mutexes held: nothing is written to any of them meanwhile."""
-    async with all_mutexes(chosen):
+    async with lock_mutexes(chosen):
         opened = await all_ended(live.opened() for live in chosen)
         yield list(zip(chosen, opened, strict=True))
 
 
-async def durable(buckets: Sequence[LiveBucket], states: Mapping[int, BucketState]) -> dict[int, int]:
+async def wait_until_durable(buckets: Sequence[LiveBucket], states: Mapping[int, BucketState]) -> dict[int, int]:
     """Returns once some of a table's buckets, as they were read, are durable up to these states: their log offsets."""
     offsets = {number: state.log_offset for number, state in states.items()}
-    await read_is_durable(buckets, offsets)
+    await wait_until_readable(buckets, offsets)
     return offsets
 
 
-async def read_is_durable(buckets: Sequence[LiveBucket], offsets: Mapping[int, int]) -> None:
+async def wait_until_readable(buckets: Sequence[LiveBucket], offsets: Mapping[int, int]) -> None:
     """Returns once what was read of some buckets, which were at these offsets, is durable.
 
     Raises:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from scankv.model.errors import ScanKvError
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.scan.changes.log_plan import LogPlan
 
 
@@ -129,7 +129,7 @@ def check_fence(group: Group, consumer: Consumer, fence: int) -> Committed:
     return consumer.committed
 
 
-def check_query(group: Group, consumer: Consumer, committed: Committed, plan: LogPlan, table: LiveTable) -> None:
+def check_query(group: Group, consumer: Consumer, committed: Committed, plan: LogPlan, table: TableState) -> None:
     """Raises InvalidRequest when a stream asks for other rows than those that the consumer is reading."""
     buckets = range(len(table.buckets)) if plan.buckets is None else plan.buckets
     if plan.fingerprint(table.definition, list(buckets)).query != committed.query:

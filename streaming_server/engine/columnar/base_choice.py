@@ -26,7 +26,9 @@ _WHY_NONE: Final = (
 _log: Final = logging.getLogger(__name__)
 
 
-def bases_of(plan: ReadPlan, reader: RowReader, opened: Sequence[tuple[LiveBucket, Bucket]]) -> Mapping[int, BaseView]:
+def choose_bases(
+    plan: ReadPlan, reader: RowReader, opened: Sequence[tuple[LiveBucket, Bucket]]
+) -> Mapping[int, BaseView]:
     """The buckets that are read out of their bases, as of now; the others are read row by row. Hold their mutexes.
 
     Raises:
@@ -47,7 +49,7 @@ def via_of(plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Seque
     return base_view.via_of(plan, reader, [live.number for live in filled], based, through_index=through_index)
 
 
-def noting_errors(
+def record_errors(
     buckets: Mapping[int, LiveBucket], bases: Mapping[int, BaseView]
 ) -> Callable[[int, ScanKvError], ScanKvError]:
     """What a source tells of errors, and gets the errors to raise of: as `LiveBucket.noted`.
@@ -70,7 +72,7 @@ def _note_damaged_base(live: LiveBucket, name: str, error: ScanKvError) -> ScanK
     if isinstance(error, DataLoss):
         _log.error("a columnar base is read no more, and built again: %s", error.message)
         if live.base is not None and live.base.info.name == name:
-            live.forget_base("it was damaged")
+            live.drop_base("it was damaged")
         error = DataLoss(f"{error.message}; no row is lost: scan again, and the rows are read from RocksDB")
     error.details.setdefault("table", live.table)
     error.details.setdefault("bucket", str(live.number))

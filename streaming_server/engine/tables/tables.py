@@ -15,18 +15,18 @@ from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ClockLimits, ServerClock
 from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
 from streaming_server.engine.changelog.consumers import Consumers
-from streaming_server.engine.changelog.log_maintenance import LogUpkeep
+from streaming_server.engine.changelog.log_maintenance import LogMaintenance
 from streaming_server.engine.columnar.base_due import BaseLimits
-from streaming_server.engine.columnar.base_maintenance import BaseUpkeep
+from streaming_server.engine.columnar.base_maintenance import BaseMaintenance
 from streaming_server.engine.functions.installed import load_installed
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots.snapshots import Snapshots
+from streaming_server.engine.table.live_table import LiveTable
 from streaming_server.engine.tables.clock_keeper import ClockKeeper
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
-from streaming_server.engine.tables.live_table import LiveTable
 from streaming_server.engine.tasks.executor import StorageExecutor
-from streaming_server.engine.tasks.throttled_value import SeldomLooked
+from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import TransactionLimits, Transactions
 from streaming_server.engine.writes.column_locks import ColumnLocks
 from streaming_server.storage.bucket.writer_states import WriterLimits
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.merge_spec import MergeSpec
     from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
+    from streaming_server.engine.bucket.table_state import TableState
 
 T = TypeVar("T")
 
@@ -112,25 +113,25 @@ class Tables:
         self._ddl = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._live: dict[str, LiveTable] = {}
-        self._disk_use = SeldomLooked(self._look_at_disk)
+        self._disk_use = ThrottledValue(self._look_at_disk)
         self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
-        self._upkeep = LogUpkeep(
-            self.live_tables,
+        self._upkeep = LogMaintenance(
+            self._states,
             seconds=config.log_upkeep_seconds,
             max_held_bytes=config.log_hold_max_bytes,
             clock=self.clock,
         )
-        self._idle = IdleBuckets(self.live_tables, most=most_open, idle_seconds=config.bucket_idle_seconds)
-        self._bases = BaseUpkeep(
-            self.live_tables,
+        self._idle = IdleBuckets(self._states, most=most_open, idle_seconds=config.bucket_idle_seconds)
+        self._bases = BaseMaintenance(
+            self._states,
             self._executor,
             BaseLimits(
                 min_rows=config.base_min_rows,
                 changed_share=config.base_changed_share,
                 max_age_seconds=config.base_max_age_seconds,
                 max_write_amplification=config.base_max_write_amplification,
-                overlay_bytes=config.base_overlay_bytes,
-                total_overlay_bytes=config.base_total_overlay_bytes,
+                delta_bytes=config.base_overlay_bytes,
+                total_delta_bytes=config.base_total_overlay_bytes,
                 cpu_share=config.base_cpu_share,
             ),
             seconds=config.base_upkeep_seconds,
@@ -141,11 +142,11 @@ class Tables:
             self._directory.trash,
             self._resources,
             self._executor,
-            self._live.get,
+            self._state,
             clock=self.clock,
             max_hold_seconds=max_hold_seconds,
         )
-        self.consumers = Consumers(config, self._executor, self._live.get, self.clock)
+        self.consumers = Consumers(config, self._executor, self._state, self.clock)
         self.locks = ColumnLocks(self._executor, self.clock)
         self._writer_limits = WriterLimits(
             ttl_seconds=config.writer_ttl_seconds, max_writers=config.max_writers_per_bucket
@@ -222,6 +223,14 @@ class Tables:
         """The tables that have been used since the start."""
         return self._live.values()
 
+    def _states(self) -> Iterable[TableState]:
+        """The tables that have been used since the start."""
+        return [live.state for live in self._live.values()]
+
+    def _state(self, name: str) -> TableState | None:
+        live = self._live.get(name)
+        return None if live is None else live.state
+
     def table(self, name: str) -> LiveTable:
         """A table by name. Raises TableNotFound, naming the near ones."""
         definition = self._catalog.get(name)
@@ -244,7 +253,7 @@ class Tables:
 
     def _log_holds(self, table: str, bucket: int) -> dict[str, int]:
         holders = self.snapshots, self.consumers, self.transactions
-        return {owner: offset for each in holders for owner, offset in each.log_holds(table, bucket).items()}
+        return {owner: offset for each in holders for owner, offset in each.retention_holds(table, bucket).items()}
 
     async def create(
         self,
@@ -321,7 +330,7 @@ class Tables:
                 raise InvalidRequest("only columns that are added can be given an aggregate")
             definition = definition.add_indexes(add_indexes)
             await self._executor.run(self._catalog.replace, definition)
-            live.altered(definition)
+            live.alter(definition)
         return definition
 
     async def drop(self, name: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
-from streaming_server.engine.bucket.commit_barrier import closed_gate
+from streaming_server.engine.bucket.commit_barrier import raise_barrier
 from streaming_server.engine.transactions.give_up import check_hopeless, find_lost
 from streaming_server.engine.transactions.open_transaction import touched_by
 from streaming_server.engine.transactions.roll_forward import RollForward
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.give_up import LostWrites
     from streaming_server.engine.transactions.open_transaction import OpenTransaction
     from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
-    from streaming_server.engine.transactions.table_usage_lock import TableUses
+    from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
     from streaming_server.storage.transactions.decisions import Committed, Decisions
     from streaming_server.storage.transactions.staging import StagedPart, Touched
 
@@ -39,7 +39,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class CommitFigures:
+class CommitStats:
     """What there is to say of the commits of a server.
 
     Attributes:
@@ -55,7 +55,7 @@ class CommitFigures:
     longest_micros: int = 0
 
 
-class Committing:
+class CommitCoordinator:
     """Commits transactions, several at a time where their buckets are others. Bound to the event loop.
 
     Args:
@@ -77,11 +77,11 @@ class Committing:
         decisions: Decisions,
         executor: StorageExecutor,
         table: Callable[[str], LiveTable],
-        uses: TableUses,
+        uses: TableUsageLock,
         clock: ServerClock,
     ) -> None:
         self._clock = clock
-        self.figures = CommitFigures()
+        self.figures = CommitStats()
         self._root = root
         self._decisions = decisions
         self._executor = executor
@@ -121,7 +121,7 @@ class Committing:
             with ExitStack() as admitted:
                 for name, table in tables.items():
                     for columns, locks in touched[name].access:
-                        admitted.enter_context(table.locks.admitted(columns or None, locks))
+                        admitted.enter_context(table.writes.locks.admitted(columns or None, locks))
                 return await self._closed(transaction, parts, tables, touched, repeated)
 
     async def _closed(
@@ -136,7 +136,7 @@ class Committing:
         files = _files(parts)
         self.figures.closed_gates += 1
         try:
-            async with closed_gate(buckets):
+            async with raise_barrier(buckets):
                 started = self._clock.monotonic()
                 checks = Verification(files=files, tables=tables, touched=touched, since=transaction.since)
                 net = await checks.run(self._executor)

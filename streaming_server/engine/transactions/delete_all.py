@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from streaming_server.engine.merging.preparing import WriteKind
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.transactions.staging import StagedPart, StagedRequest
 
@@ -97,7 +97,7 @@ class DeleteAll:
         )
         gathered: list[pa.RecordBatch] = []
         rows = size = 0
-        opened = await self.table.open_view(plan)
+        opened = await self.table.reads.open_view(plan)
         with closing(opened.source) as source:
             while (chunk := source.next_chunk(_STEP_ROWS, _STEP_BYTES)) is not None:
                 gathered.append(chunk.batch)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.roll_forward import RollForward
     from streaming_server.storage.transactions.decisions import Decision

@@ -24,7 +24,7 @@ MAX_ID: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginTerms:
+class TransactionOptions:
     """How a transaction is begun.
 
     Attributes:
@@ -81,7 +81,7 @@ class OpenTransaction:
     """
 
     token: str
-    terms: BeginTerms
+    terms: TransactionOptions
     directory: StagingDirectory
     clock: ServerClock
     begun: float = field(init=False)
@@ -155,7 +155,7 @@ class OpenTransaction:
         return [self.parts[part] for part, requests in sizes if requests]
 
     @property
-    def log_holds(self) -> dict[str, dict[int, int]]:
+    def retention_holds(self) -> dict[str, dict[int, int]]:
         """By table and bucket, from where on changes are looked at when it is committed. In any thread."""
         holds = dict(self.since)
         for part in list(self.parts.values()):
@@ -188,7 +188,7 @@ class OpenTransaction:
         since = content.pop("since")
         return cls(
             token=directory.path.name,
-            terms=BeginTerms(**content),
+            terms=TransactionOptions(**content),
             directory=directory,
             clock=clock,
             since={name: {int(bucket): at for bucket, at in offsets.items()} for name, offsets in since.items()},

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.merging.prepared_rows import PreparedRows
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.net_rows import Columns
     from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
@@ -141,7 +141,7 @@ class RollForward:
             if earlier is not None:
                 # Each bucket takes transactions in their order, or an old row would replace a newer one.
                 raise Unavailable(f"{live.place} lacks an earlier transaction, {earlier.token}")
-            async with live.mutex.beside_gate():
+            async with live.mutex.bypass_barrier():
                 bucket = await live.opened()
                 answer = await live.run(bucket.answer_of, self._identity)
             self._applied[live] = 0 if answer is None else answer.rows
@@ -178,13 +178,12 @@ class RollForward:
         self, table: LiveTable, live: LiveBucket, part: PreparedRows, net: dict[LiveBucket, NetRows], *, is_first: bool
     ) -> None:
         try:
-            async with live.mutex.beside_gate():
+            async with live.mutex.bypass_barrier():
                 merged = net.setdefault(live, NetRows(await live.opened()))
                 if is_first:
                     merged.note(part)
                 else:
-                    indexes = list(table.index_codecs.values())
-                    await live.run(merged.merge, part, table.codec, indexes, table.engines)
+                    await live.run(merged.merge, part, table.writes.merger)
         except Exception as error:
             self._fail(live, error)
 
@@ -204,10 +203,10 @@ class RollForward:
 
     async def _apply_net(self, live: LiveBucket, net: NetRows) -> None:
         table = self._tables[live.table]
-        indexes = list(table.index_codecs.values())
+        indexes = table.state.codec.indexes
         try:
             for columns, keys in net.steps(self._applied[live], len(indexes)):
-                async with live.mutex.beside_gate():
+                async with live.mutex.bypass_barrier():
                     await self._apply_step(table, live, net, columns, keys)
             self._whole.add(live)
         except Exception as error:
@@ -216,16 +215,16 @@ class RollForward:
     async def _apply_step(
         self, table: LiveTable, live: LiveBucket, net: NetRows, columns: Columns, keys: list[bytes]
     ) -> None:
-        bucket, codec = await live.opened(), table.codec
+        bucket, codec = await live.opened(), table.state.codec
         behind = self._applied[live] + len(keys)
         await live.run(
             apply_change,
             live,
             bucket,
-            lambda: net.change(keys, live.number, codec, list(table.index_codecs.values())),
-            codec,
+            lambda: net.change(keys, live.number, codec),
+            codec.rows,
             WriteStep(identity=self._identity, rows=behind, whole=behind == len(net)),
-            origin_of(self._decision.writer or None, columns, codec),
+            origin_of(self._decision.writer or None, columns, codec.rows),
             self._decision.micros,
         )
         self._applied[live], self._behind[live] = behind, bucket.state.log_offset
@@ -242,18 +241,18 @@ class RollForward:
 
     async def _step(self, table: LiveTable, live: LiveBucket, part: PreparedRows, start: int) -> None:
         """Applies the next rows of a part with one WriteBatch."""
-        async with live.mutex.beside_gate():
+        async with live.mutex.bypass_barrier():
             bucket = await live.opened()
             applied, end = self._applied[live], start + len(part.keys)
-            indexes = list(table.index_codecs.values())
-            behind = min(applied + step_rows(bucket.state, len(indexes)), end)
+            merger = table.writes.merger
+            behind = min(applied + step_rows(bucket.state, len(merger.codec.indexes)), end)
             rows = part.slice(applied - start, behind - applied)
             repeated = self._repeated.get(live)
             total = end if repeated is None else repeated.keys
             step = WriteStep(identity=self._identity, rows=behind, whole=behind == total)
             await live.run(
                 apply_rows,
-                *(live, bucket, rows, table.codec, indexes, table.engines, step),
+                *(live, bucket, rows, merger, step),
                 *(self._decision.writer or None, self._decision.micros),
             )
             self._applied[live], self._behind[live] = behind, bucket.state.log_offset

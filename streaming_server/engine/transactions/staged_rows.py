@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.merging.prepared_rows import PreparedRows
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.transactions.staging import StagedRequest, Touched
 
@@ -37,7 +37,8 @@ def check_of(
     table: LiveTable, action: str, data: bytes, schema_id: int, kind: WriteKind
 ) -> Callable[[], tuple[int, list[PreparedRows]]]:
     """What checks a request in a thread: how many rows or keys it has, and these by bucket. Raises InvalidRequest."""
-    return table.upsert_check(data, schema_id, kind) if action == UPSERT else table.delete_check(data, kind)
+    writes = table.writes
+    return writes.check_upsert(data, schema_id, kind) if action == UPSERT else writes.check_delete(data, kind)
 
 
 @asynccontextmanager
@@ -105,7 +106,7 @@ async def repeated_keys(
             if request.action != READ and not shared.get(request.table, set()).isdisjoint(request.buckets):
                 table = tables[request.table]
                 upsert = request.action == UPSERT
-                for bucket, keys in table.request_keys(data, request.schema_id, upsert=upsert):
+                for bucket, keys in table.writes.request_keys(data, request.schema_id, upsert=upsert):
                     if bucket in shared[request.table]:
                         found[table.buckets[bucket]].add(number, keys)
             yield True

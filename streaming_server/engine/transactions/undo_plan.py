@@ -172,7 +172,7 @@ class ColumnsOfWriter:
         return self._all or column in self._columns
 
 
-class UndoneChanges:
+class UndoOutcome:
     """What the undo of a writer has done, by the changes that are added.
 
     Attributes:

@@ -37,7 +37,7 @@ class LogTail(Protocol):
     ) -> list[LogRecord]:
         """The changes from an offset on and before another, as `ChangeLog.read`. Raises PositionExpired, DataLoss."""
 
-    def hold_log(self, owner: str, offset: int) -> None:
+    def retain_log(self, owner: str, offset: int) -> None:
         """Keeps changes from an offset on, until `release_log`."""
 
     def release_log(self, owner: str) -> None:
@@ -131,7 +131,7 @@ class LogSource:
         self._net: dict[int, _Stretch] = {}
         self._closers = [tail.on_durable(self._more.set) for tail in self._tails.values()]
         for bucket, offset in self._offsets.items():
-            self._tails[bucket].hold_log(owner, offset)
+            self._tails[bucket].retain_log(owner, offset)
         for bucket, position in (begun or {}).items():
             self._catch_up(bucket, position)
 
@@ -202,7 +202,7 @@ class LogSource:
         self._offsets[bucket] = offset
         if self._seen is not None and self._seen.is_over(self._offsets):
             self._seen = None  # also in tokens
-        self._tails[bucket].hold_log(self._owner, offset)
+        self._tails[bucket].retain_log(self._owner, offset)
 
     def _read(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk:
         definition, tail, start = self._latest(), self._tails[bucket], self._offsets[bucket]

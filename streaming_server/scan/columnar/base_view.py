@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scankv.model.keys.key_range import KeyRange
     from scankv.model.keys.key_ranges import KeyRanges
     from streaming_server.scan.chunk_source import Cursor
-    from streaming_server.scan.columnar.delta import OverlayView
+    from streaming_server.scan.columnar.delta import DeltaView
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import Readable, RowReader
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
@@ -38,19 +38,19 @@ class BaseView:
 
     Attributes:
         base: The base.
-        overlay: What was written since.
+        delta: What was written since.
         place: What errors call the bucket.
     """
 
     base: ColumnarBase
-    overlay: OverlayView
+    delta: DeltaView
     place: str
 
     def cursor(self, reader: RowReader, key_range: KeyRange, *, reverse: bool) -> BaseCursor:
         """A cursor over the rows of a key range, with the columns that a reader returns."""
         return BaseCursor(
             self.base,
-            self.overlay.net,
+            self.delta.merge,
             reader.codec,
             reader.columns,
             reader.residual,
@@ -167,16 +167,14 @@ def cursor_of(
     return reader.cursor(bucket, keys, reverse=reverse)
 
 
-async def sort_overlays(
-    bases: Mapping[int, BaseView], run: Callable[[Callable[[], object]], Awaitable[object]]
-) -> None:
+async def merge_deltas(bases: Mapping[int, BaseView], run: Callable[[Callable[[], object]], Awaitable[object]]) -> None:
     """Sorts what was written since the bases, with `run` in a thread.
 
     Else the first chunk would do it, on the event loop: half a second for a million rows.
     """
     for each in bases.values():
-        if not each.overlay.is_sorted:
-            await run(each.overlay.net)
+        if not each.delta.is_merged:
+            await run(each.delta.merge)
 
 
 def _obstacle(reader: RowReader) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.storage.bucket.durable_watermark import DurableMark
+from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.bucket.index_build import IndexBuild, build_key, entry_range, stored_build
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from streaming_server.storage.changelog.bucket_log import MARK_BYTES, BucketLog, LogMark, LogSpan, put_mark
@@ -212,7 +212,7 @@ class Bucket:
         """Opens the bucket in directory `path`, making it when it is not there.
 
         Args:
-            path: RocksDB's directory; the durable mark lies beside it, with the suffix `.durable`.
+            path: RocksDB's directory; the durable watermark lies beside it, with the suffix `.durable`.
             place: What errors call the bucket, as `bucket 3 of game.scores`.
             compression: `none`, `lz4` or `zstd`, for blocks written from now on.
             resources: Shared by all buckets of the process.
@@ -230,7 +230,7 @@ class Bucket:
         self._after = after
         self._is_let_go = False
         self.flushes = 0
-        self._marked: int | None = None
+        self._durable_offset: int | None = None
         # Before it is read, so that what was read is what is durable.
         self._logs_are_durable = read_only is None or _try_to_sync_logs(path)
         self._store = RocksStore(
@@ -243,29 +243,30 @@ class Bucket:
         self._mark_micros = int(mark_seconds * 1_000_000)
         self._builds: dict[int, IndexBuild] = {}
         try:
-            self._mark = self._durable_mark(path)
+            self._watermark = self._open_watermark(path)
             try:
                 self._state = self._recover()
                 # RocksDB has written what its logs had into new files, and synced them, unless it only reads.
-                self.durable_at_opening = self._state.log_offset if self._logs_are_durable else self._mark.read() or 0
+                durable = self._state.log_offset if self._logs_are_durable else self._watermark.read()
+                self.durable_at_opening = durable or 0
             except BaseException:
-                self._mark.close()
+                self._watermark.close()
                 raise
         except BaseException:
             self._store.close()
             raise
 
-    def _durable_mark(self, path: Path) -> DurableMark:
+    def _open_watermark(self, path: Path) -> DurableWatermark:
         try:
-            return DurableMark(path.with_suffix(".durable"))
+            return DurableWatermark(path.with_suffix(".durable"))
         except DataLoss as error:
-            raise DataLoss(f"{self.place} is damaged: its durable mark cannot be read") from error
+            raise DataLoss(f"{self.place} is damaged: its durable watermark cannot be read") from error
 
     def _recover(self) -> BucketState:
         state = stored_state(self._store)
-        durable = self._mark.read()
+        durable = self._watermark.read()
         if durable is None:
-            raise DataLoss(f"{self.place} is damaged: its durable mark cannot be read")
+            raise DataLoss(f"{self.place} is damaged: its durable watermark cannot be read")
         if state.count < count_of(durable):
             raise DataLoss(
                 f"{self.place} has lost acknowledged changes: {count_of(durable)} were durable, {state.count} are there"
@@ -475,8 +476,8 @@ class Bucket:
                 self._store.check_writable()
             return
         self._store.sync()
-        self._mark.write(offset)
-        self._marked = offset
+        self._watermark.write(offset)
+        self._durable_offset = offset
 
     def changes(self, definition: TableDefinition, limit: int) -> Iterator[LogRecord]:
         """The first `limit` records of the changelog, oldest first."""
@@ -523,10 +524,10 @@ class Bucket:
                 self._state = replace(self._state, clean=True)
                 self._write_state(self._store.batch(), self._state)
                 # Closing the store syncs it, too. Where no change came since the last sync, there is nothing to mark.
-                if self._marked != self._state.log_offset:
+                if self._durable_offset != self._state.log_offset:
                     self.sync(self._state.log_offset)
         finally:
-            self._mark.close()
+            self._watermark.close()
             self._store.close()
 
     def let_go(self) -> None:
@@ -534,7 +535,7 @@ class Bucket:
         if self._is_let_go:
             return
         self._is_let_go = True
-        self._mark.close()
+        self._watermark.close()
         with suppress(ScanKvError):
             # It cannot write what it has in memory, which its write-ahead log has as well.
             self._store.close()
@@ -546,7 +547,7 @@ class Bucket:
         """
         other.log.holds = self.log.holds
         if self.is_read_only:
-            self._mark.close()
+            self._watermark.close()
 
 
 def _try_to_sync_logs(path: Path) -> bool:

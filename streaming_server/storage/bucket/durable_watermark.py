@@ -27,8 +27,8 @@ _CHECKSUM = struct.Struct("<I")
 _BYTES = _MARK.size + _CHECKSUM.size
 
 
-class DurableMark:
-    """The durable mark of one open bucket. Written by one thread at a time."""
+class DurableWatermark:
+    """The durable watermark of one open bucket. Written by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         """Opens the mark, making it (durably, at offset 0) when the file is not there. Raises DiskFull or DataLoss."""

@@ -271,7 +271,7 @@ class _MessageFile:
         """For Arrow: whether it can be written to."""
         return self._file.closed
 
-    def tell(self) -> int:
+    def notify(self) -> int:
         """For Arrow: how much was written."""
         return self._place
 

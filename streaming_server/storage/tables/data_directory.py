@@ -4,7 +4,7 @@ scankv.json                              format of the directory
 clock.json                               the service time and commit time that servers have come to
 LOCK                                     held by the server that uses it, with its process id
 tables/<database>/<table>/table.json     the table's definition
-tables/<database>/<table>/buckets/0003   RocksDB directory of bucket 3, its durable mark beside it
+tables/<database>/<table>/buckets/0003   RocksDB directory of bucket 3, its durable watermark beside it
 tables/.../<table>/bases/0003/<name>     the columnar base of bucket 3
 tables/.../<table>/snapshots/<view>      a pinned view: its manifest, checkpoints of the buckets, leases
 tables/.../<table>/consumers/<id>.json   how far a consumer of the table's changes has come

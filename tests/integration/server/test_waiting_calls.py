@@ -239,7 +239,7 @@ async def test_listeners_are_shared_by_all_who_wait_and_gone_with_the_last(tmp_p
         commits = [bucket._commit for bucket in live.buckets]
 
         def listeners() -> list[int]:
-            return [len(commit._listeners) for commit in commits if commit is not None] + [len(live._listeners)]
+            return [len(commit._listeners) for commit in commits if commit is not None] + [len(live.state._listeners)]
 
         watches = [table.watch_top_n(number + 1, "score", every=0.1) for number in range(10)]
         for watch in watches:

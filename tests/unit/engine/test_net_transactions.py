@@ -16,9 +16,9 @@ from scankv.model.tables.merge_functions import ColumnAggregate
 from scankv.model.tables.merge_spec import MergeSpec
 from streaming_server.engine.merging.preparing import MERGE, WriteKind
 from streaming_server.engine.transactions import net_rows, roll_forward
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
 from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
-from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
 from tests.support.snapshots import tables_in
 from tests.support.tables import ipc_stream
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.storage.transactions.decisions import Committed
 
@@ -66,11 +66,11 @@ async def new_table(
 
 async def commit(tables: Tables, *requests: Request) -> Committed:
     begun = await tables.transactions.begin(
-        BeginTerms(id="", attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
+        TransactionOptions(id="", attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
     )
     assert isinstance(begun, OpenTransaction)
     for number, (table, action, rows, kind) in enumerate(requests):
-        place = StagedAs(token=begun.token, part="main", sequence=number)
+        place = StagedRequestId(token=begun.token, part="main", sequence=number)
         data = data_of(rows, action, kind.columns)
         await tables.transactions.stage(place, table, action, data, kind=kind)
     return await tables.transactions.commit(begun.token, "", ())
@@ -164,7 +164,7 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
                     else []
                 )
                 assert {each for record in read for each in record.commit_micros.tolist()} <= {micros}
-        assert (await plain.count(None))[0] == 40
+        assert (await plain.reads.count(None))[0] == 40
 
 
 @settings(max_examples=12)
@@ -223,7 +223,7 @@ async def test_any_transaction_changes_each_key_once_from_what_was_to_what_is(
                 most = (key in before) + (changed or (not deduplicate and key in touched and key in model))
                 assert times.get(key, 0) <= most
                 assert times.get(key, 0) >= (key in before) + changed
-            assert (await table.count(None))[0] == len(model)
+            assert (await table.reads.count(None))[0] == len(model)
 
 
 @given(requests=st.lists(st.sets(st.binary(max_size=3), min_size=1), min_size=1, max_size=6))

@@ -31,18 +31,18 @@ async def test_pins_of_a_table_under_writes_leave_few_files_open(tmp_path: Path,
             rows: dict[str, int | None] = {f"{number:08}/{place}": number for place in range(20)}
             expected |= rows
             await put(table, rows)
-            snapshot = await tables.snapshots.pin(table)
+            snapshot = await tables.snapshots.pin(table.pinning)
             await tables.snapshots.release(snapshot.snapshot_id)
             if number % 5 == 4:
                 for live in table.buckets:
-                    await tables._upkeep.look_after(table, live)
+                    await tables._upkeep.look_after(table.state, live)
             most = max(most, open_files() - before)
         assert most < MOST_FILES
-        snapshot = await tables.snapshots.pin(table)
+        snapshot = await tables.snapshots.pin(table.pinning)
         found = await pinned_rows(tables.snapshots, snapshot.snapshot_id)
         assert dict(zip(*(column.to_pylist() for column in found.columns), strict=True)) == expected
     async with tables_in(tmp_path) as tables:
-        assert (await tables.table(TABLE).count(None))[0] == len(expected)
+        assert (await tables.table(TABLE).reads.count(None))[0] == len(expected)
 
 
 def file(first: int, last: int, size: int = 1000) -> TableFile:

@@ -17,8 +17,8 @@ from scankv.model.errors import (
     TransactionLost,
 )
 from streaming_server.engine.merging.preparing import MERGE
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
+from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.storage.transactions.decisions import Committed
 from streaming_server.storage.transactions.staging import UPSERT, StagingDirectory
 from tests.support.snapshots import TABLE, new_table, put, tables_in
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.asyncio
 
 async def begin(tables: Tables, **terms: Any) -> OpenTransaction:
     begun = await tables.transactions.begin(
-        BeginTerms(**{"id": "", "attempt": "one", "finds_conflicts": False, "ttl": 60, **terms})
+        TransactionOptions(**{"id": "", "attempt": "one", "finds_conflicts": False, "ttl": 60, **terms})
     )
     assert isinstance(begun, OpenTransaction)
     return begun
@@ -43,13 +43,13 @@ async def begin(tables: Tables, **terms: Any) -> OpenTransaction:
 
 async def stage(tables: Tables, token: str, sequence: int, *, part: str = "main", **values: int) -> int:
     data = ipc_stream(SCORES, scores(list(values), list(values.values())))
-    place = StagedAs(token=token, part=part, sequence=sequence)
+    place = StagedRequestId(token=token, part=part, sequence=sequence)
     return await tables.transactions.stage(place, tables.table(TABLE), UPSERT, data, kind=MERGE)
 
 
 async def all_scores(tables: Tables) -> dict[str, int]:
     keys = scores(["ann", "ben", "cid"], [0] * 3).select(["player"])
-    batch, _, _ = await tables.table(TABLE).lookup(ipc_stream(keys.schema, keys), None)
+    batch, _, _ = await tables.table(TABLE).reads.lookup(ipc_stream(keys.schema, keys), None)
     return dict(zip(batch["player"].to_pylist(), batch["score"].to_pylist(), strict=True))
 
 

@@ -23,6 +23,7 @@ from streaming_server.storage.bucket.writer_states import (
     WriterState,
     WriteStep,
 )
+from streaming_server.storage.rows.table_codec import TableCodec
 from tests.support.clocks import DAY, HOUR, FakeClocks
 from tests.support.offline import OfflineBucket, opened, resources
 from tests.support.tables import SCORES, define
@@ -48,7 +49,7 @@ def write(
 ) -> None:
     """Upserts one row as a step of a request; None: changes nothing."""
     row = pa.RecordBatch.from_pylist([{"player": "ann", "score": value}], schema=bucket.codec.schema)
-    [part] = prepare(row, bucket.keys, bucket.codec, keys_only=False)
+    [part] = prepare(row, TableCodec.of(bucket.definition), keys_only=False)
     part = part if value is not None else part.slice(0, 0)
     change = merge_upsert(bucket.bucket.get(part.keys.to_pylist()), part, row_deduplicate=False)
     bucket.bucket.apply(change, WriteStep(identity=identity, rows=rows, whole=whole))

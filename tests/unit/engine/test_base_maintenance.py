@@ -17,10 +17,10 @@ from scankv.model.errors import DiskFull, ScanCancelled
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.bucket import live_bucket
 from streaming_server.engine.columnar import base_build, base_replay
-from streaming_server.engine.columnar.base_stats import base_figures_of
+from streaming_server.engine.columnar.base_stats import base_stats_of
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.writes.bucket_steps import apply_rows
-from streaming_server.scan.columnar.delta import Overlay
+from streaming_server.scan.columnar.delta import Delta
 from streaming_server.scan.read_plan import ReadPlan, Via
 from streaming_server.storage.changelog.offsets import make_offset
 from tests.support.snapshots import tables_in
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.bucket.base_record import BaseRecord
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.execution.open_scan import OpenedScan
 
@@ -63,7 +63,7 @@ async def scores_table(tables: Tables, rows: int = 100, **options: str) -> LiveT
 
 
 async def put(table: LiveTable, scores: Iterable[int]) -> None:
-    await table.upsert(ipc_stream(SCORES, batch_of(scores)), 1)
+    await table.writes.upsert(ipc_stream(SCORES, batch_of(scores)), 1)
 
 
 def batch_of(scores: Iterable[int]) -> pa.RecordBatch:
@@ -73,11 +73,11 @@ def batch_of(scores: Iterable[int]) -> pa.RecordBatch:
 
 async def look(tables: Tables, table: LiveTable) -> None:
     """What is done for the table in the background, once."""
-    await tables._bases.look_after(table, table.buckets[0])
+    await tables._bases.look_after(table.state, table.buckets[0])
 
 
 async def opened(table: LiveTable) -> OpenedScan:
-    return await table.open_view(PLAN)
+    return await table.reads.open_view(PLAN)
 
 
 async def rows_of(table: LiveTable) -> list[dict[str, Any]]:
@@ -100,8 +100,8 @@ async def test_a_base_has_rows_written_with_a_column_that_was_added_while_its_bu
             await asyncio.sleep(0)
             await tables.alter(NAME, add_columns=pa.schema([("level", pa.int64())]))
             level = batch_of([7]).append_column("level", pa.array([1]))
-            (part,) = prepare(level, table.keys, table.codec, keys_only=False)
-            await live.run(apply_rows, live, await live.opened(), part, table.codec, [], table.engines)
+            (part,) = prepare(level, table.state.codec, keys_only=False)
+            await live.run(apply_rows, live, await live.opened(), part, table.writes.merger)
         await looking
         rows = await rows_of(table)
         assert rows[7] == {"player": "player 0000007", "score": 7, "level": 1}
@@ -113,14 +113,14 @@ async def test_the_old_base_is_read_on_and_costs_no_more_when_a_new_one_cannot_b
         table = await scores_table(tables)
         await look(tables, table)
         await put(table, range(1000, 1100))
-        bases = table.path / "bases" / "0000"
+        bases = table.state.path / "bases" / "0000"
         shutil.rmtree(bases)
         bases.write_text("no directory can be made here")
         with pytest.raises(OSError, match="0000"):
             await look(tables, table)
-        overlay = table.buckets[0].overlay
-        assert overlay is not None
-        assert overlay._fork is None, "what is written is kept twice"
+        delta = table.buckets[0].delta
+        assert delta is not None
+        assert delta._fork is None, "what is written is kept twice"
         assert len(await rows_of(table)) == 200
 
 
@@ -133,7 +133,7 @@ async def test_no_base_takes_the_last_of_the_disk_from_the_writes(
             patch.setattr(base_build, "SPARED_BYTES", 1 << 62)
             with pytest.raises(DiskFull, match="what is left of it is for writes"):
                 await look(tables, table)
-        assert list((table.path / "bases" / "0000").iterdir()) == []
+        assert list((table.state.path / "bases" / "0000").iterdir()) == []
         await look(tables, table)
         assert len(await rows_of(table)) == 100
 
@@ -145,9 +145,9 @@ async def test_what_was_written_since_the_base_is_sorted_beside_the_event_loop(t
         for start in range(1000, 1500, 100):
             await put(table, range(start, start + 100))
         scan = await opened(table)
-        overlay = table.buckets[0].overlay
-        assert overlay is not None
-        assert overlay.view()._pending is None, "the first chunk would sort it, and hold the loop for so long"
+        delta = table.buckets[0].delta
+        assert delta is not None
+        assert delta.view()._pending is None, "the first chunk would sort it, and hold the loop for so long"
         scan.source.close()
 
 
@@ -161,13 +161,13 @@ async def test_a_base_is_given_up_when_the_changes_since_go_while_they_are_read(
         await put(table, range(50, 150))
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = tables.table(NAME)
-        await table.count(None)
+        await table.reads.count(None)
         live = table.buckets[0]
-        async with live.upkeep:
+        async with live.maintenance:
             looking = asyncio.create_task(look(tables, table))
 
             async def waits() -> bool:
-                return live.base_looked_for and not live.mutex.locked() and bool(live.upkeep._waiters)
+                return live.base_looked_for and not live.mutex.locked() and bool(live.maintenance._waiters)
 
             await await_until(waits, "reading the changes")
             bucket = live.open_bucket
@@ -185,17 +185,17 @@ async def test_a_base_of_changes_that_a_crash_undid_is_not_taken_up(tmp_path: Pa
         await look(tables, table)
         await put(table, range(200, 300))
         live = table.buckets[0]
-        base, overlay, bucket = live.base, live.overlay, live.open_bucket
+        base, delta, bucket = live.base, live.delta, live.open_bucket
         assert base is not None
-        assert overlay is not None
+        assert delta is not None
         assert bucket is not None
-        replay = base_replay.BaseReplay(table, live, base, overlay)
+        replay = base_replay.BaseReplay(table.state, live, base, delta)
         assert replay._is_there(bucket)
         replay._at = make_offset(1, 100)
         assert not replay._is_there(bucket), "the bucket has no such epoch"
 
 
-class NotesNothing(Overlay):
+class NotesNothing(Delta):
     """Fails as it would with no memory left."""
 
     def add(self, keys: pa.Array, values: pa.Array | None, offset: int) -> None:
@@ -207,7 +207,7 @@ async def test_a_write_that_cannot_be_noted_is_acknowledged_and_ends_the_use_of_
         table = await scores_table(tables)
         await look(tables, table)
         live = table.buckets[0]
-        live.overlay = NotesNothing(0, 1 << 20)
+        live.delta = NotesNothing(0, 1 << 20)
         await put(table, [1000])
         assert live.base_view() is None
         await look(tables, table)
@@ -256,9 +256,9 @@ async def test_explain_names_no_base_where_too_much_was_written_since(tmp_path: 
     async with tables_in(tmp_path, **SELDOM, base_overlay_bytes=4096) as tables:
         table = await scores_table(tables)
         await look(tables, table)
-        assert (await table.explain(PLAN)).via_reason == "asked for"
+        assert (await table.reads.explain(PLAN)).via_reason == "asked for"
         await put(table, range(1000, 2000))
-        assert (await table.explain(PLAN)).via_reason == "no bucket has a columnar base"
+        assert (await table.reads.explain(PLAN)).via_reason == "no bucket has a columnar base"
 
 
 def record_of(table: LiveTable, bucket: int = 0) -> BaseRecord:
@@ -287,7 +287,7 @@ async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another
 
 async def ask(table: LiveTable) -> None:
     """Begins a scan that would read a base if there was one."""
-    (await table.open_view(replace(PLAN, via=Via.AUTO))).source.close()
+    (await table.reads.open_view(replace(PLAN, via=Via.AUTO))).source.close()
 
 
 async def test_a_base_is_built_anew_for_its_age_even_where_little_was_written(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_m
             await look(tables, tables.table(name))
             await put(tables.table(name), range(1000 * number, 1000 * number + 1500 * (number + 1)))
         found = [tables.table(f"game.t{number}").buckets[0] for number in range(3)]
-        sizes = [live.overlay_bytes for live in found]
+        sizes = [live.delta_bytes for live in found]
         assert sizes == sorted(sizes)
         assert sum(sizes) > 300_000 > sum(sizes[:2])
         tables._bases.let_go_beyond_memory()
@@ -347,7 +347,7 @@ async def test_a_build_ends_when_more_is_written_meanwhile_than_there_is_memory_
         with monkeypatch.context() as patch:
             patch.setattr(base_build.Rests, "rest", writes)
             await look(tables, table)
-        assert list((table.path / "bases" / "0000").iterdir()) == []
+        assert list((table.state.path / "bases" / "0000").iterdir()) == []
         assert "more was written while it was built" in record_of(table).why_none
         assert record_of(table).builds == 0
         assert record_of(table).cpu_seconds > 0
@@ -373,10 +373,10 @@ async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = await scores_table(tables)
         live = table.buckets[0]
-        assert base_figures_of(live, table.clock.commit_micros()).why_none == "it was not looked at yet"
+        assert base_stats_of(live, table.state.clock.commit_micros()).why_none == "it was not looked at yet"
         await look(tables, table)
         await put(table, range(98, 103))
-        figures = base_figures_of(live, table.clock.commit_micros())
+        figures = base_stats_of(live, table.state.clock.commit_micros())
         assert live.base is not None
         assert (figures.why_none, figures.rows, figures.log_offset) == ("", 100, 100)
         # Rows that stay as they are make no change, and are not noted.
