@@ -62,7 +62,7 @@ class BucketStatistics:
         )
 
 
-class TableStatistics(TableMethods):
+class StatisticsMethods(TableMethods):
     """The statistics of a table. Every call asks the server."""
 
     async def statistics(self) -> list[BucketStatistics]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aio_client._admin.table_statistics import TableStatistics
-from aio_client._queries.table_lookups import TableLookups
-from aio_client._queries.table_queries import TableQueries
-from aio_client._scan.consumers import TableConsumers
-from aio_client._scan.table_scans import TableScans
+from aio_client._admin.table_statistics import StatisticsMethods
+from aio_client._queries.table_lookups import LookupMethods
+from aio_client._queries.table_queries import QueryMethods
+from aio_client._scan.consumers import ConsumerMethods
+from aio_client._scan.table_scans import ScanMethods
 from aio_client._table.description import TableDescription
 from aio_client._table.handle import TableHandle
-from aio_client._write.table_writes import TableWrites
+from aio_client._write.table_writes import WriteMethods
 
 if TYPE_CHECKING:
     from aio_client._transport.transport import Transport
     from scankv.v1 import table_pb2
 
 
-class Table(TableDescription, TableLookups, TableScans, TableQueries, TableWrites, TableConsumers, TableStatistics):
+class Table(
+    TableDescription, LookupMethods, ScanMethods, QueryMethods, WriteMethods, ConsumerMethods, StatisticsMethods
+):
     """A table on the server. Its properties are as of the call that returned it; its methods read the rows of now.
 
     Made by `client.table(name)`, `create_table`, `alter_table` or `tables`. Belongs to the event loop of its client;

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class TableLookups(TableMethods):
+class LookupMethods(TableMethods):
     """Reads rows by their keys. What the methods return is durable."""
 
     async def get(self, key: object) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scankv.model.expressions import Where
 
 
-class TableQueries(TableMethods):
+class QueryMethods(TableMethods):
     """Queries that the server computes, so that only the result travels."""
 
     async def count(self, where: Where | None = None, *, at: Pinned | str | None = None) -> int:

@@ -67,8 +67,8 @@ class Consumer:
         )
 
 
-class TableConsumers(TableMethods):
-    """Administers the consumers of a table. `TableScans.changes` reads as one."""
+class ConsumerMethods(TableMethods):
+    """Administers the consumers of a table. `ScanMethods.changes` reads as one."""
 
     async def consumers(self, pattern: str | None = None) -> list[Consumer]:
         """Lists the consumers of the table in ascending order of ids. Opens the buckets that they have read.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scankv.model.expressions import Where
 
 
-class TableScans(TableMethods):
+class ScanMethods(TableMethods):
     """Reads many rows of a table: as of now, as of a snapshot, or as they change."""
 
     def scan(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aio_client._write.merging import Names, WriteMode
 
 
-class TableWrites(TableMethods):
+class WriteMethods(TableMethods):
     """Writes rows of a table. What a write returns is durable."""
 
     async def upsert(
