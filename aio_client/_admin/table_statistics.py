@@ -27,9 +27,9 @@ class BucketStatistics:
         epoch: How many unclean server starts the bucket has seen.
         disk_bytes: Bytes of the bucket's files on disk, without its columnar base and its snapshots.
         log_bytes: Bytes of the changes in the changelog, as they were written.
-        log_holder: What holds the oldest change that has a retention hold: a stream, consumer, transaction or
-            snapshot. None if there is no retention hold.
-        held_log_bytes: Bytes of the changes from that one on, which retention does not remove.
+        retention_holder: What has the oldest retention hold: a stream, consumer, transaction, snapshot or undo. None if
+            nothing holds the changelog.
+        retention_hold_bytes: Bytes of the changes from that hold on, which retention does not remove.
         damage: Why the bucket cannot be read. None if it can.
         base: The bucket's columnar base. None if the table has the option `columnar_base=off`.
     """
@@ -40,8 +40,8 @@ class BucketStatistics:
     epoch: int
     disk_bytes: int
     log_bytes: int
-    log_holder: str | None
-    held_log_bytes: int
+    retention_holder: str | None
+    retention_hold_bytes: int
     damage: str | None
     base: BaseStatistics | None
 
@@ -55,8 +55,8 @@ class BucketStatistics:
             epoch=message.epoch,
             disk_bytes=message.disk_bytes,
             log_bytes=message.log_bytes,
-            log_holder=message.log_holder or None,
-            held_log_bytes=message.held_log_bytes,
+            retention_holder=message.retention_holder or None,
+            retention_hold_bytes=message.retention_hold_bytes,
             damage=message.damage or None,
             base=BaseStatistics.of(message.base) if message.HasField("base") else None,
         )

@@ -194,14 +194,14 @@ class UndoReport:
         restored: The number of keys that keep a row, whose columns have again the values from before the writer's first
             change after the offset. A row that the writer inserted, and to which others have written since, gets nulls.
         deleted: The number of keys whose row was deleted, because the writer had inserted it.
-        skipped: The number of conflicts: keys that were left as they are, because others have written the same columns
+        conflicts: The number of keys that were left as they are, because other writers have written the same columns
             since.
         log_offsets: For every bucket in `to_offsets`, the offset of the first change after the undo.
     """
 
     restored: int
     deleted: int
-    skipped: int
+    conflicts: int
     log_offsets: LogOffsets
 
     @classmethod
@@ -210,6 +210,6 @@ class UndoReport:
         return cls(
             restored=message.restored,
             deleted=message.deleted,
-            skipped=message.skipped,
+            conflicts=message.conflicts,
             log_offsets=LogOffsets.of(message.log_offsets, message.table_incarnation),
         )

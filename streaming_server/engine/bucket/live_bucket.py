@@ -64,7 +64,7 @@ class LiveBucket:
             before it is closed, nobody gets it but who passes beside the gate.
         before: While the gate is closed, the bucket as of the closing; else None.
         commits: How many transactions were written to it since it was made.
-        upkeep: Held for such reading where it takes long: the bucket is not closed meanwhile. Whoever holds it does not
+        maintenance: Held for such reading where it takes long: the bucket is not closed meanwhile. Whoever holds it does not
             wait for `mutex`.
         table: The name of its table.
         base: Its columnar base, when there is one and `delta` has all that was written since.
@@ -390,7 +390,7 @@ class LiveBucket:
         """Whether nobody needs the files: no reader, stream, waiting call, build or transaction, and nothing is wrong.
 
         A hold of the changelog that its owner would have to give again keeps a bucket open; the others are given anew
-        with the opening. Whoever uses an open bucket without its mutex must be found here, or hold `upkeep`.
+        with the opening. Whoever uses an open bucket without its mutex must be found here, or hold `maintenance`.
         """
         bucket, commit = self._bucket, self._commit
         if bucket is None or commit is None or (self._closed or self.damage or self.mutex.failure) is not None:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.scan.columnar.base_view import BaseView
-    from streaming_server.scan.read_plan import ReadPlan, Via
+    from streaming_server.scan.read_plan import ReadPath, ReadPlan
     from streaming_server.scan.row_reader import RowReader
     from streaming_server.storage.bucket.bucket import Bucket
 
 _WHY_NONE: Final = (
-    "it has none yet, too much was written since, or readers keep too many of its states; leave `via` out, or create "
-    "the table with columnar_base"
+    "it has none yet, too much was written since, or readers keep too many of its states; leave `read_path` out, or "
+    "create the table with columnar_base"
 )
 _log: Final = logging.getLogger(__name__)
 
@@ -42,11 +42,15 @@ def choose_bases(
     return bases_for(plan, reader, filled, view_of, _WHY_NONE)
 
 
-def via_of(plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Sequence[LiveBucket]) -> tuple[Via, str]:
+def choose_read_path(
+    plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Sequence[LiveBucket]
+) -> tuple[ReadPath, str]:
     """What `bases_of` would choose now, and why, in words. Takes no mutex."""
     filled = [live for live in chosen if live.state is None or live.state.rows != 0]
     based = [live.number for live in filled if live.has_base]
-    return base_view.via_of(plan, reader, [live.number for live in filled], based, through_index=through_index)
+    return base_view.choose_read_path(
+        plan, reader, [live.number for live in filled], based, through_index=through_index
+    )
 
 
 def record_errors(

@@ -101,7 +101,7 @@ class BaseMaintenance(Background):
             live.base_looked_for = True
             await self._take_up(table, live)
         if live.delta is not None and live.delta.is_full:
-            live.drop_base("more was written since than there is memory for (base_overlay_bytes)", at_once=False)
+            live.drop_base("more was written since than there is memory for (base_delta_bytes)", at_once=False)
         if live.base_record.is_on_disk:
             await self._executor.run(_remove_all, _directory(table, live))
             live.base_record.is_on_disk = False
@@ -159,7 +159,7 @@ class BaseMaintenance(Background):
             if total <= self._limits.total_delta_bytes:
                 return
             total -= taken[live]
-            why = "what was written since the bases of all buckets takes too much memory (base_total_overlay_bytes)"
+            why = "what was written since the bases of all buckets takes too much memory (base_total_delta_bytes)"
             live.drop_base(why, at_once=False)
             self._pause(live, "it was let go a short time ago")
             _log.warning("columnar base of bucket %s of %s is let go: %s", live.number, live.table, why)

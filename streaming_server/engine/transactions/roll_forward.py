@@ -155,7 +155,7 @@ class RollForward:
     def _identity(self) -> WriteIdentity:
         number = self._decision.number
         # Whatever came before is done in each of its buckets, and the log says so durably: see `Decisions`.
-        return WriteIdentity(writer=TRANSACTIONS, epoch=self._decisions.epoch, sequence=number, settled_below=number)
+        return WriteIdentity(writer=TRANSACTIONS, epoch=self._decisions.epoch, sequence=number, acked_below=number)
 
     async def _merged_again(self, touched: Mapping[str, Touched]) -> dict[LiveBucket, NetRows]:
         """What becomes of the rows of tables whose rows are merged; not of those that a bucket has already."""

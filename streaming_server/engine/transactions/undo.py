@@ -47,7 +47,7 @@ class UndoResult:
 
     restored: int = 0
     deleted: int = 0
-    skipped: int = 0
+    conflicts: int = 0
 
 
 class UndoOperation:
@@ -164,7 +164,7 @@ class UndoOperation:
                 await self._write(live, end, plan)
             except WriteConflict:
                 continue  # what was put back until then is known again
-            self.undone.skipped += plan.skipped
+            self.undone.conflicts += plan.conflicts
             return
         raise UndoConflict(
             f"{live.place}: others have written keys of the undo each time that it was tried; repeat it",

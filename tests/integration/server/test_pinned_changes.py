@@ -110,7 +110,7 @@ async def test_a_snapshot_that_would_keep_too_much_loses_its_hold_and_stays_read
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = FakeClocks()
-    async with serving(tmp_path / "data", machine, log_hold_max_bytes=2 << 20) as (server, client):
+    async with serving(tmp_path / "data", machine, max_retention_hold_bytes=2 << 20) as (server, client):
         table = await make(client, buckets=1)
         snapshot = await table.snapshot(ttl=86_400)
         for _ in range(6):

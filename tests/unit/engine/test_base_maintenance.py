@@ -21,7 +21,7 @@ from streaming_server.engine.columnar.base_stats import base_stats_of
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.scan.columnar.delta import Delta
-from streaming_server.scan.read_plan import ReadPlan, Via
+from streaming_server.scan.read_plan import ReadPath, ReadPlan
 from streaming_server.storage.changelog.offsets import make_offset
 from tests.support.snapshots import tables_in
 from tests.support.tables import SCORES, ipc_stream
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio
 
 NAME = "game.scores"
-SELDOM = {"base_upkeep_seconds": 3600.0, "base_cpu_share": 1.0, "base_max_write_amplification": 1e12}
+SELDOM = {"base_maintenance_seconds": 3600.0, "base_cpu_share": 1.0, "base_max_write_amplification": 1e12}
 PLAN = ReadPlan(
     buckets=None,
     columns=None,
@@ -49,7 +49,7 @@ PLAN = ReadPlan(
     reverse=False,
     limit=None,
     resume_token=b"",
-    via=Via.BASE,
+    read_path=ReadPath.COLUMNAR,
 )
 
 
@@ -253,12 +253,12 @@ async def test_readers_that_keep_what_was_written_since_the_base_are_few_and_the
 
 
 async def test_explain_names_no_base_where_too_much_was_written_since(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM, base_overlay_bytes=4096) as tables:
+    async with tables_in(tmp_path, **SELDOM, base_delta_bytes=4096) as tables:
         table = await scores_table(tables)
         await look(tables, table)
-        assert (await table.reads.explain(PLAN)).via_reason == "asked for"
+        assert (await table.reads.explain(PLAN)).read_path_reason == "asked for"
         await put(table, range(1000, 2000))
-        assert (await table.reads.explain(PLAN)).via_reason == "no bucket has a columnar base"
+        assert (await table.reads.explain(PLAN)).read_path_reason == "no bucket has a columnar base"
 
 
 def record_of(table: LiveTable, bucket: int = 0) -> BaseRecord:
@@ -287,7 +287,7 @@ async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another
 
 async def ask(table: LiveTable) -> None:
     """Begins a scan that would read a base if there was one."""
-    (await table.reads.open_view(replace(PLAN, via=Via.AUTO))).source.close()
+    (await table.reads.open_view(replace(PLAN, read_path=ReadPath.AUTO))).source.close()
 
 
 async def test_a_base_is_built_anew_for_its_age_even_where_little_was_written(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ async def test_a_base_is_built_anew_for_its_age_even_where_little_was_written(tm
 
 
 async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_many_as_must(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM, base_total_overlay_bytes=300_000) as tables:
+    async with tables_in(tmp_path, **SELDOM, base_total_delta_bytes=300_000) as tables:
         options = {"columnar_base": "eager"}
         for number in range(3):
             name = f"game.t{number}"
@@ -324,7 +324,7 @@ async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_m
         assert sum(sizes) > 300_000 > sum(sizes[:2])
         tables._bases.let_go_beyond_memory()
         assert [live.has_base for live in found] == [True, True, False]
-        assert "base_total_overlay_bytes" in found[2].base_record.why_none
+        assert "base_total_delta_bytes" in found[2].base_record.why_none
         tables._bases.let_go_beyond_memory()
         assert [live.has_base for live in found] == [True, True, False]
         rows = await rows_of(tables.table("game.t1"))
@@ -336,7 +336,7 @@ async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_m
 async def test_a_build_ends_when_more_is_written_meanwhile_than_there_is_memory_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with tables_in(tmp_path, **SELDOM, base_overlay_bytes=4096) as tables:
+    async with tables_in(tmp_path, **SELDOM, base_delta_bytes=4096) as tables:
         table = await scores_table(tables)
         rest = base_build.Rests.rest
 
@@ -380,8 +380,8 @@ async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path
         assert live.base is not None
         assert (figures.why_none, figures.rows, figures.log_offset) == ("", 100, 100)
         # Rows that stay as they are make no change, and are not noted.
-        assert (figures.changes_since, figures.overlay_rows) == (3, 3)
-        assert 0 < figures.overlay_bytes < 100_000
+        assert (figures.changes_since, figures.delta_rows) == (3, 3)
+        assert 0 < figures.delta_bytes < 100_000
         assert figures.disk_bytes == live.base.info.disk_bytes == figures.record.last_written_bytes
         assert 0 <= figures.age_millis < 60_000
         assert figures.record.builds == 1

@@ -214,7 +214,7 @@ async def test_a_consumer_whose_changes_are_gone_is_told_and_keeps_nothing_until
         await fill(table, 1)
         async with streaming(tables):
             pass
-        for live in table.buckets:  # as the upkeep does with those that keep too much
+        for live in table.buckets:  # as the maintenance does with those that keep too much
             live.release_log("consumer:c")
         await trimmed(table)
         with pytest.raises(PositionExpired):

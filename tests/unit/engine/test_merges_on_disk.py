@@ -57,7 +57,7 @@ async def test_a_write_that_changes_only_what_is_hidden_is_synced_before_it_is_a
 
 @pytest.mark.asyncio
 async def test_a_refused_row_leaves_its_bucket_and_its_base_as_they_were(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, base_upkeep_seconds=3600.0) as tables:
+    async with tables_in(tmp_path, base_maintenance_seconds=3600.0) as tables:
         table = await means(tables, columnar_base="eager", delete_behavior="allow")
         before = await write(table, {"k": 1, "total": 2**63 - 1}, {"k": 2, "total": 1})
         await tables._bases.look_after(table.state, table.buckets[0])
