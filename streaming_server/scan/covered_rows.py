@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.row_codec import Decoder
 
 
-class KnownRows:
+class CoveredRowsCursor:
     """A `Cursor` over rows that the entries of an index have in full. It holds no files.
 
     Args:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from scankv.model.expressions import bind, evaluate, plan_keys
 from scankv.model.keys.key_parts import keys_within
-from streaming_server.scan.covered_rows import KnownRows
+from streaming_server.scan.covered_rows import CoveredRowsCursor
 from streaming_server.scan.cursor_chain import CursorChain
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _FEW_RANGES: Final = 4
 """Up to so many ranges of a bucket have iterators of their own, which are made at the instant of the scan."""
 
 
-class Readable(Protocol):
+class ReadableBucket(Protocol):
     """One bucket, of a live table or of a pinned view."""
 
     def cursor(
@@ -100,7 +100,7 @@ class RowReader:
         """Whether `decoder` leaves rows out."""
         return self.residual is not None
 
-    def cursor(self, bucket: Readable, ranges: KeyRanges, *, reverse: bool) -> Cursor:
+    def cursor(self, bucket: ReadableBucket, ranges: KeyRanges, *, reverse: bool) -> Cursor:
         """A cursor over some keys of a bucket, as of now. Raises DataLoss."""
         if self.indexed is None and ranges.is_one_range:
             return bucket.cursor(self.codec, self.decoder, self.keys, ranges.span, reverse=reverse)
@@ -114,7 +114,7 @@ class RowReader:
             return bucket.ranges_cursor(self.decoder, ranges, reverse=reverse, strict=self.indexed is not None)
         rows = self.indexed.rows
         keys = ranges.starts[::-1] if reverse else ranges.starts
-        return KnownRows(self.decoder, keys, [rows[key] for key in keys])
+        return CoveredRowsCursor(self.decoder, keys, [rows[key] for key in keys])
 
     def is_covered_by(self, index: IndexCodec) -> bool:
         """Whether an index has all columns that are returned or looked at."""

@@ -15,7 +15,7 @@ from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose
 from streaming_server.scan.columnar.delta import DeltaView, MergedDelta
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
-from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
+from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_in, read_through_index
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.files.file_limit import check_files_left
 from streaming_server.storage.rows.table_codec import TableCodec
@@ -311,7 +311,7 @@ class SnapshotReader:
     def explain(self, plan: ReadPlan) -> ExplainScanResponse:
         """What `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
         reader, choices = plan_reads(plan, self._view.codec)
-        choice = chosen_index(choices, self.locked_view().indexes)
+        choice = choose_index(choices, self.locked_view().indexes)
         filled = self._filled()
         based = [number for number in filled if self._view.has_base(number)]
         via = via_of(plan, reader, filled, based, through_index=choice is not None)

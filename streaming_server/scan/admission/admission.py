@@ -62,7 +62,7 @@ class Admission:
         return len(self._queue)
 
     @asynccontextmanager
-    async def admitted(self, table: str, buckets: tuple[int, ...]) -> AsyncIterator[Callable[[], None]]:
+    async def admit(self, table: str, buckets: tuple[int, ...]) -> AsyncIterator[Callable[[], None]]:
         """Takes a place for the length of the block, after waiting for one where need be.
 
         Gives what gives the place back before the block ends, for a scan that holds nothing any more.

@@ -156,14 +156,14 @@ class ScanRegistry:
             self._with_large_chunks.discard(scan)
 
     @asynccontextmanager
-    async def admitted(self, scan: LiveScan) -> AsyncIterator[None]:
+    async def admit(self, scan: LiveScan) -> AsyncIterator[None]:
         """Lists a scan as live for the length of the block, in which it may hold iterators, and ends it in time.
 
         Raises:
             TooManyScans, ServerDraining: It was not let in.
         """
         admission = self._following if scan.follows else self._admission
-        async with admission.admitted(scan.table, scan.buckets) as scan.leave:
+        async with admission.admit(scan.table, scan.buckets) as scan.leave:
             loop = asyncio.get_running_loop()
             scan.admitted_at = scan.progress_at = loop.time()
             self._live[scan.scan_id] = scan
@@ -188,7 +188,7 @@ class ScanRegistry:
             self._with_large_chunks.add(scan)
         return scan in self._with_large_chunks
 
-    def note_rows(self, rows: int) -> None:
+    def count_rows(self, rows: int) -> None:
         """Counts rows and index entries that a call has read without being a scan."""
         self._rows_scanned += rows
 

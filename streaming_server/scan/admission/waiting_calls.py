@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
 
 
-class Changing(Protocol):
+class Versioned(Protocol):
     """What a version is of: a table, or a lease on a snapshot. Hashable by identity."""
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Has a listener called whenever the version may be another, until the function returned is called."""
 
 
-class Waited(Protocol):
+class VersionQuery(Protocol):
     """What a call asks about."""
 
     @property
-    def changing(self) -> Changing:
+    def versioned(self) -> Versioned:
         """What tells of changes."""
 
     @property
@@ -64,7 +64,7 @@ class WaitingCalls:
     def __init__(self, max_calls: int) -> None:
         self.waiting = 0
         self._max_calls = max_calls
-        self._groups: dict[tuple[Changing, bytes], _Group] = {}
+        self._groups: dict[tuple[Versioned, bytes], _Group] = {}
         self._closed: ScanKvError | None = None
 
     @property
@@ -72,7 +72,7 @@ class WaitingCalls:
         """Whether there are as many as there may be."""
         return self.waiting >= self._max_calls
 
-    async def changed(self, asked: Waited, seconds: float) -> None:
+    async def wait_for_change(self, asked: VersionQuery, seconds: float) -> None:
         """Returns when the version may be another, or after so many seconds. Call it without awaiting after `again`.
 
         Raises:
@@ -88,7 +88,7 @@ class WaitingCalls:
             finally:
                 self.waiting -= 1
                 if not group.calls:
-                    self._end((asked.changing, asked.version), group)
+                    self._end((asked.versioned, asked.version), group)
         if self._closed is not None:
             raise copy(self._closed)
 
@@ -99,8 +99,8 @@ class WaitingCalls:
             self._end(key, group)
             group.calls.wake()
 
-    def _group(self, asked: Waited) -> _Group:
-        key = asked.changing, asked.version
+    def _group(self, asked: VersionQuery) -> _Group:
+        key = asked.versioned, asked.version
         there = self._groups.get(key)
         if there is not None:
             return there
@@ -111,10 +111,10 @@ class WaitingCalls:
                 self._end(key, group)
                 group.calls.wake()
 
-        group = self._groups[key] = _Group(asked.changing.on_change(look))
+        group = self._groups[key] = _Group(asked.versioned.on_change(look))
         return group
 
-    def _end(self, key: tuple[Changing, bytes], group: _Group) -> None:
+    def _end(self, key: tuple[Versioned, bytes], group: _Group) -> None:
         if self._groups.get(key) is group:
             del self._groups[key]
             group.stop()

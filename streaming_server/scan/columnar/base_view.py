@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.scan.columnar.delta import DeltaView
     from streaming_server.scan.read_plan import ReadPlan
-    from streaming_server.scan.row_reader import Readable, RowReader
+    from streaming_server.scan.row_reader import ReadableBucket, RowReader
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
 
 BASE_CHUNK_ROWS: Final = 32_768
@@ -152,7 +152,7 @@ def via_of(
 def cursor_of(
     reader: RowReader,
     number: int,
-    bucket: Readable,
+    bucket: ReadableBucket,
     keys: KeyRanges,
     bases: Mapping[int, BaseView],
     *,

@@ -12,7 +12,7 @@ from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_to
 from streaming_server.scan.rows.keys_to_read import keys_to_read
 from streaming_server.scan.rows.kv_source import KvSource
 from streaming_server.scan.rows.ordered_source import OrderedSource
-from streaming_server.scan.rows.row_representations import KeyedForm, StoredForm
+from streaming_server.scan.rows.row_representations import KeyedRepresentation, StoredRepresentation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.resume_token import ResumePoint
-    from streaming_server.scan.row_reader import Readable, RowReader
+    from streaming_server.scan.row_reader import ReadableBucket, RowReader
 
 _ASKING_NANOSECONDS: Final = 8_000_000
 """For so long at once a predicate may be asked of rows: as long as several chunks without one take."""
@@ -68,7 +68,7 @@ def open_scan(
     reader: RowReader,
     view: View,
     view_id: str,
-    bucket_of: Callable[[int], Readable],
+    bucket_of: Callable[[int], ReadableBucket],
     on_error: Callable[[int, ScanKvError], ScanKvError],
     bases: Mapping[int, BaseView] = NO_BASES,
 ) -> OpenedScan:
@@ -157,7 +157,7 @@ def _source(
     if not plan.ordered or len(cursors) < 2:
         return KvSource(schema, definition.schema.id, view, cursors, position, on_error)
     return OrderedSource(
-        KeyedForm(schema) if of_bases else StoredForm(reader.decoder, reader.codec, reader.keys),
+        KeyedRepresentation(schema) if of_bases else StoredRepresentation(reader.decoder, reader.codec, reader.keys),
         definition.schema.id,
         view,
         cursors,

@@ -32,7 +32,7 @@ MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 """Of the entries that are kept: with very long ones, rows are better read one after another."""
 
 
-class GaveUp(Exception):
+class BudgetExceeded(Exception):
     """More entries were read than it is worth: no failure, for whoever reads them does it in another way then."""
 
 
@@ -91,7 +91,7 @@ class EntryMerge:
         """The first n entries of a range in the order of the value alone, and all that are equal to the last of them.
 
         Raises:
-            GaveUp: The budget is used up, or the entries are over 64 MiB.
+            BudgetExceeded: The budget is used up, or the entries are over 64 MiB.
             DataLoss: The entries are damaged.
         """
         found, last, runs = await self._first(self.everywhere(columns), n, "value", ascending=ascending)
@@ -166,7 +166,7 @@ class EntryMerge:
             entries = entries.filter(kept)
         self._kept_bytes += entries.nbytes
         if self._kept_bytes > MAX_KEPT_BYTES or (self._budget is not None and self.read > self._budget):
-            raise GaveUp
+            raise BudgetExceeded
         return entries
 
     async def _turn(self) -> None:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from scankv.model.errors import ScanKvError
 from scankv.model.expressions import bind, plan_keys, plan_order
 from scankv.model.limits import MAX_TOP_N
-from streaming_server.scan.queries.entry_merge import EntryMerge, GaveUp
+from streaming_server.scan.queries.entry_merge import BudgetExceeded, EntryMerge
 from streaming_server.scan.queries.top_n import MAX_KEPT_BYTES, too_large, too_many_ties
 from streaming_server.storage.cursors.ranges_reader import rows_missing
 
@@ -49,7 +49,7 @@ class OrderChoice:
     plan: OrderPlan
 
 
-def chosen_order(
+def choose_order(
     spec: TopNSpec, where: Predicate | None, codec: RowCodec, keys: KeyCodec, indexes: Iterable[IndexCodec]
 ) -> OrderChoice | None:
     """The index that tells the first rows, None where all have to be looked at.
@@ -107,7 +107,7 @@ class FoundRows:
         return self.decoder.decode(self.stored)
 
 
-async def top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedView) -> FoundRows | None:
+async def find_top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedView) -> FoundRows | None:
     """Finds the first rows in the entries of an index, and looks them up where that has not all their columns.
 
     Args:
@@ -129,7 +129,7 @@ async def top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedView) 
     merge = EntryMerge(index, locked, spec.by, plan.residual, budget)
     try:
         best = await _first_entries(spec, plan, merge)
-    except GaveUp:
+    except BudgetExceeded:
         return None
     if best.num_rows > MAX_TOP_N:
         raise too_many_ties(spec)

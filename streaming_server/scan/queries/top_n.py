@@ -71,7 +71,7 @@ class _Late:
     stored: StoredRows
 
 
-class TopN:
+class TopNCollector:
     """The best of the rows added so far. Used by one thread at a time.
 
     Keeps up to about 2n rows and a batch, each with its stored form, its key and its value in `by`; a batch in which no

@@ -79,7 +79,7 @@ def index_choices(reader: RowReader, indexes: Iterable[IndexCodec]) -> list[Inde
     return sorted(choices, key=lambda choice: choice.plan.rank, reverse=True)
 
 
-def chosen_index(choices: Iterable[IndexChoice], indexes: Iterable[IndexCodec]) -> IndexChoice | None:
+def choose_index(choices: Iterable[IndexChoice], indexes: Iterable[IndexCodec]) -> IndexChoice | None:
     """The best choice whose index can be used, as `indexes` can; None where there is none."""
     usable = {codec.index.id for codec in indexes}
     return next((choice for choice in choices if choice.codec.index.id in usable), None)
@@ -93,7 +93,7 @@ async def read_through_index(reader: RowReader, choices: Iterable[IndexChoice], 
     Raises:
         DataLoss: The entries are damaged.
     """
-    choice = chosen_index(choices, locked.indexes)
+    choice = choose_index(choices, locked.indexes)
     if choice is None:
         return reader
     found = await _indexed_keys(choice, locked, keep_rows=reader.is_covered_by(choice.codec))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
     from scankv.model.keys.key_codec import KeyCodec
     from streaming_server.scan.chunk_source import View
-    from streaming_server.scan.row_reader import Readable
+    from streaming_server.scan.row_reader import ReadableBucket
     from streaming_server.storage.rows.index_codec import IndexCodec
     from streaming_server.storage.rows.row_codec import RowCodec
 
@@ -40,7 +40,7 @@ class LockedView:
     codec: RowCodec
     keys: KeyCodec
     view: View
-    buckets: Mapping[int, Readable]
+    buckets: Mapping[int, ReadableBucket]
     indexes: Sequence[IndexCodec]
     on_error: Callable[[int, ScanKvError], ScanKvError]
     check: Callable[[], None] = field(default=lambda: None)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from streaming_server.scan.chunk_source import Cursor, View
-    from streaming_server.scan.rows.row_representations import OrderedForm
+    from streaming_server.scan.rows.row_representations import RowRepresentation
 
 _SINGLE_ROWS: Final = 128
 _NO_KEYS: Final = pa.nulls(0, pa.binary())
@@ -54,7 +54,7 @@ class OrderedSource:
 
     def __init__(
         self,
-        form: OrderedForm,
+        form: RowRepresentation,
         schema_id: int,
         view: View,
         cursors: Mapping[int, Cursor],
@@ -219,7 +219,7 @@ class _Run:
         self,
         bucket: int,
         cursor: Cursor,
-        form: OrderedForm,
+        form: RowRepresentation,
         reverse: bool,
         on_error: Callable[[int, ScanKvError], ScanKvError],
     ) -> None:

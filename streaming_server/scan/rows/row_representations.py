@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 
 
-class OrderedForm(Protocol):
+class RowRepresentation(Protocol):
     """What can be done with rows in an Arrow array, one a value.
 
     Attributes:
@@ -39,7 +39,7 @@ class OrderedForm(Protocol):
         """The columns that are returned, of the rows that are kept. Raises DataLoss."""
 
 
-class StoredForm:
+class StoredRepresentation:
     """Rows as they are stored. Immutable.
 
     Args:
@@ -75,7 +75,7 @@ class StoredForm:
         return self._decoder.decode(rows)
 
 
-class KeyedForm:
+class KeyedRepresentation:
     """Rows as `keyed_rows` makes them. Immutable.
 
     Args:

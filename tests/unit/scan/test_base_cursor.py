@@ -27,7 +27,7 @@ from streaming_server.scan.chunk_source import BatchMessage
 from streaming_server.scan.columnar.base_cursor import BaseCursor
 from streaming_server.scan.columnar.delta import EMPTY_DELTA, Delta, MergedDelta
 from streaming_server.scan.row_reader import _FilteringDecoder
-from streaming_server.scan.rows.row_representations import KeyedForm
+from streaming_server.scan.rows.row_representations import KeyedRepresentation
 from streaming_server.storage.columnar import base_writer
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
@@ -158,7 +158,7 @@ def check(offline: FollowedBucket, base: ColumnarBase, asked: Asked, rng: random
             encoded = None
             if rng.random() < 0.3:
                 rows = cursor.next_rows(max_rows, max_bytes)
-                form = KeyedForm(offline.codec.decoder(asked.columns).schema)
+                form = KeyedRepresentation(offline.codec.decoder(asked.columns).schema)
                 batch, encoded = (None, None) if rows is None else (form.decode(rows), form.keys_of(rows))
             else:
                 batch = cursor.next_batch(max_rows, max_bytes)
@@ -334,7 +334,7 @@ def test_of_rows_that_are_kept_stored_form_and_keys_are_their_own(
     found = []
     with closing(cursor_of(offline, base, Asked(["k"], residual, reverse=reverse))) as cursor:
         while (rows := cursor.next_rows(15, ROOM)) is not None:
-            keys = KeyedForm(pa.schema([SMALL.schema.arrow.field("k")])).decode(rows).column("k")
+            keys = KeyedRepresentation(pa.schema([SMALL.schema.arrow.field("k")])).decode(rows).column("k")
             assert rows.field(0).equals(offline.keys.codec.encode([keys]))
             stored = cursor.stored(pa.array(range(len(rows))[::-1], pa.int64()))
             found += exact_rows(offline.codec.decoder().decode(stored))[::-1]
@@ -443,7 +443,7 @@ def test_the_key_after_a_row_is_its_own_though_deleted_ones_follow(offline: Foll
         if len(rows):
             assert cursor.last_key is not None
             keys.append(int.from_bytes(cursor.last_key, "big") - (1 << 63))
-            assert KeyedForm(offline.codec.schema).decode(rows).column("k").to_pylist() == keys[-1:]
+            assert KeyedRepresentation(offline.codec.schema).decode(rows).column("k").to_pylist() == keys[-1:]
     assert keys == [key for key in range(0, 1000, 10) if key not in (10, 30)]
 
 
