@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from scankv.model.expressions import BoundPredicate, Predicate
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
-    from streaming_server.scan.changes.net_changes import NetRows
+    from streaming_server.scan.changes.net_changes import NetChangeBatch
     from streaming_server.storage.changelog.records import LogRecord
 
 
@@ -48,14 +48,14 @@ class ChangeRows:
         self._columns = columns
         self._where = where
         self._bound: BoundPredicate | None = None
-        self._adopt(definition, definition.schema.id)
+        self._set_schema(definition, definition.schema.id)
 
     @property
     def selective(self) -> bool:
         """Whether changes are left out."""
         return self._bound is not None
 
-    def of(
+    def chunk_of_records(
         self,
         records: Sequence[LogRecord],
         bucket: int,
@@ -72,8 +72,8 @@ class ChangeRows:
         """
         newest = max(record.schema_id for record in records)
         if newest > self.schema_id:
-            self._adopt(definition, newest)
-        rows = pa.concat_batches([_widened(record.changes.rows, self._table) for record in records])
+            self._set_schema(definition, newest)
+        rows = pa.concat_batches([_add_missing_columns(record.changes.rows, self._table) for record in records])
         kinds = np.concatenate([record.changes.kinds for record in records])
         offsets = np.concatenate([record.offset + np.arange(len(record.changes)) for record in records])
         times = np.concatenate([record.commit_micros for record in records])
@@ -82,28 +82,34 @@ class ChangeRows:
             kept = np.flatnonzero(times >= self._not_before)
         if kept is not None:
             rows, kinds, offsets, times = rows.take(pa.array(kept)), kinds[kept], offsets[kept], times[kept]
-        return self._seen_of(rows, kinds, offsets, times, bucket)
+        return self._filtered_chunk(rows, kinds, offsets, times, bucket)
 
-    def of_net(self, net: NetRows, bucket: int, definition: TableDefinition) -> Chunk:
+    def chunk_of_net_changes(self, net: NetChangeBatch, bucket: int, definition: TableDefinition) -> Chunk:
         """Net changes of a bucket that are seen; their rows have the columns of `definition`."""
         if definition.schema.id > self.schema_id:
-            self._adopt(definition, definition.schema.id)
+            self._set_schema(definition, definition.schema.id)
         rows = net.rows.select(self._table.names)
-        return self._seen_of(rows, net.kinds, net.offsets, net.commit_micros, bucket)
+        return self._filtered_chunk(rows, net.kinds, net.offsets, net.commit_micros, bucket)
 
-    def _seen_of(self, rows: pa.RecordBatch, kinds: Kinds, offsets: Numbers, times: Numbers, bucket: int) -> Chunk:
+    def _filtered_chunk(
+        self, rows: pa.RecordBatch, kinds: Kinds, offsets: Numbers, times: Numbers, bucket: int
+    ) -> Chunk:
         if self._bound is not None:
             # Where it is unknown whether a row matches, it does not.
             matches = evaluate(self._bound, rows).fill_null(False).to_numpy(zero_copy_only=False)
             if self._deletes_unmatched:
                 kinds = np.where(matches, kinds, np.uint8(RowKind.DELETE))
-                rows = self._keys_where(rows, kinds == RowKind.DELETE)
+                rows = self._null_beside_key(rows, kinds == RowKind.DELETE)
             else:
-                kept, kinds = _seen(kinds, matches) if self._before_images else _chosen(kinds, matches)
+                kept, kinds = (
+                    _visible_changes(kinds, matches) if self._before_images else _matching_changes(kinds, matches)
+                )
                 rows, offsets, times = rows.take(pa.array(kept)), offsets[kept], times[kept]
-        return Chunk(bucket, self._chosen_of(rows), changes=ChangeColumns(kinds, offsets, times))
+        return Chunk(bucket, self._project(rows), changes=ChangeColumns(kinds, offsets, times))
 
-    def _keys_where(self, rows: pa.RecordBatch, only_key: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.RecordBatch:
+    def _null_beside_key(
+        self, rows: pa.RecordBatch, only_key: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    ) -> pa.RecordBatch:
         """The rows, with null beside the key in some of them."""
         places = pa.array(np.arange(len(only_key)), mask=only_key)
         columns = [
@@ -112,20 +118,20 @@ class ChangeRows:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
-    def nothing(self, bucket: int) -> Chunk:
+    def empty_chunk(self, bucket: int) -> Chunk:
         """No changes."""
         return Chunk(bucket, pa.RecordBatch.from_pylist([], self._of_rows), changes=ChangeColumns.of_table(0))
 
-    def of_table(self, chunk: Chunk) -> Chunk:
+    def chunk_of_rows(self, chunk: Chunk) -> Chunk:
         """Rows of the table, already those that are seen, as the first that is known of them."""
-        rows = self._chosen_of(chunk.batch)
+        rows = self._project(chunk.batch)
         message = chunk.message if rows is chunk.batch else None
         return Chunk(chunk.bucket, rows, message, changes=ChangeColumns.of_table(rows.num_rows))
 
-    def _chosen_of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _project(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         return rows if rows.schema.equals(self._of_rows) else rows.select(self._names)
 
-    def _adopt(self, definition: TableDefinition, schema_id: int) -> None:
+    def _set_schema(self, definition: TableDefinition, schema_id: int) -> None:
         version = definition.schema_at(schema_id)
         self._table = definition.change_schema_at(schema_id)
         self._before_images, self._key = definition.options.before_images, frozenset(definition.primary_key)
@@ -138,7 +144,7 @@ class ChangeRows:
         self._deletes_unmatched = beside_key and not self._before_images
 
 
-def _widened(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _add_missing_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Rows with the columns that were added to their table since, null."""
     if len(rows.schema) == len(schema):
         return rows
@@ -146,7 +152,7 @@ def _widened(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*rows.columns, *added], schema=schema)
 
 
-def _chosen(
+def _matching_changes(
     kinds: Kinds, matches: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Kinds]:
     """Which changes are seen by those who see some keys only."""
@@ -154,7 +160,7 @@ def _chosen(
     return kept, kinds[kept]
 
 
-def _seen(
+def _visible_changes(
     kinds: Kinds, matches: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Kinds]:
     """Which changes are seen by those who see rows that match, and as what.

@@ -75,7 +75,7 @@ class FullSource:
             chunk = self._table.next_chunk(max_rows, max_bytes)
             if chunk is not None:
                 self._scanned_before, self._scanned = self._scanned, self._table.position()
-                return self._rows.of_table(chunk)
+                return self._rows.chunk_of_rows(chunk)
             self._rows_scanned += self._table.rows_scanned
             self._table.close()
             self._table = None

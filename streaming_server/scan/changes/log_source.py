@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
     from streaming_server.scan.changes.change_rows import ChangeRows
-    from streaming_server.scan.changes.net_changes import NetChanges, NetReader
+    from streaming_server.scan.changes.net_changes import NetChanges, NetChangesFactory
     from streaming_server.scan.chunk_source import Chunk
     from streaming_server.storage.changelog.records import LogRecord
 
@@ -64,13 +64,13 @@ class LogStops(Protocol):
         """Finds the offsets out, when it is time."""
 
 
-class _Stretch:
+class _CatchUp:
     """Net changes that are being made."""
 
-    def __init__(self, changes: NetChanges, more: Callable[[], None]) -> None:
+    def __init__(self, changes: NetChanges, on_progress: Callable[[], None]) -> None:
         self.changes = changes
-        self._task = asyncio.create_task(changes.run(more))
-        self._task.add_done_callback(lambda _: more())
+        self._task = asyncio.create_task(changes.run(on_progress))
+        self._task.add_done_callback(lambda _: on_progress())
 
     def check(self) -> None:
         """Raises what has kept them from being made."""
@@ -96,7 +96,7 @@ class LogSource:
         latest: The table's definition of now.
         seen: Tells the changes that were sent as rows already. None: none were.
         net: Makes the net changes of buckets that are far behind. None: every change is read.
-        begun: The stretches of net changes that were begun before, with their `net`.
+        started: The stretches of net changes that were started before, with their `net`.
         now_micros: The commit time of now: all that is committed later has no earlier time.
     """
 
@@ -109,8 +109,8 @@ class LogSource:
         stops: LogStops,
         latest: Callable[[], TableDefinition],
         applied: AlreadyAppliedFilter | None = None,
-        net: NetReader | None = None,
-        begun: Mapping[int, NetPosition] | None = None,
+        net_changes: NetChangesFactory | None = None,
+        started: Mapping[int, NetPosition] | None = None,
         *,
         now_micros: Callable[[], int],
     ) -> None:
@@ -125,15 +125,15 @@ class LogSource:
         self._stops = stops
         self._latest = latest
         self._turn = sorted(tails)
-        self._more = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._aborted: ScanKvError | None = None
-        self._net_reader = net
-        self._net: dict[int, _Stretch] = {}
-        self._closers = [tail.on_durable(self._more.set) for tail in self._tails.values()]
+        self._net_changes = net_changes
+        self._catch_ups: dict[int, _CatchUp] = {}
+        self._closers = [tail.on_durable(self._wakeup.set) for tail in self._tails.values()]
         for bucket, offset in self._offsets.items():
             self._tails[bucket].retain_log(owner, offset)
-        for bucket, position in (begun or {}).items():
-            self._catch_up(bucket, position)
+        for bucket, position in (started or {}).items():
+            self._start_catch_up(bucket, position)
 
     @property
     def schema(self) -> pa.Schema:
@@ -154,13 +154,13 @@ class LogSource:
         """
         if self._aborted is not None:
             raise copy(self._aborted)
-        self._more.clear()
+        self._wakeup.clear()
         if self._stops.seconds_left() == 0:  # what there is may be behind the stop
             return WAITING
         for turn, bucket in enumerate(self._turn):
-            end = self._end_of(bucket)
+            end = self._readable_end(bucket)
             if count_of(self._offsets[bucket]) < count_of(end):
-                chunk = self._next_of(bucket, end, max_rows, max_bytes)
+                chunk = self._next_chunk_of(bucket, end, max_rows, max_bytes)
                 if chunk is not None:
                     self._turn = [*self._turn[turn + 1 :], *self._turn[: turn + 1]]
                     return chunk
@@ -169,36 +169,36 @@ class LogSource:
             return None
         return WAITING
 
-    def _end_of(self, bucket: int) -> int:
+    def _readable_end(self, bucket: int) -> int:
         durable, stops = self._tails[bucket].durable_offset, self._stops.offsets
         return durable if stops is None else min(durable, stops[bucket], key=count_of)
 
-    def _next_of(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk | None:
+    def _next_chunk_of(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk | None:
         """The next changes of a bucket that has some; None while its net changes are being made."""
-        net, start = self._net_reader, self._offsets[bucket]
-        if net is None or self._applied is not None:
+        net_changes, start = self._net_changes, self._offsets[bucket]
+        if net_changes is None or self._applied is not None:
             return self._read(bucket, end, max_rows, max_bytes)
-        if bucket not in self._net:
-            if count_of(end) - count_of(start) <= net.changes:
+        if bucket not in self._catch_ups:
+            if count_of(end) - count_of(start) <= net_changes.lag_threshold:
                 return self._read(bucket, end, max_rows, max_bytes)
-            self._catch_up(bucket, NetPosition(end))
-        stretch = self._net[bucket]
-        stretch.check()
-        if stretch.changes.is_done:
-            self._go_to(bucket, stretch.changes.position.end)
-            self.rows_scanned += stretch.changes.changes_read
-            del self._net[bucket]
-            return self._rows.nothing(bucket)
-        if not stretch.changes.is_ready:
+            self._start_catch_up(bucket, NetPosition(end))
+        catch_up = self._catch_ups[bucket]
+        catch_up.check()
+        if catch_up.changes.is_done:
+            self._advance(bucket, catch_up.changes.position.end)
+            self.rows_scanned += catch_up.changes.changes_read
+            del self._catch_ups[bucket]
+            return self._rows.empty_chunk(bucket)
+        if not catch_up.changes.is_ready:
             return None
-        return self._rows.of_net(stretch.changes.take(max_rows), bucket, net.definition)
+        return self._rows.chunk_of_net_changes(catch_up.changes.take(max_rows), bucket, net_changes.definition)
 
-    def _catch_up(self, bucket: int, position: NetPosition) -> None:
-        assert self._net_reader is not None
-        changes = self._net_reader.net_changes(bucket, self._offsets[bucket], position)
-        self._net[bucket] = _Stretch(changes, self._more.set)
+    def _start_catch_up(self, bucket: int, position: NetPosition) -> None:
+        assert self._net_changes is not None
+        changes = self._net_changes.net_changes(bucket, self._offsets[bucket], position)
+        self._catch_ups[bucket] = _CatchUp(changes, self._wakeup.set)
 
-    def _go_to(self, bucket: int, offset: int) -> None:
+    def _advance(self, bucket: int, offset: int) -> None:
         self._offsets[bucket] = offset
         if self._applied is not None and self._applied.is_exhausted(self._offsets):
             self._applied = None  # also in tokens
@@ -209,9 +209,9 @@ class LogSource:
         # Two at least: a row before and the row after it come together.
         records = tail.read_log(start, end, definition, max_changes=max(max_rows, 2), max_bytes=max_bytes)
         last = records[-1]
-        chunk = self._rows.of(records, bucket, definition, self._applied)
+        chunk = self._rows.chunk_of_records(records, bucket, definition, self._applied)
         self.rows_scanned += count_of(last.offset) + len(last.changes) - count_of(start)
-        self._go_to(bucket, last.offset + len(last.changes))
+        self._advance(bucket, last.offset + len(last.changes))
         return chunk
 
     async def wait(self, seconds: float) -> None:
@@ -222,7 +222,7 @@ class LogSource:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds if due is None else min(seconds, due)):
-                await self._more.wait()
+                await self._wakeup.wait()
 
     @property
     def scanning(self) -> bool:
@@ -238,12 +238,12 @@ class LogSource:
     def give_back(self, bucket: int, last: int | None) -> None:
         """Takes back what of the last chunk, of a bucket, came behind this offset."""
         assert last is not None
-        if bucket not in self._net:  # net changes are counted, and a stream with a limit ends here
+        if bucket not in self._catch_ups:  # net changes are counted, and a stream with a limit ends here
             self._offsets[bucket] = last + 1
 
     def position(self) -> LogPosition:
         """How far each bucket was read."""
-        net = {bucket: stretch.changes.position for bucket, stretch in self._net.items()}
+        net = {bucket: catch_up.changes.position for bucket, catch_up in self._catch_ups.items()}
         return LogPosition(self._offsets, views=() if self._applied is None else self._applied.views, net=net)
 
     @property
@@ -258,10 +258,10 @@ class LogSource:
 
     def close(self) -> None:
         """Lets go of the changes. Closing twice is allowed."""
-        self._more.set()
+        self._wakeup.set()
         while self._closers:
             self._closers.pop()()
-        for stretch in self._net.values():
-            stretch.cancel()
+        for catch_up in self._catch_ups.values():
+            catch_up.cancel()
         for tail in self._tails.values():
             tail.release_log(self._owner)

@@ -43,14 +43,14 @@ STEP_CHANGES: Final = 32_768
 STEP_BYTES: Final = 8 << 20
 _MAX_PARTITIONS: Final = 256
 # Grouping a partition takes several times its size.
-_SHARE: Final = 8
+_MEMORY_FACTOR: Final = 8
 # With a seed: the keys of one bucket are alike in the hash that chose it.
 _hash: Final = partial(xxh3_64_intdigest, seed=1)
-_SPILLED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+_SPILL_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True, slots=True)
-class NetRows:
+class NetChangeBatch:
     """Some net changes, in order: the kind, offset and commit time of each, and its row."""
 
     kinds: np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -58,10 +58,10 @@ class NetRows:
     commit_micros: Places
     rows: pa.RecordBatch
 
-    def slice(self, start: int, count: int) -> NetRows:
+    def slice(self, start: int, count: int) -> NetChangeBatch:
         """Some of them."""
         stop = start + count
-        return NetRows(
+        return NetChangeBatch(
             self.kinds[start:stop],
             self.offsets[start:stop],
             self.commit_micros[start:stop],
@@ -69,7 +69,7 @@ class NetRows:
         )
 
 
-class Stretch(Protocol):
+class BacklogReader(Protocol):
     """Reads a stretch of a changelog."""
 
     async def read(self, start: int, end: int) -> Sequence[LogRecord]:
@@ -96,7 +96,7 @@ class NetChanges:
 
     def __init__(
         self,
-        stretch: Stretch,
+        reader: BacklogReader,
         start: int,
         position: NetPosition,
         *,
@@ -110,15 +110,15 @@ class NetChanges:
         self._before_images = before_images
         self.position = position
         self.changes_read = 0
-        self._stretch = stretch
+        self._reader = reader
         self._start = start
         self._keys_of = keys_of
         self._widened = widened
         self._encoded = encoded
         self._directory = directory
         self._memory_bytes = memory_bytes
-        self._ready: deque[NetRows] = deque()
-        self._skip = position.given
+        self._ready: deque[NetChangeBatch] = deque()
+        self._to_skip = position.given
         self._wanted = asyncio.Event()
         self._done = False
 
@@ -132,7 +132,7 @@ class NetChanges:
         """Whether `take` has something to give."""
         return bool(self._ready)
 
-    def take(self, max_rows: int) -> NetRows:
+    def take(self, max_rows: int) -> NetChangeBatch:
         """The next net changes; a row before and the row after it stay together."""
         rows = self._ready.popleft()
         if len(rows.kinds) > max_rows:
@@ -144,58 +144,60 @@ class NetChanges:
         self._wanted.set()
         return rows
 
-    async def run(self, more: Callable[[], None]) -> None:
-        """Reads the stretch and makes its net changes, a partition ahead of what is taken; calls `more` for each.
+    async def run(self, on_progress: Callable[[], None]) -> None:
+        """Reads the backlog and computes its net changes, one partition ahead of `take`.
 
         Raises:
             DiskFull: There is no space for what does not fit into memory.
             ScanKvError: What reading the changes raises.
         """
         with naming_full_disk(self._directory):
-            await self._run(more)
+            await self._run(on_progress)
 
-    async def _run(self, more: Callable[[], None]) -> None:
+    async def _run(self, on_progress: Callable[[], None]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix="net-", dir=self._directory))
-        partitions: _Partitions | None = None
+        partitions: _HashPartitions | None = None
         try:
-            async for batch in self._reduced():
+            async for batch in self._first_and_last_changes():
                 if partitions is None:
-                    partitions = _Partitions(directory, self._partitions_for(batch), self._memory_bytes // 2)
-                await self._stretch.run(partitions.add, batch)
+                    partitions = _HashPartitions(
+                        directory, self._choose_partition_count(batch), self._memory_bytes // 2
+                    )
+                await self._reader.run(partitions.add, batch)
             for number in range(self.position.partitions if partitions is not None else 0):
                 assert partitions is not None
-                rows = await self._stretch.run(self._net, partitions, number)
+                rows = await self._reader.run(self._net_changes_of, partitions, number)
                 if rows is not None:
                     self._ready.append(rows)
-                    more()
+                    on_progress()
                     while self._ready:
                         self._wanted.clear()
                         await self._wanted.wait()
             self._done = True
-            more()
+            on_progress()
         finally:
             if partitions is not None:
                 partitions.close()
             shutil.rmtree(directory, ignore_errors=True)
 
-    async def _reduced(self) -> AsyncIterator[pa.RecordBatch]:
+    async def _first_and_last_changes(self) -> AsyncIterator[pa.RecordBatch]:
         place, end = self._start, self.position.end
         while count_of(place) < count_of(end):
-            records = await self._stretch.read(place, end)
+            records = await self._reader.read(place, end)
             last = records[-1]
             place = last.offset + len(last.changes)
             self.changes_read = count_of(place) - count_of(self._start)
-            yield await self._stretch.run(self._first_and_last, records)
+            yield await self._reader.run(self._keep_first_and_last, records)
 
-    def _first_and_last(self, records: Sequence[LogRecord]) -> pa.RecordBatch:
+    def _keep_first_and_last(self, records: Sequence[LogRecord]) -> pa.RecordBatch:
         """Of each key in some records the first and the last change, with its place."""
         rows = pa.concat_batches([self._widened(record.changes.rows) for record in records])
         kinds = np.concatenate([record.changes.kinds for record in records])
         offsets = np.concatenate([record.offset + np.arange(len(record.changes)) for record in records])
         times = np.concatenate([record.commit_micros for record in records])
         keys = self._keys_of(rows)
-        first, last = _ends_of_each(keys)
+        first, last = _first_and_last_of_each_key(keys)
         kept = pa.array(np.union1d(first, last) if self._before_images else np.sort(last))
         columns = [
             keys,
@@ -206,16 +208,16 @@ class NetChanges:
         ]
         return pa.RecordBatch.from_arrays(columns, ["key", "kind", "offset", "time", "row"]).take(kept)
 
-    def _partitions_for(self, first: pa.RecordBatch) -> int:
+    def _choose_partition_count(self, first: pa.RecordBatch) -> int:
         """How many partitions it takes, by what the first step is like; noted, for whoever goes on."""
         if not self.position.partitions:
             changes = count_of(self.position.end) - count_of(self._start)
             size = first.nbytes * changes // max(self.changes_read, 1)
-            partitions = min(max(1, -(-size * _SHARE // self._memory_bytes)), _MAX_PARTITIONS)
+            partitions = min(max(1, -(-size * _MEMORY_FACTOR // self._memory_bytes)), _MAX_PARTITIONS)
             self.position = NetPosition(self.position.end, partitions, self.position.given)
         return self.position.partitions
 
-    def _net(self, partitions: _Partitions, number: int) -> NetRows | None:
+    def _net_changes_of(self, partitions: _HashPartitions, number: int) -> NetChangeBatch | None:
         """The net changes of a partition in the order of the last change of each key; None for none that are new."""
         changes = partitions.read(number)
         if changes is None:
@@ -223,23 +225,23 @@ class NetChanges:
         batch = changes.combine_chunks().to_batches()[0]
         rows = pa.RecordBatch.from_struct_array(batch.column("row"))
         kinds = batch.column("kind").to_numpy()
-        first, last = _ends_of_each(batch.column("key"))
+        first, last = _first_and_last_of_each_key(batch.column("key"))
         order = np.argsort(last)  # the order of the log, however it was read
         first, last = first[order], last[order]
         net, places, ends = kinds[last], last, last
         if self._before_images:
-            net, places, ends = self._changes_between(rows, kinds, first, last)
-        found = NetRows(
+            net, places, ends = self._net_from_first_and_last(rows, kinds, first, last)
+        found = NetChangeBatch(
             net,
             batch.column("offset").to_numpy()[ends],
             batch.column("time").to_numpy()[ends],
             rows.take(pa.array(places)),
         )
-        skipped = min(self._skip, len(net))
-        self._skip -= skipped
+        skipped = min(self._to_skip, len(net))
+        self._to_skip -= skipped
         return found.slice(skipped, len(net) - skipped) if skipped < len(net) else None
 
-    def _changes_between(
+    def _net_from_first_and_last(
         self, rows: pa.RecordBatch, kinds: Kinds, first: Places, last: Places
     ) -> tuple[Kinds, Places, Places]:
         """The net changes of keys by the first and last change of each: their kinds, rows, and the last changes."""
@@ -261,10 +263,10 @@ class NetChanges:
         return net, places, np.repeat(last, count)
 
 
-class NetReader(Protocol):
+class NetChangesFactory(Protocol):
     """Makes the net changes of stretches of a table's changelogs."""
 
-    changes: int
+    lag_threshold: int
     """How far behind a bucket must be."""
 
     def net_changes(self, bucket: int, start: int, position: NetPosition) -> NetChanges:
@@ -275,7 +277,7 @@ class NetReader(Protocol):
         """The table whose current columns their rows have."""
 
 
-class _Partitions:
+class _HashPartitions:
     """Changes shared out by their keys; in memory as long as they fit, else in files."""
 
     def __init__(self, directory: Path, count: int, memory_bytes: int) -> None:
@@ -307,7 +309,7 @@ class _Partitions:
             writer = self._writers[number]
             if writer is None:
                 path = self._directory / f"{number:04}"
-                writer = self._writers[number] = pa.ipc.new_stream(str(path), parts[0].schema, options=_SPILLED)
+                writer = self._writers[number] = pa.ipc.new_stream(str(path), parts[0].schema, options=_SPILL_OPTIONS)
             writer.write_batch(pa.concat_batches(parts))
             parts.clear()
         self._kept_bytes = 0
@@ -334,7 +336,7 @@ class _Partitions:
                 writer.close()
 
 
-def _ends_of_each(keys: pa.BinaryArray) -> tuple[Places, Places]:
+def _first_and_last_of_each_key(keys: pa.BinaryArray) -> tuple[Places, Places]:
     """For each key the places of its first and of its last occurrence, in the order of the first."""
     encoded = keys.dictionary_encode()
     codes = encoded.indices.to_numpy()
