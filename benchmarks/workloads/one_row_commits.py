@@ -46,7 +46,7 @@ def run(bench: Bench) -> Result:
     progress(f"writing {rows:,} rows in as many commits")
     run_alone(_commit_one_by_one, data, rows)
     with (
-        ServerProcess(data, log_upkeep_seconds=_NEVER_SECONDS) as server,
+        ServerProcess(data, log_maintenance_seconds=_NEVER_SECONDS) as server,
         Worker(ChangesReader, server.url) as reader,
     ):
         written = interleaved(1, {_AS_WRITTEN: lambda: reader.call(ChangesReader.read_log).checked(rows)})
@@ -79,7 +79,7 @@ def run(bench: Bench) -> Result:
         notes=[
             f"One-row commits: {rows:,} rows of T4, each applied to the bucket of a stopped server in a write batch of "
             "its own, as the engine does, but with one sync at the end. Then a server with a short "
-            "`log_upkeep_seconds` rewrites them in the background; that it has, but for the last one, is checked. "
+            "`log_maintenance_seconds` rewrites them in the background; that it has, but for the last one, is checked. "
             "Nothing is compacted afterwards: the files are as the server leaves them. Up to "
             f"{MAX_CHANGES_PER_RECORD:,} changes behind the last segment would be read as they were written.",
         ],
@@ -123,7 +123,7 @@ def _let_rewrite(data: Path) -> None:
 def _rewrite_until_quiet(data: Path) -> None:
     """Has a server rewrite until it takes little of a core: all of it, unless others take the cores."""
     with (
-        ServerProcess(data, log_upkeep_seconds=_UPKEEP_SECONDS) as server,
+        ServerProcess(data, log_maintenance_seconds=_UPKEEP_SECONDS) as server,
         Worker(ChangesReader, server.url) as reader,
     ):
         reader.call(ChangesReader.read_log, 1)  # what nobody has used since the start is not looked after

@@ -141,9 +141,9 @@ def _statistics(
         epoch=state.epoch if state else 0,
         disk_bytes=files.total if files else 0,
         log_bytes=log.bytes,
-        log_holder=log.holder,
-        held_log_bytes=log.held_bytes,
-        damage=figures.live.trouble or "",
+        retention_holder=log.holder,
+        retention_hold_bytes=log.held_bytes,
+        damage=figures.live.problem or "",
         base=base_statistics(figures.live, now_micros) if has_base else None,
     )
 

@@ -112,7 +112,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         return write_pb2.UndoResponse(
             restored=undone.restored,
             deleted=undone.deleted,
-            skipped=undone.skipped,
+            conflicts=undone.conflicts,
             log_offsets=offsets,
             table_incarnation=table.definition.incarnation,
         )
@@ -157,15 +157,15 @@ def preconditions_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest)
 
 def _identity_of(writer: write_pb2.WriterIdentity) -> WriteIdentity:
     check_writer_id(writer.id)
-    if writer.sequence >= MAX_SEQUENCE or writer.settled_below > writer.sequence:
+    if writer.sequence >= MAX_SEQUENCE or writer.acked_below > writer.sequence:
         raise InvalidRequest(
-            f"writer: sequence {writer.sequence} with settled_below {writer.settled_below}: the sequence must be below "
+            f"writer: sequence {writer.sequence} with acked_below {writer.acked_below}: the sequence must be below "
             f"{MAX_SEQUENCE}, and all that is settled below it"
         )
     return WriteIdentity(
         writer=writer.id,
         epoch=writer.epoch,
         sequence=writer.sequence,
-        settled_below=writer.settled_below,
+        acked_below=writer.acked_below,
         age_seconds=writer.sent_millis_ago / 1000,
     )

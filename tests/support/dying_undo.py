@@ -62,10 +62,10 @@ async def check(data: Path) -> None:
         for key in range(30):
             assert found.get(key) in (BEFORE.get(key), WRITTEN.get(key)), found
         undone = await _undo(tables)
-        assert undone.skipped == 0, undone
+        assert undone.conflicts == 0, undone
         assert await contents(tables) == BEFORE
         again = await _undo(tables)
-        assert (again.restored, again.deleted, again.skipped) == (0, 0, 0), again
+        assert (again.restored, again.deleted, again.conflicts) == (0, 0, 0), again
 
 
 async def contents(tables: Tables) -> dict[int, int]:

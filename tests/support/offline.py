@@ -179,7 +179,7 @@ def replayed_to(offline: OfflineBucket, offset: int) -> list[tuple[Any, ...]]:
     for record in offline.log():
         if record.offset >= offset:
             break
-        # The log's upkeep rewrites small records as larger ones, so that the offset may lie within one.
+        # The log's maintenance rewrites small records as larger ones, so that the offset may lie within one.
         count = min(len(record.changes), offset - record.offset)
         rows = widened(record.changes.rows.slice(0, count), offline.codec.schema)
         encoded, _ = offline.keys.encode(rows)

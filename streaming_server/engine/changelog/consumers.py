@@ -11,7 +11,7 @@ from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
 from scankv.model.names import check_consumer_id
-from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
     Consumer,
     ConsumerInfo,
@@ -394,7 +394,7 @@ async def _ends(table: TableState, numbers: set[int]) -> dict[int, int]:
         if live.state is None:
             async with live.mutex:
                 with suppress(DataLoss):
-                    await live.opened()
+                    await live.open()
         if live.state is not None:
             ends[number] = live.state.log_offset
     return ends

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import InvalidRequest
-from streaming_server.engine.bucket.live_bucket import lock_buckets
+from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.columnar.base_choice import choose_bases, record_errors
 from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter

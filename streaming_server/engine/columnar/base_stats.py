@@ -22,8 +22,8 @@ class BaseStats:
         rows: Rows in it.
         disk_bytes: Bytes of its files.
         changes_since: Changes since, as log offsets count them.
-        overlay_rows: Rows and deletions since that are in memory.
-        overlay_bytes: What they take, with those of older states that scans still read.
+        delta_rows: Rows and deletions since that are in memory.
+        delta_bytes: What they take, with those of older states that scans still read.
         age_millis: Since its building was begun.
         record: What bases of the bucket have cost.
     """
@@ -33,8 +33,8 @@ class BaseStats:
     rows: int = 0
     disk_bytes: int = 0
     changes_since: int = 0
-    overlay_rows: int = 0
-    overlay_bytes: int = 0
+    delta_rows: int = 0
+    delta_bytes: int = 0
     age_millis: int = 0
     record: BaseRecord
 
@@ -42,18 +42,18 @@ class BaseStats:
 def base_stats_of(live: LiveBucket, now_micros: int) -> BaseStats:
     """The figures at some commit time, from memory. Opens nothing and takes no mutex."""
     # Read once: a write in a thread may change them meanwhile.
-    base, delta, state, record = live.base, live.delta, live.state, live.base_record
-    taken = live.delta_bytes
+    base, delta, state, record = live.columnar.base, live.columnar.delta, live.state, live.columnar.record
+    taken = live.columnar.delta_bytes
     if base is None or delta is None or delta.is_full or state is None:
-        return BaseStats(why_none=record.why_none or "it is not open", overlay_bytes=taken, record=record)
+        return BaseStats(why_none=record.why_none or "it is not open", delta_bytes=taken, record=record)
     return BaseStats(
         why_none="",
         log_offset=base.info.log_offset,
         rows=base.info.rows,
         disk_bytes=base.info.disk_bytes,
         changes_since=state.count - count_of(base.info.log_offset),
-        overlay_rows=delta.rows,
-        overlay_bytes=taken,
+        delta_rows=delta.rows,
+        delta_bytes=taken,
         # Commit time, too, may be less than it was, where the file of the clock was lost.
         age_millis=max(0, now_micros // 1000 - base.info.cut_millis),
         record=record,

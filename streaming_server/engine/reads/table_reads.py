@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_LOOKUP_KEYS
-from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.bucket.request_rows import read_request
-from streaming_server.engine.columnar.base_choice import choose_bases, record_errors, via_of
+from streaming_server.engine.columnar.base_choice import choose_bases, choose_read_path, record_errors
 from streaming_server.engine.writes.lookups import lookup_rows
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.columnar.base_view import merge_deltas
@@ -92,7 +92,9 @@ class TableReads:
             async with lock_buckets(chosen) as opened:
                 choice = choose_index(choices, self._lock_view(opened).indexes)
         numbers = [live.number for live in chosen]
-        return explain(plan, definition, reader, numbers, choice, via_of(plan, reader, choice is not None, chosen))
+        return explain(
+            plan, definition, reader, numbers, choice, choose_read_path(plan, reader, choice is not None, chosen)
+        )
 
     async def lookup(
         self, data: bytes, columns: Sequence[str] | None, then: Then | None = None
@@ -205,4 +207,4 @@ class TableReads:
         )
 
     def _noted(self, number: int, error: ScanKvError) -> ScanKvError:
-        return self._table.buckets[number].noted(error)
+        return self._table.buckets[number].record_error(error)

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose, via_of
+from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose, choose_read_path
 from streaming_server.scan.columnar.delta import DeltaView, MergedDelta
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _WHY_NONE: Final = (
     "the snapshot has none of it: there was none when it was taken, too much had been written since, or it is damaged; "
-    "leave `via` out"
+    "leave `read_path` out"
 )
 _log = logging.getLogger(__name__)
 
@@ -314,8 +314,8 @@ class SnapshotReader:
         choice = choose_index(choices, self.locked_view().indexes)
         filled = self._filled()
         based = [number for number in filled if self._view.has_base(number)]
-        via = via_of(plan, reader, filled, based, through_index=choice is not None)
-        return explain(plan, self.definition, reader, self.log_offsets, choice, via)
+        read_path = choose_read_path(plan, reader, filled, based, through_index=choice is not None)
+        return explain(plan, self.definition, reader, self.log_offsets, choice, read_path)
 
     async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
         """The buckets that are read out of their bases. Raises InvalidRequest."""

@@ -71,7 +71,7 @@ class Snapshots:
     measured by the monotonic clock, so that setting the machine's clock ends no lease.
 
     A view with a lease holds the changes from its log offsets on, so that its reader can follow the table from there;
-    within `log_hold_max_bytes`, as every hold.
+    within `max_retention_hold_bytes`, as every hold.
 
     Args:
         config: Limits and defaults.

@@ -115,10 +115,10 @@ class Tables:
         self._live: dict[str, LiveTable] = {}
         self._disk_use = ThrottledValue(self._look_at_disk)
         self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
-        self._upkeep = LogMaintenance(
+        self._log_maintenance = LogMaintenance(
             self._states,
-            seconds=config.log_upkeep_seconds,
-            max_held_bytes=config.log_hold_max_bytes,
+            seconds=config.log_maintenance_seconds,
+            max_held_bytes=config.max_retention_hold_bytes,
             clock=self.clock,
         )
         self._idle = IdleBuckets(self._states, most=most_open, idle_seconds=config.bucket_idle_seconds)
@@ -130,11 +130,11 @@ class Tables:
                 changed_share=config.base_changed_share,
                 max_age_seconds=config.base_max_age_seconds,
                 max_write_amplification=config.base_max_write_amplification,
-                delta_bytes=config.base_overlay_bytes,
-                total_delta_bytes=config.base_total_overlay_bytes,
+                delta_bytes=config.base_delta_bytes,
+                total_delta_bytes=config.base_total_delta_bytes,
                 cpu_share=config.base_cpu_share,
             ),
-            seconds=config.base_upkeep_seconds,
+            seconds=config.base_maintenance_seconds,
             clock=self.clock,
         )
         self.snapshots = Snapshots(
@@ -195,7 +195,7 @@ class Tables:
         self.consumers.start()
         self.locks.start()
         self.transactions.start()
-        self._upkeep.start()
+        self._log_maintenance.start()
         self._bases.start()
         self._idle.start()
 
@@ -213,10 +213,10 @@ class Tables:
         """
         found = self._catalog.unusable
         for name, live in self._live.items():
-            troubled = [each for each in live.buckets if each.trouble is not None]
+            troubled = [each for each in live.buckets if each.problem is not None]
             if troubled:
                 buckets = ", ".join(str(each.number) for each in troubled)
-                found[name] = f"of its {len(live.buckets)} buckets, {buckets} cannot be used: {troubled[0].trouble}"
+                found[name] = f"of its {len(live.buckets)} buckets, {buckets} cannot be used: {troubled[0].problem}"
         return dict(sorted(found.items()))
 
     def live_tables(self) -> Iterable[LiveTable]:
@@ -388,7 +388,7 @@ class Tables:
 
     async def close(self) -> None:
         """Ends what runs, closes every bucket in order and gives the directory back."""
-        await self._upkeep.close()
+        await self._log_maintenance.close()
         await self._bases.close()
         await self._idle.close()
         while self._changes:

@@ -45,13 +45,13 @@ class CommitStats:
     Attributes:
         commits: How many there were since the start.
         rows: Rows and keys in them.
-        closed_gates: How many are being applied now.
+        closed_commit_barriers: How many are being applied now.
         longest_micros: For how long the gate of one of them was closed at most, in microseconds.
     """
 
     commits: int = 0
     rows: int = 0
-    closed_gates: int = 0
+    closed_commit_barriers: int = 0
     longest_micros: int = 0
 
 
@@ -134,7 +134,7 @@ class CommitCoordinator:
     ) -> Committed:
         buckets = [tables[name].buckets[number] for name in tables for number in sorted(touched[name].buckets)]
         files = _files(parts)
-        self.figures.closed_gates += 1
+        self.figures.closed_commit_barriers += 1
         try:
             async with raise_barrier(buckets):
                 started = self._clock.monotonic()
@@ -165,7 +165,7 @@ class CommitCoordinator:
             micros = int((self._clock.monotonic() - started) * 1_000_000)
             self.figures.longest_micros = max(self.figures.longest_micros, micros)
         finally:
-            self.figures.closed_gates -= 1
+            self.figures.closed_commit_barriers -= 1
         if committed is None:
             raise copy(self.stuck[decision.token])
         return committed

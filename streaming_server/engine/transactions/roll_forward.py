@@ -142,7 +142,7 @@ class RollForward:
                 # Each bucket takes transactions in their order, or an old row would replace a newer one.
                 raise Unavailable(f"{live.place} lacks an earlier transaction, {earlier.token}")
             async with live.mutex.bypass_barrier():
-                bucket = await live.opened()
+                bucket = await live.open()
                 answer = await live.run(bucket.answer_of, self._identity)
             self._applied[live] = 0 if answer is None else answer.rows
             self._behind[live] = bucket.state.log_offset if answer is None else answer.offset
@@ -155,7 +155,7 @@ class RollForward:
     def _identity(self) -> WriteIdentity:
         number = self._decision.number
         # Whatever came before is done in each of its buckets, and the log says so durably: see `Decisions`.
-        return WriteIdentity(writer=TRANSACTIONS, epoch=self._decisions.epoch, sequence=number, settled_below=number)
+        return WriteIdentity(writer=TRANSACTIONS, epoch=self._decisions.epoch, sequence=number, acked_below=number)
 
     async def _merged_again(self, touched: Mapping[str, Touched]) -> dict[LiveBucket, NetRows]:
         """What becomes of the rows of tables whose rows are merged; not of those that a bucket has already."""
@@ -179,7 +179,7 @@ class RollForward:
     ) -> None:
         try:
             async with live.mutex.bypass_barrier():
-                merged = net.setdefault(live, NetRows(await live.opened()))
+                merged = net.setdefault(live, NetRows(await live.open()))
                 if is_first:
                     merged.note(part)
                 else:
@@ -215,7 +215,7 @@ class RollForward:
     async def _apply_step(
         self, table: LiveTable, live: LiveBucket, net: NetRows, columns: Columns, keys: list[bytes]
     ) -> None:
-        bucket, codec = await live.opened(), table.state.codec
+        bucket, codec = await live.open(), table.state.codec
         behind = self._applied[live] + len(keys)
         await live.run(
             apply_change,
@@ -242,7 +242,7 @@ class RollForward:
     async def _step(self, table: LiveTable, live: LiveBucket, part: PreparedRows, start: int) -> None:
         """Applies the next rows of a part with one WriteBatch."""
         async with live.mutex.bypass_barrier():
-            bucket = await live.opened()
+            bucket = await live.open()
             applied, end = self._applied[live], start + len(part.keys)
             merger = table.writes.merger
             behind = min(applied + step_rows(bucket.state, len(merger.codec.indexes)), end)

@@ -47,7 +47,7 @@ class UndoResult:
 
     restored: int = 0
     deleted: int = 0
-    skipped: int = 0
+    conflicts: int = 0
 
 
 class UndoOperation:
@@ -107,7 +107,7 @@ class UndoOperation:
     async def _hold(self, live: LiveBucket, start: int) -> int:
         """Keeps the changes of a bucket from an offset on until the end; the offset to start at."""
         async with live.mutex:
-            bucket = await live.opened()
+            bucket = await live.open()
             start = bucket.log.span.checked(start, place=live.place)
             live.retain_log(self._owner, start)
         return start
@@ -138,7 +138,7 @@ class UndoOperation:
     async def _end(self, live: LiveBucket) -> int:
         """Where the changelog of a bucket ends now; all before is durable."""
         async with live.mutex:
-            end = (await live.opened()).state.log_offset
+            end = (await live.open()).state.log_offset
         await live.wait_durable(end)
         return end
 
@@ -164,7 +164,7 @@ class UndoOperation:
                 await self._write(live, end, plan)
             except WriteConflict:
                 continue  # what was put back until then is known again
-            self.undone.skipped += plan.skipped
+            self.undone.conflicts += plan.conflicts
             return
         raise UndoConflict(
             f"{live.place}: others have written keys of the undo each time that it was tried; repeat it",

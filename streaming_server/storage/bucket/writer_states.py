@@ -61,14 +61,14 @@ class WriteIdentity:
         writer: The writer's id.
         epoch: 0, or what opening the writer gave. Each opening fences the epochs before it.
         sequence: The request's number. Numbers of one writer ascend, from any number on and with gaps.
-        settled_below: Every request of a lower number was answered or given up: one that comes late is refused.
+        acked_below: Every request of a lower number was answered or given up: one that comes late is refused.
         age_seconds: How long ago the request was sent for the first time.
     """
 
     writer: str
     epoch: int
     sequence: int
-    settled_below: int = 0
+    acked_below: int = 0
     age_seconds: float = 0.0
 
 
@@ -104,14 +104,14 @@ class WriterState:
     Attributes:
         epoch: The newest epoch there was.
         next_sequence: Behind the greatest sequence that was applied, in any epoch.
-        settled_below: Lower ones of this epoch are not applied any more.
+        acked_below: Lower ones of this epoch are not applied any more.
         used_micros: When it was heard of last, in microseconds of service time.
         answers: Those of this epoch's greatest sequences, ascending.
     """
 
     epoch: int = 0
     next_sequence: int = 0
-    settled_below: int = 0
+    acked_below: int = 0
     used_micros: int = 0
     answers: tuple[WriteAnswer, ...] = ()
 
@@ -143,7 +143,7 @@ class WriterState:
             if answer.sequence == identity.sequence:
                 return answer
         full = len(self.answers) == WRITER_WINDOW and identity.sequence < self.answers[0].sequence
-        if full or identity.sequence < self.settled_below:
+        if full or identity.sequence < self.acked_below:
             raise WriterExpired(
                 f'{place}: request {identity.sequence} of the writer "{identity.writer}" comes too late to tell '
                 "whether it was applied; nothing was written: read what is there before you write it again",
@@ -156,14 +156,14 @@ class WriterState:
         """The state with a step that `answer_of` has not refused. `offset` is the bucket's next one behind it."""
         identity = step.identity
         same = identity.epoch == self.epoch
-        settled = max(identity.settled_below, self.settled_below if same else 0)
+        settled = max(identity.acked_below, self.acked_below if same else 0)
         others = [answer for answer in self.answers if same and answer.sequence != identity.sequence]
         answer = WriteAnswer(identity.sequence, step.rows, offset, step.whole)
         kept = sorted((a for a in [*others, answer] if a.sequence >= settled), key=lambda a: a.sequence)
         return WriterState(
             epoch=identity.epoch,
             next_sequence=max(self.next_sequence, identity.sequence + 1),
-            settled_below=settled,
+            acked_below=settled,
             used_micros=now_micros,
             answers=tuple(kept[-WRITER_WINDOW:]),
         )
@@ -171,7 +171,7 @@ class WriterState:
     def to_bytes(self) -> bytes:
         """The stored form."""
         head = _HEADER.pack(
-            _FORMAT, len(self.answers), self.epoch, self.next_sequence, self.settled_below, self.used_micros
+            _FORMAT, len(self.answers), self.epoch, self.next_sequence, self.acked_below, self.used_micros
         )
         return head + b"".join(_ANSWER.pack(a.sequence, a.rows, a.offset, a.whole) for a in self.answers)
 
@@ -188,7 +188,7 @@ class WriterState:
         return cls(
             epoch=epoch,
             next_sequence=next_sequence,
-            settled_below=settled,
+            acked_below=settled,
             used_micros=used,
             answers=tuple(
                 WriteAnswer(sequence, rows, offset, bool(whole)) for sequence, rows, offset, whole in answers

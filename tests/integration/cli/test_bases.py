@@ -36,9 +36,9 @@ def test_the_figures_of_a_base_are_shown_by_bucket_and_by_table(scankv: CommandL
     scankv("delete", based, "ann")
     (base,) = choose_bases(scankv, based)
     table = all_bases(scankv, based)
-    assert (base["rows"], base["changes_since"], base["overlay_rows"], base["log_offset"]) == (3, 2, 2, 3)
+    assert (base["rows"], base["changes_since"], base["delta_rows"], base["log_offset"]) == (3, 2, 2, 3)
     assert (base["builds"], base["written_bytes"]) == (1, base["last_written_bytes"])
-    assert min(base["disk_bytes"], base["overlay_bytes"], base["last_build_cpu_seconds"]) > 0
+    assert min(base["disk_bytes"], base["delta_bytes"], base["last_build_cpu_seconds"]) > 0
     assert 0 <= base["age_seconds"] < 600
     assert (table["buckets"], table["bases"], table["why_none"]) == (1, 1, [])
     shared = set(base) & set(table) - {"why_none", "age_seconds"}

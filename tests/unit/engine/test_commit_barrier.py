@@ -96,7 +96,7 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
                 return sum(live.mutex.locked() for live in table.buckets) == 1
 
             await await_until(one_is_written, "one bucket written, and the other held")
-            states = [await live.opened() for live in table.buckets]
+            states = [await live.open() for live in table.buckets]
             assert sum(bucket.state.count for bucket in states) > 40
             told.clear()
             waiting = {
@@ -117,7 +117,7 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
             for live in (held_bucket, free):
                 assert live.durable_offset == before[live.number]
                 assert not live.is_quiet_at(before[live.number])
-            assert tables.transactions.figures.closed_gates == 1
+            assert tables.transactions.figures.closed_commit_barriers == 1
             assert not any(task.done() for task in waiting.values())
             assert not told
             held.release.set()
@@ -128,7 +128,7 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
             await task
         assert committed.log_offsets["game.other"] == (await other.reads.view_now(None)).log_offsets
         assert (await table.reads.count(None))[0] == 41
-        assert tables.transactions.figures.closed_gates == 0
+        assert tables.transactions.figures.closed_commit_barriers == 0
 
 
 async def test_a_lookup_over_several_buckets_is_of_one_side_of_a_commit(

@@ -77,7 +77,7 @@ async def trimmed(table: LiveTable) -> int:
     """Removes what nobody keeps; how many changes are gone."""
     for live in table.buckets:
         async with live.mutex:
-            bucket = await live.opened()
+            bucket = await live.open()
             await live.run(bucket.trim_log, bucket.state.log_offset)
     return sum(live.state.log_first for live in table.buckets if live.state is not None)
 
@@ -214,7 +214,7 @@ async def test_a_consumer_whose_changes_are_gone_is_told_and_keeps_nothing_until
         await fill(table, 1)
         async with streaming(tables):
             pass
-        for live in table.buckets:  # as the upkeep does with those that keep too much
+        for live in table.buckets:  # as the maintenance does with those that keep too much
             live.release_log("consumer:c")
         await trimmed(table)
         with pytest.raises(PositionExpired):

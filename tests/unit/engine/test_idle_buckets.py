@@ -171,7 +171,7 @@ async def test_beyond_the_bound_those_unused_for_longest_are_closed(
         recent = [live for live in table.buckets if live.number in (2, 5)]
         for live in recent:
             async with live.mutex:
-                await live.opened()
+                await live.open()
         idle = IdleBuckets(tables._states, most=2, idle_seconds=1e9, has_files=lambda: has_files)
         await idle.look(time.monotonic() + later)
         assert [live for live in table.buckets if live.is_open] == recent

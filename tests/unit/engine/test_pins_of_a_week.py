@@ -22,7 +22,7 @@ MOST_FILES = BUCKETS * 4 * (FEW_FILES + 8 + 4)
 @pytest.mark.asyncio
 @pytest.mark.parametrize("pins", [120, pytest.param(A_WEEK, marks=pytest.mark.soak)])
 async def test_pins_of_a_table_under_writes_leave_few_files_open(tmp_path: Path, pins: int) -> None:
-    async with tables_in(tmp_path, log_upkeep_seconds=3600) as tables:
+    async with tables_in(tmp_path, log_maintenance_seconds=3600) as tables:
         table = await new_table(tables, buckets=BUCKETS)
         before, most = open_files(), 0
         expected: dict[str, int | None] = {}
@@ -35,7 +35,7 @@ async def test_pins_of_a_table_under_writes_leave_few_files_open(tmp_path: Path,
             await tables.snapshots.release(snapshot.snapshot_id)
             if number % 5 == 4:
                 for live in table.buckets:
-                    await tables._upkeep.look_after(table.state, live)
+                    await tables._log_maintenance.look_after(table.state, live)
             most = max(most, open_files() - before)
         assert most < MOST_FILES
         snapshot = await tables.snapshots.pin(table.pinning)

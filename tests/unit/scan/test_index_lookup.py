@@ -16,7 +16,7 @@ from scankv.model.expressions import MAX_POINTS, Predicate, all_of, col
 from scankv.model.expressions.nodes import FieldPath
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.execution.explain import explain
-from streaming_server.scan.read_plan import Via
+from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.rows.index_lookup import choose_index, index_choices
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
@@ -200,7 +200,7 @@ def test_explain_tells_the_index_and_what_is_read_instead(scores: IndexedTable) 
     reader = plan.reader(scores.codec, scores.keys)
     indexes = scores.locked_view().indexes
     choice = choose_index(index_choices(reader, indexes), indexes)
-    told = explain(plan, scores.definition, reader, range(len(scores.buckets)), choice, (Via.ITERATOR, "why"))
+    told = explain(plan, scores.definition, reader, range(len(scores.buckets)), choice, (ReadPath.ROCKSDB, "why"))
     assert (list(told.index), list(told.index_ranges), told.index_range_count) == (["score"], ["score = 7"], 1)
     assert told.index_keys == 10_000
     assert (list(told.ranges), told.points) == (["all keys"], 0)

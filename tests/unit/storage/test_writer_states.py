@@ -40,8 +40,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "buckets" / "0000"
 
 
-def numbered(sequence: int, settled_below: int = 0) -> WriteIdentity:
-    return replace(FIRST, sequence=sequence, settled_below=settled_below)
+def numbered(sequence: int, acked_below: int = 0) -> WriteIdentity:
+    return replace(FIRST, sequence=sequence, acked_below=acked_below)
 
 
 def write(
@@ -111,11 +111,11 @@ def test_the_last_sixteen_are_known_and_an_older_one_is_refused(path: Path) -> N
 def test_a_request_below_what_is_settled_is_refused_unless_its_answer_is_known(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
         write(bucket, numbered(3))
-        write(bucket, numbered(5, settled_below=5))
+        write(bucket, numbered(5, acked_below=5))
         with pytest.raises(WriterExpired):
             bucket.bucket.answer_of(numbered(4))
         assert bucket.bucket.answer_of(numbered(6)) is None
-        write(bucket, numbered(6, settled_below=2))
+        write(bucket, numbered(6, acked_below=2))
         with pytest.raises(WriterExpired):
             bucket.bucket.answer_of(numbered(4))
 
@@ -240,7 +240,7 @@ def test_more_writers_than_are_kept_in_memory_are_all_known(path: Path) -> None:
 @pytest.mark.parametrize("count", [0, 1, WRITER_WINDOW])
 def test_a_state_is_read_as_it_was_written(count: int) -> None:
     answers = tuple(WriteAnswer(2**62 + n, n, 2**50 + n, n % 2 == 0) for n in range(count))
-    state = WriterState(epoch=3, next_sequence=2**63, settled_below=9, used_micros=2**50, answers=answers)
+    state = WriterState(epoch=3, next_sequence=2**63, acked_below=9, used_micros=2**50, answers=answers)
     assert WriterState.from_bytes(state.to_bytes()) == state
     for broken in (b"", b"\x02" + state.to_bytes()[1:], state.to_bytes()[:-1], state.to_bytes() + b"x"):
         with pytest.raises(DataLoss):
