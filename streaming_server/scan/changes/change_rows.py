@@ -1,4 +1,4 @@
-"""Changes as the rows of a stream: what happened, where and when, and the row; seen by those who see some rows only."""
+"""Changes as the rows of a stream: row kind, offset, commit time and columns, filtered as the reader requested."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class ChangeRows:
-    """Makes the chunks of a stream of changes. Its schema grows with the table's, unless columns were chosen.
+    """Builds the chunks of a stream of changes. Its schema grows with the table's, unless columns were chosen.
 
     Args:
         definition: The table as of the opening.
-        columns: The columns of the table that are returned, None for all.
-        where: What is true of the rows that are seen, None for all. Where there are no rows before a change, and it
-            looks at more than the key, rows that do not match are seen as deleted ones.
-        not_before: What was committed before this time, in microseconds since 1970, is left out.
+        columns: The columns to return. None: all.
+        where: The predicate on the rows. None: all rows. If changes have no rows before them and the predicate uses
+            more than the key, rows that do not match come as deletions.
+        not_before: Changes committed before this time, in microseconds since 1970 UTC, are dropped.
 
     Raises:
-        SchemaMismatch: A column does not exist, or is compared with what it cannot be.
+        SchemaMismatch: A column does not exist, or a value does not fit the type of its column.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ChangeRows:
 
     @property
     def selective(self) -> bool:
-        """Whether changes are left out."""
+        """Whether changes are filtered."""
         return self._bound is not None
 
     def chunk_of_records(
@@ -62,13 +62,13 @@ class ChangeRows:
         definition: TableDefinition,
         applied: AlreadyAppliedFilter | None = None,
     ) -> Chunk:
-        """The changes of some records of a bucket that are seen.
+        """Returns the matching changes of some records of a bucket.
 
         Args:
             records: The changes, at least one record.
-            bucket: Where they come from.
-            definition: The table of now, which knows their schemas.
-            applied: Says which of them the rows before do not show already. None: all.
+            bucket: The bucket that they come from.
+            definition: The current definition of the table, which has their schemas.
+            applied: Filters the changes that the rows sent before contain already. None: all are new.
         """
         newest = max(record.schema_id for record in records)
         if newest > self.schema_id:
@@ -85,7 +85,7 @@ class ChangeRows:
         return self._filtered_chunk(rows, kinds, offsets, times, bucket)
 
     def chunk_of_net_changes(self, net: NetChangeBatch, bucket: int, definition: TableDefinition) -> Chunk:
-        """Net changes of a bucket that are seen; their rows have the columns of `definition`."""
+        """Returns the matching net changes of a bucket. Their rows have the columns of `definition`."""
         if definition.schema.id > self.schema_id:
             self._set_schema(definition, definition.schema.id)
         rows = net.rows.select(self._table.names)
@@ -95,7 +95,7 @@ class ChangeRows:
         self, rows: pa.RecordBatch, kinds: Kinds, offsets: Numbers, times: Numbers, bucket: int
     ) -> Chunk:
         if self._bound is not None:
-            # Where it is unknown whether a row matches, it does not.
+            # A predicate that is null is not true.
             matches = evaluate(self._bound, rows).fill_null(False).to_numpy(zero_copy_only=False)
             if self._deletes_unmatched:
                 kinds = np.where(matches, kinds, np.uint8(RowKind.DELETE))
@@ -110,7 +110,7 @@ class ChangeRows:
     def _null_beside_key(
         self, rows: pa.RecordBatch, only_key: np.ndarray[tuple[int], np.dtype[np.bool_]]
     ) -> pa.RecordBatch:
-        """The rows, with null beside the key in some of them."""
+        """Sets the columns outside the key to null in the rows where `only_key` is true."""
         places = pa.array(np.arange(len(only_key)), mask=only_key)
         columns = [
             column if name in self._key else column.take(places)
@@ -119,11 +119,10 @@ class ChangeRows:
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
     def empty_chunk(self, bucket: int) -> Chunk:
-        """No changes."""
         return Chunk(bucket, pa.RecordBatch.from_pylist([], self._of_rows), changes=ChangeColumns.of_table(0))
 
     def chunk_of_rows(self, chunk: Chunk) -> Chunk:
-        """Rows of the table, already those that are seen, as the first that is known of them."""
+        """Returns rows of the table, filtered already, as changes."""
         rows = self._project(chunk.batch)
         message = chunk.message if rows is chunk.batch else None
         return Chunk(chunk.bucket, rows, message, changes=ChangeColumns.of_table(rows.num_rows))
@@ -145,7 +144,7 @@ class ChangeRows:
 
 
 def _add_missing_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows with the columns that were added to their table since, null."""
+    """Adds the columns that were added to the table after the rows were written, as nulls."""
     if len(rows.schema) == len(schema):
         return rows
     added = [pa.nulls(rows.num_rows, field.type) for field in list(schema)[rows.num_columns :]]
@@ -155,7 +154,7 @@ def _add_missing_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBa
 def _matching_changes(
     kinds: Kinds, matches: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Kinds]:
-    """Which changes are seen by those who see some keys only."""
+    """Selects changes by a predicate that uses only the key, which no change of a row alters."""
     kept = np.flatnonzero(matches)
     return kept, kinds[kept]
 
@@ -163,10 +162,10 @@ def _matching_changes(
 def _visible_changes(
     kinds: Kinds, matches: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Kinds]:
-    """Which changes are seen by those who see rows that match, and as what.
+    """Selects changes as a reader of matching rows sees them.
 
-    A row that begins to match is inserted for them, one that ceases to is deleted. Half of an update, whose other half
-    is not there, is taken for such.
+    A row that begins to match is an insert for the reader; a row that ceases to match is a delete. Half of an update
+    without its other half is treated likewise.
     """
     kinds = kinds.copy()
     before, after = kinds == RowKind.UPDATE_BEFORE, kinds == RowKind.UPDATE_AFTER

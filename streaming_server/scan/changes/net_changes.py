@@ -1,9 +1,9 @@
-"""One net change for each key of a stretch of a changelog: what a reader that is far behind asks for.
+"""Net changes: one for each key in the backlog of a changelog, for readers that are far behind.
 
-The stretch is read once. Of each key only the first and the last change matter, so each step keeps only those, and
-shares them out by the key to partitions, which lie on disk where they do not fit into memory; then each partition is
-small enough to be grouped at once. The same stretch in as many partitions gives the same changes in the same order, so
-that a stream can go on in the middle of it.
+The backlog is read once. Only the first and the last change of each key matter, so each step keeps only those and
+hash-partitions them by key. Partitions that do not fit into memory are spilled to disk. Then each partition is small
+enough to be grouped at once. The same backlog with the same number of partitions gives the same changes in the same
+order, so a stream can resume in the middle of it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ STEP_BYTES: Final = 8 << 20
 _MAX_PARTITIONS: Final = 256
 # Grouping a partition takes several times its size.
 _MEMORY_FACTOR: Final = 8
-# With a seed: the keys of one bucket are alike in the hash that chose it.
+# Seeded, because the unseeded hash chose the bucket: its keys are not evenly distributed by that hash.
 _hash: Final = partial(xxh3_64_intdigest, seed=1)
 _SPILL_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True, slots=True)
 class NetChangeBatch:
-    """Some net changes, in order: the kind, offset and commit time of each, and its row."""
+    """Net changes in order: row kind, offset and commit time of each, and its row."""
 
     kinds: np.ndarray[tuple[int], np.dtype[np.uint8]]
     offsets: Places
@@ -59,7 +59,6 @@ class NetChangeBatch:
     rows: pa.RecordBatch
 
     def slice(self, start: int, count: int) -> NetChangeBatch:
-        """Some of them."""
         stop = start + count
         return NetChangeBatch(
             self.kinds[start:stop],
@@ -70,28 +69,30 @@ class NetChangeBatch:
 
 
 class BacklogReader(Protocol):
-    """Reads a stretch of a changelog."""
+    """Reads the backlog of a changelog."""
 
     async def read(self, start: int, end: int) -> Sequence[LogRecord]:
-        """The next changes from an offset on and before another, some ten thousand; keeps the event loop free."""
+        """Reads the next changes between two offsets, some ten thousand of them, without blocking the event loop."""
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Runs work in a thread, whose end is waited for, also by a caller that is cancelled."""
+        """Runs work in a thread and waits for its end, even if the caller is cancelled."""
 
 
 class NetChanges:
-    """The net changes of one bucket from an offset up to another.
+    """The net changes of one bucket between two offsets.
 
     Args:
-        stretch: Reads the changes.
-        start: The offset of the first one.
-        position: Where it ends, and how many were given before. `partitions` 0: as many as it takes.
-        keys_of: The encoded primary keys of rows.
-        widened: Rows of an older schema with the columns of the newest one that occurs.
-        encoded: Rows as bytes, equal for equal rows.
-        directory: Where partitions are put that do not fit.
-        memory_bytes: How much memory it takes, about.
-        before_images: Whether there are rows before the changes. Otherwise the last change of each key is the net one.
+        reader: Reads the changes.
+        start: The offset of the first change.
+        position: Where the backlog ends, and how many net changes were returned before. `partitions` 0: as many as
+            needed.
+        keys_of: Returns the encoded primary keys of rows.
+        widened: Adds the columns of the current schema to rows of an older one.
+        encoded: Returns rows as bytes, equal for equal rows.
+        directory: Where partitions are spilled.
+        memory_bytes: Approximate memory to use.
+        before_images: Whether the changelog has the rows before changes. Otherwise the last change of each key is its
+            net change.
     """
 
     def __init__(
@@ -124,16 +125,16 @@ class NetChanges:
 
     @property
     def is_done(self) -> bool:
-        """Whether all net changes were given."""
+        """Whether all net changes were returned."""
         return self._done and not self._ready
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` has something to give."""
+        """Whether `take` has net changes to return."""
         return bool(self._ready)
 
     def take(self, max_rows: int) -> NetChangeBatch:
-        """The next net changes; a row before and the row after it stay together."""
+        """Returns the next net changes. An update before and its update after stay together."""
         rows = self._ready.popleft()
         if len(rows.kinds) > max_rows:
             count = max_rows - int(max_rows > 1 and rows.kinds[max_rows - 1] == RowKind.UPDATE_BEFORE)
@@ -147,9 +148,11 @@ class NetChanges:
     async def run(self, on_progress: Callable[[], None]) -> None:
         """Reads the backlog and computes its net changes, one partition ahead of `take`.
 
+        Calls `on_progress` when a partition is ready, and at the end.
+
         Raises:
-            DiskFull: There is no space for what does not fit into memory.
-            ScanKvError: What reading the changes raises.
+            DiskFull: There is no disk space for the spilled partitions.
+            ScanKvError: Reading the changes failed.
         """
         with naming_full_disk(self._directory):
             await self._run(on_progress)
@@ -191,7 +194,7 @@ class NetChanges:
             yield await self._reader.run(self._keep_first_and_last, records)
 
     def _keep_first_and_last(self, records: Sequence[LogRecord]) -> pa.RecordBatch:
-        """Of each key in some records the first and the last change, with its place."""
+        """Returns the first and the last change of each key in some records, in log order."""
         rows = pa.concat_batches([self._widened(record.changes.rows) for record in records])
         kinds = np.concatenate([record.changes.kinds for record in records])
         offsets = np.concatenate([record.offset + np.arange(len(record.changes)) for record in records])
@@ -209,7 +212,7 @@ class NetChanges:
         return pa.RecordBatch.from_arrays(columns, ["key", "kind", "offset", "time", "row"]).take(kept)
 
     def _choose_partition_count(self, first: pa.RecordBatch) -> int:
-        """How many partitions it takes, by what the first step is like; noted, for whoever goes on."""
+        """Estimates the partitions from the first step. The position keeps the number, for streams that resume."""
         if not self.position.partitions:
             changes = count_of(self.position.end) - count_of(self._start)
             size = first.nbytes * changes // max(self.changes_read, 1)
@@ -218,7 +221,7 @@ class NetChanges:
         return self.position.partitions
 
     def _net_changes_of(self, partitions: _HashPartitions, number: int) -> NetChangeBatch | None:
-        """The net changes of a partition in the order of the last change of each key; None for none that are new."""
+        """The net changes of a partition in the order of each key's last change; None if all were returned before."""
         changes = partitions.read(number)
         if changes is None:
             return None
@@ -226,7 +229,7 @@ class NetChanges:
         rows = pa.RecordBatch.from_struct_array(batch.column("row"))
         kinds = batch.column("kind").to_numpy()
         first, last = _first_and_last_of_each_key(batch.column("key"))
-        order = np.argsort(last)  # the order of the log, however it was read
+        order = np.argsort(last)  # log order, however the log was read in steps
         first, last = first[order], last[order]
         net, places, ends = kinds[last], last, last
         if self._before_images:
@@ -244,7 +247,7 @@ class NetChanges:
     def _net_from_first_and_last(
         self, rows: pa.RecordBatch, kinds: Kinds, first: Places, last: Places
     ) -> tuple[Kinds, Places, Places]:
-        """The net changes of keys by the first and last change of each: their kinds, rows, and the last changes."""
+        """The kinds, rows and last changes of the net changes, given the first and last change of each key."""
         was = (kinds[first] == RowKind.UPDATE_BEFORE) | (kinds[first] == RowKind.DELETE)
         is_ = (kinds[last] == RowKind.UPDATE_AFTER) | (kinds[last] == RowKind.INSERT)
         same = was & is_
@@ -264,21 +267,21 @@ class NetChanges:
 
 
 class NetChangesFactory(Protocol):
-    """Makes the net changes of stretches of a table's changelogs."""
+    """Creates the net changes of the backlogs of a table."""
 
     lag_threshold: int
-    """How far behind a bucket must be."""
+    """A bucket with a longer backlog is read as net changes."""
 
     def net_changes(self, bucket: int, start: int, position: NetPosition) -> NetChanges:
-        """Those of one bucket from an offset on."""
+        """Returns the net changes of one bucket from an offset on."""
 
     @property
     def definition(self) -> TableDefinition:
-        """The table whose current columns their rows have."""
+        """The table whose current columns the rows have."""
 
 
 class _HashPartitions:
-    """Changes shared out by their keys; in memory as long as they fit, else in files."""
+    """Changes partitioned by the hash of their keys: in memory as long as they fit, then in files."""
 
     def __init__(self, directory: Path, count: int, memory_bytes: int) -> None:
         self._directory = directory
@@ -289,7 +292,6 @@ class _HashPartitions:
         self._writers: list[pa.ipc.RecordBatchStreamWriter | None] = [None] * count
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Shares changes out."""
         hashes = np.fromiter(map(_hash, batch.column("key").to_pylist()), np.uint64, batch.num_rows)
         numbers = hashes % np.uint64(self._count)
         order = np.argsort(numbers, kind="stable")
@@ -315,7 +317,7 @@ class _HashPartitions:
         self._kept_bytes = 0
 
     def read(self, number: int) -> pa.Table | None:
-        """The changes of a partition, in the order of the log; None for none."""
+        """Returns the changes of a partition in log order; None if it is empty."""
         parts = self._kept[number]
         writer = self._writers[number]
         if writer is None:
@@ -329,20 +331,20 @@ class _HashPartitions:
         return pa.concat_tables([spilled, pa.Table.from_batches(parts, schema=spilled.schema)])
 
     def close(self) -> None:
-        """Closes the files, which are of no more use."""
+        """Closes the files. They are not needed any more."""
         for writer in filter(None, self._writers):
-            # It writes the end of the stream, for which there may be no space.
+            # close() writes the end of the stream, for which there may be no disk space.
             with suppress(OSError):
                 writer.close()
 
 
 def _first_and_last_of_each_key(keys: pa.BinaryArray) -> tuple[Places, Places]:
-    """For each key the places of its first and of its last occurrence, in the order of the first."""
+    """The indices of the first and last occurrence of each key, in the order of the first."""
     encoded = keys.dictionary_encode()
     codes = encoded.indices.to_numpy()
     places = np.arange(len(codes))
     first, last = np.empty(len(encoded.dictionary), np.int64), np.empty(len(encoded.dictionary), np.int64)
-    # Where a code repeats, the last assignment stays.
+    # Where a code repeats, the last assignment wins.
     last[codes] = places
     first[codes[::-1]] = places[::-1]
     return first, last

@@ -158,8 +158,10 @@ def check(offline: FollowedBucket, base: ColumnarBase, asked: Asked, rng: random
             encoded = None
             if rng.random() < 0.3:
                 rows = cursor.next_rows(max_rows, max_bytes)
-                form = KeyedRepresentation(offline.codec.decoder(asked.columns).schema)
-                batch, encoded = (None, None) if rows is None else (form.decode(rows), form.keys_of(rows))
+                representation = KeyedRepresentation(offline.codec.decoder(asked.columns).schema)
+                batch, encoded = (
+                    (None, None) if rows is None else (representation.decode(rows), representation.keys_of(rows))
+                )
             else:
                 batch = cursor.next_batch(max_rows, max_bytes)
             if batch is None:

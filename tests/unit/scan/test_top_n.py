@@ -128,8 +128,8 @@ def test_top_n_is_the_beginning_of_a_sort_for_every_type_and_both_directions(dat
     buckets = data.draw(st.integers(1, 3))
     step, late = data.draw(st.integers(1, 15)), data.draw(st.integers(0, 7))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(top_n, "_LATE_ROWS", data.draw(st.sampled_from([1, 4, 1024])))
-        patch.setattr(top_n, "_LATE_BATCHES", data.draw(st.sampled_from([1, 3, 64])))
+        patch.setattr(top_n, "_DEFERRED_ROWS", data.draw(st.sampled_from([1, 4, 1024])))
+        patch.setattr(top_n, "_DEFERRED_BATCHES", data.draw(st.sampled_from([1, 3, 64])))
         patch.setattr(top_n, "_QUICK_ROWS", data.draw(st.sampled_from([0, 4096])))
         for bucket in range(buckets):
             part = rows.take(pa.array(range(bucket, rows.num_rows, buckets), pa.int64()))
