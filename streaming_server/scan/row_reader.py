@@ -53,7 +53,7 @@ class ReadableBucket(Protocol):
         """Returns the stored rows of some keys, None where no row exists."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The name of the bucket in errors."""
 
     @property

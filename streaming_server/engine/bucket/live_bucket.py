@@ -13,7 +13,7 @@ from scankv.model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
 from streaming_server.engine.bucket.base_slot import BaseSlot
 from streaming_server.engine.bucket.commit_barrier import BarrierMutex, CommitBarrier
 from streaming_server.engine.bucket.group_commit import GroupCommit
-from streaming_server.storage.bucket.bucket import Bucket, LogUse
+from streaming_server.storage.bucket.bucket import Bucket, ChangelogUsage
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.disk_space import disk_full, has_space
@@ -57,6 +57,7 @@ class LiveBucket:
         maintenance: Held for long reads that do not need `mutex`, so that the bucket stays open. A holder must not wait
             for `mutex`.
         table: The name of its table.
+        location: How errors call the bucket.
         columnar: Its columnar base.
         used: When the bucket was used last, on the monotonic clock.
         damage: The first damage found, or None. A bucket that could not be opened stays damaged. In an open one,
@@ -101,8 +102,8 @@ class LiveBucket:
         self.damage: str | None = None
         self._path = path
         self.table = table
-        self._place = f"bucket {number} of {table}"
-        self.columnar = BaseSlot(self._place)
+        self.location = f"bucket {number} of {table}"
+        self.columnar = BaseSlot(self.location)
         self._compression = compression
         self._resources = resources
         self._executor = executor
@@ -121,13 +122,8 @@ class LiveBucket:
         self._commit: GroupCommit | None = None
         self._closed: ScanKvError | None = None
         self._state_when_closed: BucketState | None = None
-        self._use_when_closed = FamilyBytes(0, 0, 0), LogUse()
+        self._use_when_closed = FamilyBytes(0, 0, 0), ChangelogUsage()
         self.used = 0.0
-
-    @property
-    def place(self) -> str:
-        """How errors call the bucket."""
-        return self._place
 
     @property
     def is_open(self) -> bool:
@@ -217,8 +213,8 @@ class LiveBucket:
             await self._repair()
         if self._bucket is None:
             raise Unavailable(
-                f"{self._place} cannot be reopened after a failure; the server tries every {REPAIR_SECONDS:g} s: read "
-                "the reason in the server's log",
+                f"{self.location} cannot be reopened after a failure; the server tries every {REPAIR_SECONDS:g} s: "
+                "read the reason in the server's log",
                 retry_after=REPAIR_SECONDS,
             )
         if not self._is_settled:
@@ -232,7 +228,7 @@ class LiveBucket:
     def _open_store(self, *, read_only: ScanKvError | None = None, after: BucketState | None = None) -> Bucket:
         bucket = Bucket(
             self._path,
-            self._place,
+            self.location,
             compression=self._compression,
             resources=self._resources,
             clock=self._clock,
@@ -242,7 +238,7 @@ class LiveBucket:
             mark_seconds=self._mark_seconds,
         )
         try:
-            bucket.settle_indexes(self._indexes())
+            bucket.set_indexes(self._indexes())
         except BaseException:
             bucket.close()
             raise
@@ -284,7 +280,7 @@ class LiveBucket:
         assert self._commit is not None
         if not before.is_read_only:
             # The new store needs RocksDB's lock.
-            before.let_go()
+            before.abandon()
         bucket: Bucket | None = None
         why = before.refusal or disk_full(self._path)
         if space:
@@ -293,7 +289,7 @@ class LiveBucket:
             except DataLoss:
                 raise
             except ScanKvError as error:
-                _log.warning("%s still cannot be written: %s [%s]", self._place, error.message, error.__cause__)
+                _log.warning("%s still cannot be written: %s [%s]", self.location, error.message, error.__cause__)
                 why = before.refusal or error
         if bucket is None:
             if self._bucket is not None and self._commit.failure is None:
@@ -302,28 +298,28 @@ class LiveBucket:
         if bucket.sequence < before.sequence:
             bucket.close()
             raise DataLoss(
-                f"{self._place} has lost writes that were not durable, because a sync failed: restart the server, "
+                f"{self.location} has lost writes that were not durable, because a sync failed: restart the server, "
                 "which then serves what was durable"
             )
-        before.replaced_by(bucket)
+        before.hand_holds_to(bucket)
         self._bucket, self._failed_bucket = bucket, None
-        self._commit.resume(written=self._written, sync=self._sync, durable=bucket.durable_at_opening)
+        self._commit.resume(written=self._written, sync=self._sync, durable=bucket.durable_when_opened)
         if bucket.is_writable:
-            _log.info("%s accepts writes again", self._place)
+            _log.info("%s accepts writes again", self.location)
 
     def _open(self) -> None:
         # All of it in the thread: if the caller gives up, the bucket is open all the same, and holds its lock.
-        check_files_left(self._place)
+        check_files_left(self.location)
         try:
             bucket = self._open_store()
         except DiskFull as error:
             if not is_complete(self._path):
                 raise  # There was no space to create the bucket: it has nothing to read.
-            _log.warning("%s can only be read: %s", self._place, error.message)
+            _log.warning("%s can only be read: %s", self.location, error.message)
             bucket = self._open_store(read_only=error)
             self._repair_at = time.monotonic() + REPAIR_SECONDS
         self._held_at_opening = self._take_holds(bucket)
-        offset = bucket.durable_at_opening
+        offset = bucket.durable_when_opened
         if self._commit is None:
             self._commit = GroupCommit(written=self._written, sync=self._sync, executor=self._executor, durable=offset)
         else:
@@ -360,7 +356,7 @@ class LiveBucket:
                 await self.wait_written()
             if not self._commit.is_idle:
                 return False
-            use = self._bucket.family_bytes(), await self.run(self._bucket.log_use)
+            use = self._bucket.family_bytes(), await self.run(self._bucket.changelog_usage)
             self._commit.pause()
             bucket, self._bucket = self._bucket, None
             self._is_settled = False
@@ -368,7 +364,7 @@ class LiveBucket:
                 await self._run_opening(bucket.close)
                 self._state_when_closed, self._use_when_closed = bucket.state, use
             except ScanKvError as error:
-                _log.error("closing %s, which was idle: %s [%s]", self._place, error.message, error.__cause__)
+                _log.error("closing %s, which was idle: %s [%s]", self.location, error.message, error.__cause__)
         return True
 
     def _written(self) -> int:
@@ -424,7 +420,7 @@ class LiveBucket:
         if isinstance(error, DataLoss):
             # The text alone: the error's traceback would keep iterators alive.
             self.damage = self.damage or error.message
-            _log.error("DATA_LOSS in %s (%s): %s [%s]", self._place, self._path, error.message, error.__cause__)
+            _log.error("DATA_LOSS in %s (%s): %s [%s]", self.location, self._path, error.message, error.__cause__)
         return error
 
     async def wait_durable(self, offset: int) -> None:
@@ -474,10 +470,12 @@ class LiveBucket:
         if self._closed is not None:
             raise copy(self._closed)
         if self._bucket is None:
-            raise Unavailable(f"{self._place} is being reopened after a failure: try again", retry_after=REPAIR_SECONDS)
+            raise Unavailable(
+                f"{self.location} is being reopened after a failure: try again", retry_after=REPAIR_SECONDS
+            )
         log = self._bucket.log
         try:
-            log.span.checked(start, place=self._place)
+            log.span.resolve(start, location=self.location)
             return log.read(start, end, definition, max_changes=max_changes, max_bytes=max_bytes)
         except ScanKvError as error:
             raise self.record_error(error) from error.__cause__
@@ -504,14 +502,14 @@ class LiveBucket:
         if self._commit is not None:
             await self._commit.close(self._closed)
         if self._failed_bucket is not None:
-            await self._run_opening(self._failed_bucket.let_go)
+            await self._run_opening(self._failed_bucket.abandon)
         # A RocksDB snapshot keeps its store open.
         self.before = None
         if bucket is not None:
             try:
                 await self._run_opening(bucket.close)
             except ScanKvError as error:
-                _log.error("closing %s: %s [%s]", self._place, error.message, error.__cause__)
+                _log.error("closing %s: %s [%s]", self.location, error.message, error.__cause__)
 
     @property
     def family_bytes(self) -> FamilyBytes | None:
@@ -524,14 +522,14 @@ class LiveBucket:
         """The statistics of the bucket. Opens a bucket that was never opened."""
         async with self.mutex.bypass_barrier():
             if self._bucket is None and self._state_when_closed is not None and self._closed is None:
-                return BucketStats(live=self, state=self._state_when_closed, log_use=self._use_when_closed[1])
+                return BucketStats(live=self, state=self._state_when_closed, changelog_usage=self._use_when_closed[1])
             try:
                 bucket = await self.open()
             except DataLoss:
                 return BucketStats(live=self)
             built = {index: build.rows for index, build in bucket.builds.items()}
-            log_use = await self.run(bucket.log_use)
-            return BucketStats(live=self, state=self.state, log_use=log_use, built_rows=built)
+            changelog_usage = await self.run(bucket.changelog_usage)
+            return BucketStats(live=self, state=self.state, changelog_usage=changelog_usage, built_rows=built)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -541,11 +539,11 @@ class BucketStats:
     Attributes:
         live: The bucket.
         state: Its state. None where it is damaged.
-        log_use: The size of its changelog.
+        changelog_usage: The size of its changelog.
         built_rows: By index that is not ready, the number of rows that its build has passed.
     """
 
     live: LiveBucket
     state: BucketState | None = None
-    log_use: LogUse = field(default_factory=LogUse)
+    changelog_usage: ChangelogUsage = field(default_factory=ChangelogUsage)
     built_rows: Mapping[int, int] = field(default_factory=dict)

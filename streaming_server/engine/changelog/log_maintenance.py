@@ -124,7 +124,9 @@ def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now:
     offset = log.span.offset_of(target)
     behind = log.bytes_before(offset, state.log_bytes)
     while (held := log.holds.oldest()) is not None and _held_bytes(bucket, held[1], behind) > max_held_bytes:
-        _log.warning("%s: %s holds over %d bytes of old changes and loses them", bucket.place, held[0], max_held_bytes)
+        _log.warning(
+            "%s: %s holds over %d bytes of old changes and loses them", bucket.location, held[0], max_held_bytes
+        )
         log.release(held[0])
     bucket.trim_log(offset)
 

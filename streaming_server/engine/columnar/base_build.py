@@ -18,7 +18,7 @@ from streaming_server.scan.columnar.delta import Delta
 from streaming_server.scan.rows.kv_source import KvSource
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase, remove_bases
-from streaming_server.storage.files.disk_space import disk_full, naming_full_disk
+from streaming_server.storage.files.disk_space import disk_full, translate_disk_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,7 @@ class BaseBuild:
                 # Else the first step would sort them on the event loop.
                 await self._rests.run(since.merge)
                 await live.wait_durable(offset)
-                with naming_full_disk(self._directory):
+                with translate_disk_errors(self._directory):
                     base = await self._written(codec, source, offset, lambda: live.columnar.delta is current, delta)
         except BaseException as error:
             if live.columnar.delta is delta or isinstance(error, DataLoss):
@@ -163,7 +163,7 @@ class BaseBuild:
         live = self._live
         if live.columnar.base is not None and live.columnar.delta is not None and not live.columnar.delta.is_full:
             net = live.columnar.delta.view().merge
-            old = BaseCursor(live.columnar.base, net, codec, None, None, KeyRange(), reverse=False, place=live.place)
+            old = BaseCursor(live.columnar.base, net, codec, None, None, KeyRange(), reverse=False, place=live.location)
             return old, live.columnar.delta.fork(offset)
         cursor = bucket.cursor(codec, codec.decoder(), self._table.codec.key_codec, KeyRange())
         live.columnar.base, live.columnar.delta = None, Delta(offset, self._limits.delta_bytes)
@@ -187,7 +187,7 @@ class BaseBuild:
         except BaseException:
             await rests.run(writer.discard)
             raise
-        base = await rests.run(ColumnarBase.open, path, live.place)
+        base = await rests.run(ColumnarBase.open, path, live.location)
         await rests.rest()
         return base
 

@@ -133,7 +133,7 @@ class BaseMaintenance(Background):
     async def _take_up(self, table: TableState, live: LiveBucket) -> None:
         """Finds the base that an earlier server has left, and what was written since, in the changelog."""
         directory = _directory(table, live)
-        base = await self._executor.run(newest_base, directory, live.place)
+        base = await self._executor.run(newest_base, directory, live.location)
         if base is None:
             return
         info, definition = base.info, table.definition

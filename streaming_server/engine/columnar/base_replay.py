@@ -72,7 +72,7 @@ class BaseReplay:
     def _is_there(self, bucket: Bucket) -> bool:
         try:
             # With its epoch: a base may also be of changes that a crash, or a copy put back, has undone.
-            bucket.log.span.checked(self._at, place=self._live.place)
+            bucket.log.span.resolve(self._at, location=self._live.location)
         except (PositionExpired, PositionOutOfRange):
             return False
         return True

@@ -108,7 +108,7 @@ class UndoOperation:
         """Keeps the changes of a bucket from an offset on until the end; the offset to start at."""
         async with live.mutex:
             bucket = await live.open()
-            start = bucket.log.span.checked(start, place=live.place)
+            start = bucket.log.span.resolve(start, location=live.location)
             live.retain_log(self._owner, start)
         return start
 
@@ -167,7 +167,7 @@ class UndoOperation:
             self.undone.conflicts += plan.conflicts
             return
         raise UndoConflict(
-            f"{live.place}: others have written keys of the undo each time that it was tried; repeat it",
+            f"{live.location}: others have written keys of the undo each time that it was tried; repeat it",
             table=live.table,
             bucket=live.number,
         )

@@ -142,7 +142,7 @@ class TableWrites:
             known = [await live.run(bucket.writers.get, writer) for live, bucket in opened]
             for (live, bucket), state in zip(opened, known, strict=True):
                 if state is None:
-                    await live.run(bucket.writers.make_room, writer)
+                    await live.run(bucket.writers.ensure_capacity, writer)
             epoch = 1 + max(0 if state is None else state.epoch for state in known)
             sequence = max(0 if state is None else state.next_sequence for state in known)
             for live, bucket in opened:

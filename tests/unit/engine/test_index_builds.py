@@ -135,7 +135,7 @@ async def test_status_tells_how_far_a_build_is_and_never_more_than_there_is(tmp_
             await tables.alter(INDEXED_TABLE, add_indexes=[("score",)])
             (live,) = table.buckets
             bucket = await live.open()
-            bucket.settle_indexes([1])
+            bucket.set_indexes([1])
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(index_builds, "STEP_ROWS", 80)
                 seen = []

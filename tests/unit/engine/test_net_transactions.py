@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
-    from streaming_server.storage.transactions.decisions import Committed
+    from streaming_server.storage.transactions.decisions import CommittedTransaction
 
     Request = tuple[LiveTable, str, list[dict[str, Any]], WriteKind]
 
@@ -64,7 +64,7 @@ async def new_table(
     return tables.table(name)
 
 
-async def commit(tables: Tables, *requests: Request) -> Committed:
+async def commit(tables: Tables, *requests: Request) -> CommittedTransaction:
     begun = await tables.transactions.begin(
         TransactionOptions(id="", attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
     )
