@@ -126,7 +126,7 @@ class RowReader:
         looked_at = () if self.residual is None else self.residual.columns
         return not self.stored_rows and set(index.covered) >= {*returned, *looked_at}
 
-    def through(self, index: IndexCodec, indexed: IndexedKeys, residual: BoundPredicate | None) -> RowReader:
+    def with_indexed_keys(self, index: IndexCodec, indexed: IndexedKeys, residual: BoundPredicate | None) -> RowReader:
         """Returns a reader of the same rows that reads the keys an index lookup has found.
 
         Args:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.expressions.wire import from_proto
 from streaming_server.scan.admission.live_scans import LiveScan
 from streaming_server.scan.queries.indexed_top_n import choose_order, find_top_by_index
-from streaming_server.scan.read_plan import is_planned_at_once
+from streaming_server.scan.read_plan import is_cheap_to_plan
 from streaming_server.scan.versions import version_of
 from streaming_server.services.reading import definition_of
 
@@ -99,7 +99,7 @@ async def indexed_top_n(
 
 async def _found(spec: TopNSpec, where: Predicate | None, locked: LockedView) -> FoundRows | None:
     asked = spec, where, locked.codec, locked.keys, locked.indexes
-    if is_planned_at_once(where):
+    if is_cheap_to_plan(where):
         choice = choose_order(*asked)
     else:
         choice = await asyncio.to_thread(choose_order, *asked)

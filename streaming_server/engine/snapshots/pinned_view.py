@@ -11,11 +11,11 @@ from weakref import WeakSet
 
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose, choose_read_path
+from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose_read_path, consider_bases
 from streaming_server.scan.columnar.delta import DeltaView, MergedDelta
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
-from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_in, read_through_index
+from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_off_loop, read_through_index
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.files.file_limit import check_files_left
 from streaming_server.storage.rows.table_codec import TableCodec
@@ -291,7 +291,7 @@ class SnapshotReader:
             InvalidResumeToken: The token does not fit.
             DataLoss: A bucket is damaged.
         """
-        reader, choices = await plan_reads_in(self._view.executor.run, plan, self._view.codec)
+        reader, choices = await plan_reads_off_loop(self._view.executor.run, plan, self._view.codec)
         if plan.limit != 0:
             reader = await read_through_index(reader, choices, self.locked_view())
         bases = await self._bases_for(plan, reader)
@@ -319,7 +319,7 @@ class SnapshotReader:
 
     async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
         """The buckets that are read out of their bases. Raises InvalidRequest."""
-        wanted = self._filled() if choose(plan, reader).base else []
+        wanted = self._filled() if consider_bases(plan, reader).base else []
         views = await self._view.opened_bases(wanted)
         return bases_for(plan, reader, self._filled(), views.get, _WHY_NONE)
 

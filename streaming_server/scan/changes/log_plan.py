@@ -30,21 +30,22 @@ class LogPlan:
     """Which changes one request asks for. Immutable.
 
     Attributes:
-        buckets: The buckets, None for all; there may be none.
-        columns: The columns of the table, None for all.
-        where: What is true of the rows that are seen, None for all.
-        where_message: The same as it was sent.
-        limit: The most rows of the whole stream, None for all.
-        resume_token: Where it goes on, empty at the beginning.
-        start: Where it begins.
-        stop: Where it ends, None for never.
-        clamp: Whether a start that is not there stands for the nearest that is.
-        net_changes: Whether buckets that are far behind give one net change for each key.
-        consumer_id: The consumer that the stream is of, empty for none.
-        consumer_fence: Which of its streams it is; 0 for one that takes the consumer over.
-        consumer_must_exist: Whether a consumer that there is not is refused.
-        lag_threshold: A bucket with a greater lag, in changes, gives net changes. None: the server's setting.
-        unmatched_delete: Whether rows that do not match come as deleted ones where nobody knows if they did before.
+        buckets: The buckets. None: all. May be empty.
+        columns: The columns of the table. None: all.
+        where: The predicate on the rows. None: all rows.
+        where_message: The predicate as it was sent.
+        limit: The most rows of the whole stream. None: no limit.
+        resume_token: Where the stream resumes; empty at its beginning.
+        start: Where it starts.
+        stop: Where it ends. None: never.
+        clamp: Whether a start that does not exist any more means the nearest one that does.
+        net_changes: Whether buckets with a long backlog return one net change for each key.
+        consumer_id: The consumer that the stream belongs to; empty for none.
+        consumer_fence: The fence of the stream among those of its consumer; 0 for a stream that takes over the
+            consumer.
+        consumer_must_exist: Whether to refuse a consumer that does not exist.
+        lag_threshold: A bucket with a greater lag, in changes, returns net changes. None: the server's setting.
+        unmatched_delete: Whether rows that do not match come as deletions if it is unknown whether they matched before.
     """
 
     buckets: tuple[int, ...] | None
@@ -76,7 +77,7 @@ class LogPlan:
                 check_incarnation(position.table_incarnation, table, definition.incarnation)
         if options.changelog == "none":
             raise InvalidRequest(
-                f'table {table} was created with changelog="none", so its changes cannot be followed: for that, create '
+                f'table {table} was created with changelog="none", so its changes cannot be read: for that, create '
                 'one with changelog="full" or "upsert"',
                 table=table,
             )

@@ -232,7 +232,7 @@ def test_two_entries_of_one_row_are_data_loss(tmp_path: Path) -> None:
         batch = offline.bucket._store.batch()
         batch.put_entries(keys.to_pylist(), values.to_pylist())
         offline.bucket._store.write(batch)
-        with pytest.raises(DataLoss, match="several entries of one row"):
+        with pytest.raises(DataLoss, match="several entries for one row"):
             table.opened(plan_of(col("score") >= 3), indexed=True)
 
 
