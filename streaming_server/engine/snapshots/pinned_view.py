@@ -181,7 +181,7 @@ class PinnedView:
             _log.error("a columnar base is read no more: %s", error.message)
             self._damaged_bases.add(number)
             return
-        self._bases[number] = BaseView(base=base, delta=DeltaView.of(MergedDelta(keys, rows)), place=place)
+        self._bases[number] = BaseView(base=base, delta=DeltaView.of(MergedDelta(keys, rows)), location=place)
 
     def has_base(self, number: int) -> bool:
         """Whether there is a columnar base of a bucket that is not known to be damaged."""

@@ -111,9 +111,9 @@ class ChangeRows:
         self, rows: pa.RecordBatch, only_key: np.ndarray[tuple[int], np.dtype[np.bool_]]
     ) -> pa.RecordBatch:
         """Sets the columns outside the key to null in the rows where `only_key` is true."""
-        places = pa.array(np.arange(len(only_key)), mask=only_key)
+        indices = pa.array(np.arange(len(only_key)), mask=only_key)
         columns = [
-            column if name in self._key else column.take(places)
+            column if name in self._key else column.take(indices)
             for name, column in zip(rows.schema.names, rows.columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)

@@ -30,7 +30,7 @@ _HEAD: Final = struct.Struct("<B4s4sQH")
 _OFFSET: Final = struct.Struct("<Hq")
 _COUNT: Final = struct.Struct("<H")
 _NET: Final = struct.Struct("<HqHQ")
-_PLACE: Final = struct.Struct("<HH")
+_POSITION: Final = struct.Struct("<HH")
 _CHECKSUM: Final = struct.Struct("<I")
 _NO_LIMIT: Final = 2**64 - 1
 
@@ -95,10 +95,10 @@ class LogTokenWriter:
         parts += [_OFFSET.pack(bucket, position.offsets[bucket]) for bucket in buckets]
         parts.append(_COUNT.pack(len(position.views)))
         for view in position.views:
-            parts += [_place(view.after), struct.pack(f"<{len(buckets)}q", *(view.offsets[b] for b in buckets))]
+            parts += [_pack_position(view.after), struct.pack(f"<{len(buckets)}q", *(view.offsets[b] for b in buckets))]
         parts.append(bytes([position.scanning, position.scanned is not None]))
         if position.scanned is not None:
-            parts.append(_place(position.scanned))
+            parts.append(_pack_position(position.scanned))
         parts.append(_COUNT.pack(len(position.net)))
         parts += [_NET.pack(bucket, net.end, net.partitions, net.given) for bucket, net in position.net.items()]
         body = b"".join(parts)
@@ -163,9 +163,9 @@ def parse_log_token(token: bytes) -> LogToken:
 
 
 class _Reader:
-    def __init__(self, body: bytes, place: int) -> None:
+    def __init__(self, body: bytes, offset: int) -> None:
         self._body = body
-        self._place = place
+        self._offset = offset
 
     def position(self, buckets: int) -> LogPosition:
         offsets: dict[int, int] = {}
@@ -176,20 +176,20 @@ class _Reader:
             after = self._position()
             views.append(LaterView(after, dict(zip(offsets, self._next(struct.Struct(f"<{buckets}q")), strict=True))))
         scanning, scanned = self._next(struct.Struct("<BB"))
-        place = self._position() if scanned else None
+        scanned_to = self._position() if scanned else None
         net = {bucket: NetPosition(*rest) for bucket, *rest in (self._next(_NET) for _ in range(self._next(_COUNT)[0]))}
-        return LogPosition(offsets, place, tuple(views), bool(scanning), net)
+        return LogPosition(offsets, scanned_to, tuple(views), bool(scanning), net)
 
     def _position(self) -> Position:
-        bucket, length = self._next(_PLACE)
-        self._place += length
-        return Position(bucket, self._body[self._place - length : self._place])
+        bucket, length = self._next(_POSITION)
+        self._offset += length
+        return Position(bucket, self._body[self._offset - length : self._offset])
 
     def _next(self, layout: struct.Struct) -> tuple[int, ...]:
-        values = layout.unpack_from(self._body, self._place)
-        self._place += layout.size
+        values = layout.unpack_from(self._body, self._offset)
+        self._offset += layout.size
         return values
 
 
-def _place(position: Position) -> bytes:
-    return _PLACE.pack(position.bucket, len(position.key)) + position.key
+def _pack_position(position: Position) -> bytes:
+    return _POSITION.pack(position.bucket, len(position.key)) + position.key

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.records import LogRecord
 
     Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
-    Places = np.ndarray[tuple[int], np.dtype[np.int64]]
+    Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 T = TypeVar("T")
 
@@ -54,8 +54,8 @@ class NetChangeBatch:
     """Net changes in order: row kind, offset and commit time of each, and its row."""
 
     kinds: np.ndarray[tuple[int], np.dtype[np.uint8]]
-    offsets: Places
-    commit_micros: Places
+    offsets: Integers
+    commit_micros: Integers
     rows: pa.RecordBatch
 
     def slice(self, start: int, count: int) -> NetChangeBatch:
@@ -185,12 +185,12 @@ class NetChanges:
             shutil.rmtree(directory, ignore_errors=True)
 
     async def _first_and_last_changes(self) -> AsyncIterator[pa.RecordBatch]:
-        place, end = self._start, self.position.end
-        while count_of(place) < count_of(end):
-            records = await self._reader.read(place, end)
+        offset, end = self._start, self.position.end
+        while count_of(offset) < count_of(end):
+            records = await self._reader.read(offset, end)
             last = records[-1]
-            place = last.offset + len(last.changes)
-            self.changes_read = count_of(place) - count_of(self._start)
+            offset = last.offset + len(last.changes)
+            self.changes_read = count_of(offset) - count_of(self._start)
             yield await self._reader.run(self._keep_first_and_last, records)
 
     def _keep_first_and_last(self, records: Sequence[LogRecord]) -> pa.RecordBatch:
@@ -231,22 +231,22 @@ class NetChanges:
         first, last = _first_and_last_of_each_key(batch.column("key"))
         order = np.argsort(last)  # log order, however the log was read in steps
         first, last = first[order], last[order]
-        net, places, ends = kinds[last], last, last
+        net, indices, ends = kinds[last], last, last
         if self._before_images:
-            net, places, ends = self._net_from_first_and_last(rows, kinds, first, last)
+            net, indices, ends = self._net_from_first_and_last(rows, kinds, first, last)
         found = NetChangeBatch(
             net,
             batch.column("offset").to_numpy()[ends],
             batch.column("time").to_numpy()[ends],
-            rows.take(pa.array(places)),
+            rows.take(pa.array(indices)),
         )
         skipped = min(self._to_skip, len(net))
         self._to_skip -= skipped
         return found.slice(skipped, len(net) - skipped) if skipped < len(net) else None
 
     def _net_from_first_and_last(
-        self, rows: pa.RecordBatch, kinds: Kinds, first: Places, last: Places
-    ) -> tuple[Kinds, Places, Places]:
+        self, rows: pa.RecordBatch, kinds: Kinds, first: Integers, last: Integers
+    ) -> tuple[Kinds, Integers, Integers]:
         """The kinds, rows and last changes of the net changes, given the first and last change of each key."""
         was = (kinds[first] == RowKind.UPDATE_BEFORE) | (kinds[first] == RowKind.DELETE)
         is_ = (kinds[last] == RowKind.UPDATE_AFTER) | (kinds[last] == RowKind.INSERT)
@@ -259,11 +259,11 @@ class NetChanges:
         is_ &= ~same
         count = was.astype(np.int64) + is_
         starts = np.cumsum(count) - count
-        places, net = np.empty(int(count.sum()), np.int64), np.empty(int(count.sum()), np.uint8)
-        places[starts[was]], net[starts[was]] = first[was], np.where(is_[was], RowKind.UPDATE_BEFORE, RowKind.DELETE)
+        indices, net = np.empty(int(count.sum()), np.int64), np.empty(int(count.sum()), np.uint8)
+        indices[starts[was]], net[starts[was]] = first[was], np.where(is_[was], RowKind.UPDATE_BEFORE, RowKind.DELETE)
         after = starts[is_] + was[is_]
-        places[after], net[after] = last[is_], np.where(was[is_], RowKind.UPDATE_AFTER, RowKind.INSERT)
-        return net, places, np.repeat(last, count)
+        indices[after], net[after] = last[is_], np.where(was[is_], RowKind.UPDATE_AFTER, RowKind.INSERT)
+        return net, indices, np.repeat(last, count)
 
 
 class NetChangesFactory(Protocol):
@@ -338,13 +338,13 @@ class _HashPartitions:
                 writer.close()
 
 
-def _first_and_last_of_each_key(keys: pa.BinaryArray) -> tuple[Places, Places]:
+def _first_and_last_of_each_key(keys: pa.BinaryArray) -> tuple[Integers, Integers]:
     """The indices of the first and last occurrence of each key, in the order of the first."""
     encoded = keys.dictionary_encode()
     codes = encoded.indices.to_numpy()
-    places = np.arange(len(codes))
+    indices = np.arange(len(codes))
     first, last = np.empty(len(encoded.dictionary), np.int64), np.empty(len(encoded.dictionary), np.int64)
     # Where a code repeats, the last assignment wins.
-    last[codes] = places
-    first[codes[::-1]] = places[::-1]
+    last[codes] = indices
+    first[codes[::-1]] = indices[::-1]
     return first, last

@@ -50,7 +50,7 @@ class BaseCursor:
         residual: The predicate that `next_batch` filters rows by. None: no filter.
         key_range: The keys to read.
         reverse: Whether to read in descending order.
-        place: What errors call the bucket.
+        location: The name of the bucket in errors.
 
     Attributes:
         rows_scanned: Rows read so far, matching or not. Batches that the zone maps rule out are not read.
@@ -67,13 +67,13 @@ class BaseCursor:
         key_range: KeyRange,
         *,
         reverse: bool,
-        place: str,
+        location: str,
     ) -> None:
         self.rows_scanned = 0
         self.last_key: bytes | None = None
         self._codec = codec
         self._residual = residual
-        self._place = place
+        self._location = location
         self._base: ColumnarBase | None = base
         self._schema = base.schema
         self._output = _Columns(base.schema, codec, columns)
@@ -111,7 +111,7 @@ class BaseCursor:
         try:
             return self._batch_of(row_range)
         except DataLoss as error:
-            raise self._with_place(error) from error
+            raise self._locate(error) from error
 
     @property
     def stored(self) -> StoredRows:
@@ -119,11 +119,11 @@ class BaseCursor:
         assert self._current is not None
         return partial(self._stored, self._current)
 
-    def _stored(self, current: _KeptRows, places: pa.Array) -> pa.Array:
+    def _stored(self, current: _KeptRows, indices: pa.Array) -> pa.Array:
         try:
-            return self._codec.encode(self._all.of(current.as_range().take(places.to_numpy().astype(np.int64))))
+            return self._codec.encode(self._all.of(current.as_range().take(indices.to_numpy().astype(np.int64))))
         except DataLoss as error:
-            raise self._with_place(error) from error
+            raise self._locate(error) from error
 
     def next_rows(self, max_rows: int, max_bytes: int) -> pa.StructArray | None:
         """Returns the same rows as `next_batch`, in the form of `keyed_rows`."""
@@ -135,7 +135,7 @@ class BaseCursor:
             assert self._current is not None
             return keyed_rows(self._current.as_range().encoded_keys(), batch)
         except DataLoss as error:
-            raise self._with_place(error) from error
+            raise self._locate(error) from error
 
     def skim(self, max_rows: int, max_bytes: int) -> int | None:
         """Reads on like `next_batch`, but ignores the residual and decodes nothing. Returns the number of rows.
@@ -163,7 +163,7 @@ class BaseCursor:
         if self._output.are_none:
             # Counting needs no columns, and filtering none would take longer than the predicate.
             return columnless_batch(kept.true_count)
-        if row_range.places is None:
+        if row_range.indices is None:
             return self._output.of(row_range).filter(kept)
         return self._output.of(current.as_range())
 
@@ -187,8 +187,8 @@ class BaseCursor:
     def _all(self) -> _Columns:
         return _Columns(self._schema, self._codec, None)
 
-    def _with_place(self, error: DataLoss) -> DataLoss:
-        return DataLoss(f"{self._place}: {error.message}")
+    def _locate(self, error: DataLoss) -> DataLoss:
+        return DataLoss(f"{self._location}: {error.message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,17 +235,17 @@ class _Columns:
 
     def of(self, row_range: RowRange) -> pa.RecordBatch:
         """Returns the columns of the rows of a range. Raises DataLoss if a stored row cannot be decoded."""
-        if self.are_all_of_base and row_range.places is None:
+        if self.are_all_of_base and row_range.indices is None:
             return row_range.rows
         arrays = [
             row_range.rows.column(index) if index >= 0 else pa.nulls(row_range.rows.num_rows, field.type)
             for index, field in zip(self._indices, self._fields, strict=True)
         ]
-        if row_range.places is not None:
+        if row_range.indices is not None:
             if self._block is not row_range.block:
                 self._block, self._decoded = row_range.block, self._decoder.decode(row_range.block.values)
             over = self._decoded.slice(row_range.first, row_range.stop - row_range.first)
-            merge = Merge(row_range.rows.num_rows, row_range.places, row_range.replaced)
+            merge = Merge(row_range.rows.num_rows, row_range.indices, row_range.replaced)
             arrays = [merge.apply(below, above) for below, above in zip(arrays, over.columns, strict=True)]
         if arrays:
             return pa.RecordBatch.from_arrays(arrays, schema=self._decoder.schema)

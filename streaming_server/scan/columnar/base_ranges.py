@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scankv.model.keys.key_range import KeyRange
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
 
-    Places: TypeAlias = npt.NDArray[np.int64]
+    Indices: TypeAlias = npt.NDArray[np.int64]
 
 _MAX_DELTA_ROWS: Final = 8192
 """The most delta rows of a row range. They are decoded, and 32,768 of them would hold the event loop too long."""
@@ -43,7 +43,7 @@ class RowRange:
         block: Delta rows without deletions: those of this range, and of some ranges after it.
         first: Where the delta rows of this range start in `block`.
         stop: Where they end.
-        places: The merged rows in their order: indices into `rows`, and from `len(rows)` on into the delta rows. None:
+        indices: The merged rows in their order: indices into `rows`, and from `len(rows)` on into the delta rows. None:
             all `rows`.
         end: A key up to which the range reaches, for a range without rows.
         whole_batch: The number of the batch of the base that `rows` is. None: `rows` is not a complete batch.
@@ -56,43 +56,43 @@ class RowRange:
     block: MergedDelta
     first: int
     stop: int
-    places: Places | None
+    indices: Indices | None
     end: bytes
     whole_batch: int | None = None
-    replaced: Places | None = None
+    replaced: Indices | None = None
 
     def __len__(self) -> int:
-        return self.rows.num_rows if self.places is None else len(self.places)
+        return self.rows.num_rows if self.indices is None else len(self.indices)
 
-    def with_places(self, places: Places) -> RowRange:
+    def with_indices(self, indices: Indices) -> RowRange:
         """Returns the same range with other merged rows."""
-        return replace(self, places=places, whole_batch=None, replaced=None)
+        return replace(self, indices=indices, whole_batch=None, replaced=None)
 
-    def take(self, places: Places) -> RowRange:
+    def take(self, indices: Indices) -> RowRange:
         """Returns the range restricted to some of its merged rows."""
-        return self.with_places(places if self.places is None else self.places[places])
+        return self.with_indices(indices if self.indices is None else self.indices[indices])
 
     def split(self, rows: int) -> tuple[RowRange, RowRange | None]:
         """Returns the first rows, and the range of the remaining ones if there are any."""
-        if self.places is None or len(self) <= rows:
+        if self.indices is None or len(self) <= rows:
             return self, None
-        return self.with_places(self.places[:rows]), self.with_places(self.places[rows:])
+        return self.with_indices(self.indices[:rows]), self.with_indices(self.indices[rows:])
 
     def encoded_keys(self) -> pa.BinaryArray:
         """Returns the encoded keys of the merged rows. Raises DataLoss."""
         below = self.all_keys()
-        if self.places is None:
+        if self.indices is None:
             return below
         above = self.block.keys.slice(self.first, self.stop - self.first)
-        return Merge(self.rows.num_rows, self.places).apply(below, above)
+        return Merge(self.rows.num_rows, self.indices).apply(below, above)
 
     def last_key(self) -> bytes:
         """Returns the encoded key of the last merged row."""
         if not len(self):
             return self.end
         below = self.rows.num_rows
-        place = below - 1 if self.places is None else int(self.places[-1])
-        return self.keys(place) if place < below else _key_at(self.block.keys, self.first + place - below)
+        index = below - 1 if self.indices is None else int(self.indices[-1])
+        return self.keys(index) if index < below else _key_at(self.block.keys, self.first + index - below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class _Block:
     first: int
     stop: int
     rows: MergedDelta
-    before: Places
+    before: Indices
 
     @classmethod
     def of(cls, delta: MergedDelta, first: int, stop: int) -> _Block:
@@ -245,8 +245,8 @@ class RowRanges:
         count = stop - first
         rows = self._rows(first, count)
 
-        def key(place: int) -> bytes:
-            return self._key(first + place)
+        def key(index: int) -> bytes:
+            return self._key(first + index)
 
         all_keys = partial(self._keys, first, count)
         delta = self._delta.slice(delta_first, delta_stop)
@@ -328,6 +328,6 @@ class RowRanges:
         return self._starts[batch] + int(found.as_py())
 
 
-def _key_at(keys: pa.BinaryArray, place: int) -> bytes:
-    key: bytes = keys[place].as_py()
+def _key_at(keys: pa.BinaryArray, index: int) -> bytes:
+    key: bytes = keys[index].as_py()
     return key

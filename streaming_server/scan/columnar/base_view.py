@@ -39,12 +39,12 @@ class BaseView:
     Attributes:
         base: The base.
         delta: The delta.
-        place: The name of the bucket in errors.
+        location: The name of the bucket in errors.
     """
 
     base: ColumnarBase
     delta: DeltaView
-    place: str
+    location: str
 
     def cursor(self, reader: RowReader, key_range: KeyRange, *, reverse: bool) -> BaseCursor:
         """Creates a cursor over the rows of a key range, with the columns that a reader returns."""
@@ -56,7 +56,7 @@ class BaseView:
             reader.residual,
             key_range,
             reverse=reverse,
-            place=self.place,
+            location=self.location,
         )
 
 

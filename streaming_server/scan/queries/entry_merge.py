@@ -160,14 +160,14 @@ class EntryMerge:
                 break
         numbers = [run.number for run, values in parts for _ in values]
         entries, kept = self._decode_naming_bucket([value for _, values in parts for value in values], numbers, parts)
-        place = 0
+        index = 0
         for run, values in parts:
-            place += len(values)
+            index += len(values)
             if values:
-                run.last = entries.slice(place - 1, 1)
-        self.read += place
+                run.last = entries.slice(index - 1, 1)
+        self.read += index
         # A seek takes as long as reading about 16 entries.
-        self._since_turn += place + 16 * len(runs)
+        self._since_turn += index + 16 * len(runs)
         if kept is not None:
             entries = entries.filter(kept)
         self._kept_bytes += entries.nbytes

@@ -172,11 +172,11 @@ def _sorted(entries: pa.RecordBatch, spec: TopNSpec) -> pa.RecordBatch:
 async def _rows_of_entries(entries: pa.RecordBatch, spec: TopNSpec, locked: LockedView) -> pa.Array:
     """The stored rows of some entries, in the same order."""
     numbers = entries["bucket"].to_numpy()
-    places, values = [], []
+    indices, values = [], []
     left = MAX_KEPT_BYTES
     for number in locked.buckets:
         of_bucket = np.flatnonzero(numbers == number)
-        places.append(of_bucket)
+        indices.append(of_bucket)
         keys = entries["key"].take(pa.array(of_bucket)).to_pylist()
         step = max(1, min(_GET_ROWS, _GET_BYTES // max(1, locked.buckets[number].longest_row)))
         for start in range(0, len(keys), step):
@@ -188,7 +188,7 @@ async def _rows_of_entries(entries: pa.RecordBatch, spec: TopNSpec, locked: Lock
             if left < 0:
                 raise too_large(spec.n, MAX_KEPT_BYTES)
     stored = pa.array(values, pa.binary())
-    return stored if len(places) < 2 else stored.take(pa.array(np.argsort(np.concatenate(places))))
+    return stored if len(indices) < 2 else stored.take(pa.array(np.argsort(np.concatenate(indices))))
 
 
 def _get_rows(number: int, keys: list[bytes], locked: LockedView) -> list[bytes]:

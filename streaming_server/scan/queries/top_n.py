@@ -70,7 +70,7 @@ class _DeferredRows:
     """Rows that may be among the best: their values, and how to read the rows if they still qualify later."""
 
     values: pa.Array
-    places: pa.Array
+    indices: pa.Array
     stored: StoredRows
 
 
@@ -136,13 +136,13 @@ class TopNCollector:
     def add(self, chunk: Chunk) -> None:
         """Adds the next rows, in key order: their values in `by`, and the stored rows."""
         values = sort_codes(chunk.batch.column(0))
-        places, values = self._candidates(values)
+        indices, values = self._candidates(values)
         if not len(values):
             return
         if chunk.stored is None:
-            self._keep(values, chunk.batch.column(1).take(places))
+            self._keep(values, chunk.batch.column(1).take(indices))
         else:
-            self._deferred.append(_DeferredRows(values, places, chunk.stored))
+            self._deferred.append(_DeferredRows(values, indices, chunk.stored))
             self._deferred_rows += len(values)
         if self._n <= _DEFERRED_ROWS:
             # The value of the n-th row bounds later rows before it is known which row that is.
@@ -160,16 +160,16 @@ class TopNCollector:
             last = values[pc.select_k_unstable(values, self._n, self._by_value)[-1].as_py()]
             may_be, bound = self._not_worse(values, last), last
         if bound is None:
-            places = pa.array(np.arange(len(values)))
+            indices = pa.array(np.arange(len(values)))
         else:
-            places = pc.indices_nonzero(may_be)
-            values = values.take(places)
+            indices = pc.indices_nonzero(may_be)
+            values = values.take(indices)
         if len(values) > self._n:
             # Stable, so that of equal values those with the least keys remain.
             order = pc.sort_indices(values, sort_keys=self._by_value)
             order = order[: self._n + (self._ties(values.take(order)) if self._spec.with_ties else 0)]
-            places, values = places.take(order), values.take(order)
-        return places, values
+            indices, values = indices.take(order), values.take(order)
+        return indices, values
 
     def _bound(self) -> pa.Scalar | None:
         """A value such that n rows are no worse; None if only null is known to be."""
@@ -192,12 +192,12 @@ class TopNCollector:
         bound, late = self._bound(), self._deferred
         self._deferred, self._deferred_rows = [], 0
         for each in late:
-            values, places = each.values, each.places
+            values, indices = each.values, each.indices
             if bound is not None:
                 still = pc.indices_nonzero(self._not_worse(values, bound))
-                values, places = values.take(still), places.take(still)
+                values, indices = values.take(still), indices.take(still)
             if len(values):
-                self._keep(values, each.stored(places))
+                self._keep(values, each.stored(indices))
                 if self._has_too_many_bytes:
                     self._drop()
         if self._kept:
@@ -205,12 +205,12 @@ class TopNCollector:
 
     def _drop(self) -> None:
         rows = pa.concat_batches(self._kept)
-        places = pc.sort_indices(rows, sort_keys=self._by_value_and_key)
-        best = rows.take(places[: self._n])
+        indices = pc.sort_indices(rows, sort_keys=self._by_value_and_key)
+        best = rows.take(indices[: self._n])
         if best.num_rows == self._n:
             self._worst = best["value"][-1], best["key"][-1]
             if self._spec.with_ties:
-                best = self._with_ties(best, rows, places)
+                best = self._with_ties(best, rows, indices)
         self._kept = [best]
         self.kept_rows = self._settled_rows = best.num_rows
         self._kept_bytes = self._settled_bytes = best.nbytes
@@ -247,11 +247,11 @@ class TopNCollector:
         better = self._better(values, value) if value.is_valid else values.is_valid()
         return rows.filter(pc.or_(better, pc.less(keys, key)))
 
-    def _with_ties(self, best: pa.RecordBatch, rows: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
+    def _with_ties(self, best: pa.RecordBatch, rows: pa.RecordBatch, indices: pa.Array) -> pa.RecordBatch:
         """The best rows with the rows that tie with the last one, or without them if there are too many."""
-        count = self._n + self._ties(rows["value"].take(places))
+        count = self._n + self._ties(rows["value"].take(indices))
         error: ScanKvError | None = too_many_ties(self._spec) if count > MAX_TOP_N else None
-        together = best if error is not None else rows.take(places[:count])
+        together = best if error is not None else rows.take(indices[:count])
         if error is None and together.nbytes > self._max_kept_bytes:
             error = too_large(self._n, self._max_kept_bytes)
         if error is None:

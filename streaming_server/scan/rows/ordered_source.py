@@ -187,10 +187,10 @@ class OrderedSource:
             if read
             else ()
         )
-        place = 0
+        index = 0
         for run, new in read:
-            run.add(keys[place : place + len(new)], new)
-            place += len(new)
+            run.add(keys[index : index + len(new)], new)
+            index += len(new)
 
     def _with_bucket_in_errors(self, read: Callable[[pa.Array], T], rows: pa.Array, parts: Parts) -> T:
         """Calls `read` with rows of several buckets. Raises DataLoss that names the damaged bucket."""
@@ -279,7 +279,7 @@ class _Run:
         if key is None or not len(self.keys):
             return len(self.keys)
         is_after = key.__gt__ if self._reverse else key.__lt__
-        return bisect_left(range(len(self.keys)), True, key=lambda place: is_after(self.keys[place].as_py()))
+        return bisect_left(range(len(self.keys)), True, key=lambda index: is_after(self.keys[index].as_py()))
 
     def take(self, count: int) -> pa.Array:
         """Removes and returns the first rows."""

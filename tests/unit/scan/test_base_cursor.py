@@ -125,7 +125,7 @@ def cursor_of(offline: FollowedBucket, base: ColumnarBase, asked: Asked) -> Base
         asked.residual,
         asked.key_range,
         reverse=asked.reverse,
-        place="bucket 0",
+        location="bucket 0",
     )
 
 
@@ -454,7 +454,7 @@ def test_a_damaged_row_of_the_delta_is_data_loss(base: ColumnarBase, offline: Fo
     (key,) = offline.keys.encode(rows_of([100]))[0].to_pylist()
     net = MergedDelta(pa.array([key], pa.binary()), pa.array([b"\x01\x00junk"], pa.binary()))
     arguments: Any = (base, lambda: net, offline.codec, None, None, KeyRange())
-    cursor = BaseCursor(*arguments, reverse=False, place="bucket 7")
+    cursor = BaseCursor(*arguments, reverse=False, location="bucket 7")
     assert cursor.next_batch(1000, ROOM) is not None
     with pytest.raises(DataLoss, match="bucket 7"):
         cursor.next_batch(1000, ROOM)
@@ -468,7 +468,7 @@ def test_nothing_is_asked_of_the_delta_before_the_first_read(base: ColumnarBase,
         return EMPTY_DELTA
 
     arguments: Any = (base, net, offline.codec, None, None, KeyRange())
-    cursor = BaseCursor(*arguments, reverse=False, place="")
+    cursor = BaseCursor(*arguments, reverse=False, location="")
     assert not asked
     cursor.next_batch(10, ROOM)
     cursor.next_batch(10, ROOM)
