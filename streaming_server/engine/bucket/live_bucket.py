@@ -17,8 +17,9 @@ from streaming_server.engine.bucket.commit_barrier import BarrierMutex, CommitBa
 from streaming_server.engine.bucket.group_commit import GroupCommit
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.scan.columnar.base_view import BaseView
-from streaming_server.storage.bucket.bucket import Bucket, ChangelogUsage
+from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS
+from streaming_server.storage.changelog.bucket_log import ChangelogUsage
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.disk_space import disk_full, has_space
 from streaming_server.storage.files.disk_use import FamilyBytes
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from streaming_server.clock import ServerClock
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.columnar.delta import Delta, DeltaView
-    from streaming_server.storage.bucket.bucket import BucketSnapshot, BucketState
+    from streaming_server.storage.bucket.bucket_snapshot import BucketSnapshot
+    from streaming_server.storage.bucket.bucket_state import BucketState
     from streaming_server.storage.bucket.writer_states import WriterLimits
     from streaming_server.storage.changelog.records import LogRecord
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
@@ -64,8 +66,8 @@ class LiveBucket:
             before it is closed, nobody gets it but who passes beside the gate.
         before: While the gate is closed, the bucket as of the closing; else None.
         commits: How many transactions were written to it since it was made.
-        maintenance: Held for such reading where it takes long: the bucket is not closed meanwhile. Whoever holds it does
-            not wait for `mutex`.
+        maintenance: Held for such reading where it takes long: the bucket is not closed meanwhile. Its holder must not
+            wait for `mutex`.
         table: The name of its table.
         base: Its columnar base, when there is one and `delta` has all that was written since.
         base_looked_for: Whether it was looked for a base that an earlier server has left.
@@ -293,7 +295,7 @@ class LiveBucket:
             clock=self._clock,
             writer_limits=self._writer_limits,
             read_only=read_only,
-            after=after,
+            state_at_close=after,
             mark_seconds=self._mark_seconds,
         )
         try:

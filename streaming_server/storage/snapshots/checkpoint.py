@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.bucket.bucket import load_state
+from streaming_server.storage.bucket.bucket_state import load_state
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor

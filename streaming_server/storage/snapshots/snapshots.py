@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from streaming_server.storage.bucket.bucket import BucketState
+    from streaming_server.storage.bucket.bucket_state import BucketState
 
 _log = logging.getLogger(__name__)
 
