@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _ERRNOS: Final = frozenset([errno.ENOSPC, errno.EDQUOT])
 _ENOUGH_BYTES: Final = 1 << 20
-_ADVICE: Final = "free space by dropping tables or releasing snapshots, or enlarge the disk"
+_ADVICE: Final = "free some space by dropping tables or releasing snapshots, or enlarge the disk"
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class LockFile:
         self._path = table / "column-locks.json"
 
     def read(self) -> list[LockRecord]:
-        """The stored locks. A file that cannot be read is logged and counts as empty: its locks would end soon anyway."""
+        """The stored locks. An unreadable file is logged and counts as empty: its locks would end soon anyway."""
         if not self._path.exists():
             return []
         try:
