@@ -37,8 +37,8 @@ _COLUMN_FAMILIES = ("rows", "log", "index", "meta")
 _FILTER_SHARE = 0.005
 _FILTER_BYTES = 400 * 1024
 _ADVICE = (
-    "reads continue; to write again, free some space by dropping tables or releasing snapshots, or enlarge the disk, and "
-    "retry after some seconds"
+    "reads continue; to write again, free some space by dropping tables or releasing snapshots, or enlarge the disk, "
+    "and retry after some seconds"
 )
 # A file in which half of this many adjacent entries are tombstones is compacted as soon as it is written, because
 # readers skip tombstones at five a microsecond, in steps.

@@ -139,8 +139,8 @@ class DataDirectory:
         found = read_checked_json(file).get("format")
         if found != _FORMAT:
             raise UsageError(
-                f"the data directory {self.path} has format {found}: this server reads format {_FORMAT}; use a server of "
-                "the version that wrote it"
+                f"the data directory {self.path} has format {found}: this server reads format {_FORMAT}; use a server "
+                "of the version that wrote it"
             )
 
     def close(self) -> None:
