@@ -2,7 +2,7 @@
 
     async with mirror(table) as local:
         local.get("ann")                  # as of now, without a call
-        await local.changed()             # returns after the next change
+        await local.wait_for_change()     # returns after the next change
         local.to_arrow()
 
 For dashboards and caches: reads make no call, and rows are read only once. After a restart of the process, a mirror
@@ -202,7 +202,7 @@ class Mirror:
             raise UsageError("the mirror has read nothing yet: enter it first")
         return MirrorState(self.to_arrow(), token)
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Waits until the copy has changed since the last call. Returns at once if it has changed already."""
         while self._applied == self._seen:
             self._raise_failure()

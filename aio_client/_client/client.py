@@ -238,7 +238,8 @@ class Client:
             on_bucket: Called with the result of each bucket as soon as it is done.
 
         Returns:
-            The result of each bucket, in ascending order. Damage is reported, not raised: see `BucketCheck.agrees`.
+            The result of each bucket, in ascending order. Damage is reported, not raised: see
+            `BucketCheck.is_consistent`.
 
         Raises:
             TableNotFound: The table does not exist, or was dropped during the call.
@@ -273,7 +274,7 @@ class Client:
         response = await self._list_tables()
         usable = {table.name for table in response.tables}
         return [
-            DamagedTable(name=each.name, reason=each.reason, partly=each.name in usable) for each in response.damaged
+            DamagedTable(name=each.name, reason=each.reason, partial=each.name in usable) for each in response.damaged
         ]
 
     async def _list_tables(self) -> table_pb2.ListTablesResponse:
@@ -474,7 +475,9 @@ class Client:
 class ClientOpener(AwaitableOpener):
     """The result of `connect`: `async with connect(...) as client`, or `client = await connect(...)`."""
 
-    call, name, result = "connect(...)", "client", Client
+    call = "connect(...)"
+    name = "client"
+    result = Client
 
     def __init__(self, config: ClientConfig) -> None:
         """Called by `connect`; opens nothing."""

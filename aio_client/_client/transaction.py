@@ -522,7 +522,9 @@ class Transaction(TransactionPart):
 class TransactionOpener(AwaitableOpener):
     """The result of `client.transaction()`: each `async with` or `await` begins a transaction."""
 
-    call, name, result = "client.transaction(...)", "tx", Transaction
+    call = "client.transaction(...)"
+    name = "tx"
+    result = Transaction
 
     def __init__(
         self,

@@ -130,7 +130,7 @@ class TopNPolls:
 
     Attributes:
         unchanged: How many answers in a row had the rows of the answer before.
-        trouble: Why the server has not answered since the last answer. None while it answers.
+        current_error: Why the server has not answered since the last answer. None while it answers.
     """
 
     def __init__(
@@ -159,8 +159,8 @@ class TopNPolls:
         """
         if not isinstance(every, int | float) or isinstance(every, bool) or not MIN_SECONDS <= every < math.inf:
             raise UsageError(f"every is a number of seconds, at least {MIN_SECONDS:g}, not {every!r}", option="every")
-        self.unchanged = 0
-        self.trouble: ScanKvError | None = None
+        self.unchanged: int = 0
+        self.current_error: ScanKvError | None = None
         self._transport = transport
         self._request = request
         self._primary_key = primary_key
@@ -219,7 +219,7 @@ class TopNPolls:
         # Set before the query, so that reads that are cancelled early do not cause more queries.
         self._due = asked + self._every
         response = await (self._first() if last is None else self._next_since(last.version))
-        self.trouble = None
+        self.current_error = None
         answered, ranking = self._clock(), None
         if not response.unchanged:
             self._due = answered + self._every
@@ -233,7 +233,7 @@ class TopNPolls:
 
     async def _first(self) -> TopNResponse:
         asked = self._clock()
-        response = await top_n(self._transport, self._request, self._record_trouble)
+        response = await top_n(self._transport, self._request, self._record_error)
         self._took = self._clock() - asked
         return response
 
@@ -245,12 +245,12 @@ class TopNPolls:
         # With the complete operation timeout, a server that fell silent would be noticed that late.
         timeout = min(config.operation_timeout, config.call_timeout + 2 * self._took)
         return await wait_for_changed_top_n(
-            self._transport, request, self._record_trouble, wait=self._wait, timeout=timeout
+            self._transport, request, self._record_error, wait=self._wait, timeout=timeout
         )
 
-    def _record_trouble(self, error: ScanKvError) -> None:
+    def _record_error(self, error: ScanKvError) -> None:
         # A copy has no traceback, whose frames would keep the call.
-        self.trouble = copy(error)
+        self.current_error = copy(error)
 
 
 class TopNWatch:
@@ -332,9 +332,9 @@ class TopNWatch:
         return self._polls.unchanged
 
     @property
-    def trouble(self) -> ScanKvError | None:
+    def current_error(self) -> ScanKvError | None:
         """Why the server has not answered since its last answer, while the watch retries. None while it answers."""
-        return self._polls.trouble
+        return self._polls.current_error
 
     async def aclose(self) -> None:
         """Ends the watch. A read that waits ends as at the end of the iteration. Idempotent."""

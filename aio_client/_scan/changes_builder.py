@@ -56,25 +56,27 @@ class ChangesBuilder(ABC):
         """
         return self._with(log=replace(self._log("stop_at"), stop=stop))
 
-    def with_catch_up(self, catch_up: Literal["all", "net"], *, behind: int | None = None) -> Self:
-        """Chooses how a scan of the changelog reads a large backlog: every change, or one net change per key.
+    def with_catch_up(self, catch_up: Literal["all", "net"], *, lag_threshold: int | None = None) -> Self:
+        """Chooses how a scan of the changelog reads a backlog: every change, or one net change per key (compacted
+        catch-up).
 
-        With "net", a bucket that lags by more than the server's `catch_up_changes` (100,000) changes returns its
-        backlog as net changes: for each key that differs, deleted keys included, `+I`, `-D`, or `-U` and `+U`, with the
-        offset and time of the key's last change. The lag is checked at the start, and again whenever the stream falls
-        behind.
+        With "net", a bucket whose lag is greater than `lag_threshold` returns its backlog as net changes: for each key
+        that differs, deleted keys included, `+I`, `-D`, or `-U` and `+U`, with the offset and time of the key's last
+        change. The lag is checked at the start, and again whenever the stream falls behind.
 
         Args:
             catch_up: "all" or "net".
-            behind: With "net", the lag of a bucket in changes at which net changes begin, 1 or more. Default: the
-                server's setting.
+            lag_threshold: With "net", a number of changes, at least 1. Default: the server's setting
+                `catch_up_changes`, which is 100,000 unless configured.
 
         Raises:
             UsageError: An argument is none of these, or the scan does not read the changelog.
         """
         if catch_up not in tuple(CatchUp):
             raise UsageError(f'with_catch_up takes "all" or "net", not {catch_up!r}')
-        return self._with(log=replace(self._log("with_catch_up"), catch_up=CatchUp(catch_up), net_behind=behind))
+        return self._with(
+            log=replace(self._log("with_catch_up"), catch_up=CatchUp(catch_up), lag_threshold=lag_threshold)
+        )
 
     def with_unmatched(self, unmatched: Literal["refuse", "delete"]) -> Self:
         """Chooses what happens to rows that do not match the predicate, in the changelog of a table without old rows.

@@ -81,7 +81,7 @@ def changelog_message(log: LogSpec) -> scan_pb2.Changelog:
     """Converts the start and the end of a stream of changes to a message."""
     message = scan_pb2.Changelog(
         net_changes=log.catch_up is CatchUp.NET,
-        net_behind=log.net_behind or 0,
+        net_changes_lag_threshold=log.lag_threshold or 0,
         clamp=log.clamp,
         unmatched_delete=log.unmatched is Unmatched.DELETE,
     )

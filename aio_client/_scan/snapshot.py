@@ -61,7 +61,7 @@ class Snapshot(RenewableLease):
         transport: Transport,
         message: snapshot_pb2.Snapshot,
         asked_at: float,
-        held_micros: int = 0,
+        write_pause_micros: int = 0,
         *,
         shared: bool = False,
     ) -> None:
@@ -72,12 +72,12 @@ class Snapshot(RenewableLease):
             message: The server's description of the lease.
             asked_at: The instant of `time.monotonic` before the call: the lease lasts at least as long as described
                 from then.
-            held_micros: How long the pin delayed the table's writers.
+            write_pause_micros: How long the pin paused the table's writers.
             shared: Whether other readers use the same id, so that this reader must not release the lease.
         """
         self._transport = transport
         self._schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
-        self._held_micros = held_micros
+        self._write_pause_micros = write_pause_micros
         super().__init__(shared=shared)
         self._update(message, asked_at)
 
@@ -133,9 +133,9 @@ class Snapshot(RenewableLease):
         return _EPOCH + timedelta(microseconds=self._message.view_micros)
 
     @property
-    def held_seconds(self) -> float:
-        """How long the pin delayed writers, in seconds. 0 for a view that existed already, or a listed snapshot."""
-        return self._held_micros / 1_000_000
+    def write_pause_seconds(self) -> float:
+        """How long the pin paused writers, in seconds. 0 for a view that existed already, or a listed snapshot."""
+        return self._write_pause_micros / 1_000_000
 
     @property
     def ttl(self) -> float:
@@ -186,7 +186,9 @@ class Snapshot(RenewableLease):
 class SnapshotOpener(AwaitableOpener):
     """The result of `table.snapshot()`: each `async with` or `await` takes a snapshot of its own."""
 
-    call, name, result = "table.snapshot()", "snapshot", Snapshot
+    call = "table.snapshot()"
+    name = "snapshot"
+    result = Snapshot
 
     def __init__(
         self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None, id_: str | None
@@ -234,7 +236,9 @@ class SnapshotOpener(AwaitableOpener):
             asked_at = time.monotonic()
             calls = self._transport
             response = await calls.attempt(lambda: calls.services.snapshots.PinSnapshot, request, deadline=deadline)
-            return Snapshot(self._transport, response.snapshot, asked_at, response.held_micros, shared=request.shared)
+            return Snapshot(
+                self._transport, response.snapshot, asked_at, response.write_pause_micros, shared=request.shared
+            )
 
         return await with_retries(
             attempt,

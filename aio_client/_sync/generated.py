@@ -219,7 +219,8 @@ class Client(BlockingClient):
                 block.
 
         Returns:
-            The result of each bucket, in ascending order. Damage is reported, not raised: see `BucketCheck.agrees`.
+            The result of each bucket, in ascending order. Damage is reported, not raised: see
+            `BucketCheck.is_consistent`.
 
         Raises:
             TableNotFound: The table does not exist, or was dropped during the call.
@@ -1467,9 +1468,9 @@ class Snapshot(EnteredLease):
         return self._aio.taken_at
 
     @property
-    def held_seconds(self) -> float:
-        """How long the pin delayed writers, in seconds. 0 for a view that existed already, or a listed snapshot."""
-        return self._aio.held_seconds
+    def write_pause_seconds(self) -> float:
+        """How long the pin paused writers, in seconds. 0 for a view that existed already, or a listed snapshot."""
+        return self._aio.write_pause_seconds
 
     @property
     def ttl(self) -> float:

@@ -112,9 +112,9 @@ class TopNWatch:
         return self._polls.unchanged
 
     @property
-    def trouble(self) -> ScanKvError | None:
+    def current_error(self) -> ScanKvError | None:
         """Why the server has not answered since its last answer, while the watch retries. None while it answers."""
-        return self._polls.trouble
+        return self._polls.current_error
 
     def close(self) -> None:
         """Ends the watch. A read that waits ends as at the end of the iteration. Idempotent."""

@@ -91,7 +91,7 @@ class ClientConfig:
         return max(1, min(_MAX_HEARTBEAT_MILLIS, int(min(self.next_chunk_timeout, self.operation_timeout) * 1000 / 3)))
 
     @property
-    def silence_seconds(self) -> float:
+    def min_silence_seconds(self) -> float:
         """How long a call must be silent to suggest that its connection is broken.
 
         A shorter silence, because the operation was nearly over, suggests nothing.

@@ -118,7 +118,9 @@ class ColumnLock(RenewableLease):
 class ColumnLockOpener(AwaitableOpener):
     """The result of `table.lock_columns()`: each `async with` or `await` takes a lock of its own."""
 
-    call, name, result = "table.lock_columns(...)", "lock", ColumnLock
+    call = "table.lock_columns(...)"
+    name = "lock"
+    result = ColumnLock
 
     def __init__(
         self,

@@ -332,5 +332,5 @@ class WriteMethods(TableMethods):
                 request.column_locks.extend(lock_ids)
                 response = await write_until_answered(transport, request)
                 rows += response.rows
-                log_offsets.note(response.log_offsets, response.table_incarnation)
+                log_offsets.advance(response.log_offsets, response.table_incarnation)
         return WriteResult(rows=rows, log_offsets=log_offsets)

@@ -59,7 +59,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class FaultMade:
+class InjectedFault:
     """A fault that has happened.
 
     Attributes:

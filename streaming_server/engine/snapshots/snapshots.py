@@ -30,10 +30,16 @@ from streaming_server.engine.snapshots.splits import Cut, split_view
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.files.file_limit import most_idle_checkpoints
+from streaming_server.storage.files.file_limit import max_idle_checkpoints
 from streaming_server.storage.snapshots.ended_leases import EndedLeases
-from streaming_server.storage.snapshots.pinned_base import remove_base, write_net
-from streaming_server.storage.snapshots.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
+from streaming_server.storage.snapshots.pinned_base import remove_base, write_delta
+from streaming_server.storage.snapshots.snapshots import (
+    PinnedBucket,
+    ViewDirectory,
+    ViewManifest,
+    load_views,
+    unshared_snapshot_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -109,7 +115,7 @@ class Snapshots:
         self._pending: set[str] = set()
         self._idle: OrderedDict[str, PinnedView] = OrderedDict()
         self._held, self._next_look = 0, -math.inf
-        self._most_idle_checkpoints = most_idle_checkpoints(resources.files_per_store)
+        self._most_idle_checkpoints = max_idle_checkpoints(resources.files_per_store)
         self._work: set[asyncio.Task[Any]] = set()
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
@@ -117,7 +123,7 @@ class Snapshots:
         """Finds the snapshots of a table that are on disk, and removes what a crash left of others. Blocks."""
         ended = self._ended_ids[definition.name] = EndedLeases(path)
         ended.load()
-        for directory in views_in(path, self._trash):
+        for directory in load_views(path, self._trash):
             manifest: ViewManifest | DataLoss
             try:
                 manifest = directory.manifest()
@@ -155,7 +161,7 @@ class Snapshots:
 
     async def held_bytes(self) -> int:
         """Bytes on disk that only snapshots keep. Reads directories."""
-        return await self._executor.run(bytes_held, self._table_paths())
+        return await self._executor.run(unshared_snapshot_bytes, self._table_paths())
 
     def _table_paths(self) -> list[Path]:
         return [self._tables[table] for table in {view.table for view in self._views.values()}]
@@ -207,12 +213,12 @@ class Snapshots:
             await self._make_place()
             with self._place_for(lease_id, name):
                 if same_view_as:
-                    view, held_micros = self.lease(same_view_as, name).view, 0
+                    view, write_pause_micros = self.lease(same_view_as, name).view, 0
                 else:
-                    view, held_micros = await self._view_of_now(pinning)
+                    view, write_pause_micros = await self._view_of_now(pinning)
                 with self._used(view):
                     lease = await self._add_lease(view, lease_id, ttl, shared=shared)
-                    return replace(self._info_of(lease), held_micros=held_micros)
+                    return replace(self._info_of(lease), write_pause_micros=write_pause_micros)
 
     async def renew(self, snapshot_id: str, ttl: float | None = None) -> SnapshotInfo:
         """Begins a lease's time to live anew; with `ttl`, in seconds, another one.
@@ -367,7 +373,7 @@ class Snapshots:
                 live.release_log(_log_owner(directory.view_id))
             pinning.discard_later(lambda: directory.remove(self._trash))
             raise
-        return self._added(name, table.path, directory, manifest), cut.held_micros
+        return self._added(name, table.path, directory, manifest), cut.write_pause_micros
 
     async def _check_disk(self) -> None:
         """Refuses a view where those that there are hold as much as they may, as of the last look at the disk.
@@ -376,7 +382,7 @@ class Snapshots:
         take at most a tenth of a core.
         """
         if self._clock.monotonic() >= self._next_look:
-            self._held, seconds = await self._executor.run(_timed, bytes_held, self._table_paths())
+            self._held, seconds = await self._executor.run(_timed, unshared_snapshot_bytes, self._table_paths())
             self._next_look = self._clock.monotonic() + _LOOK_SHARE * seconds
         held, limit = self._held, self._config.max_snapshot_bytes
         if held >= limit:
@@ -574,7 +580,7 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
     for number, view in bases.items():
         try:
             net = view.delta.merge()
-            kept[number] = write_net(directory.base(number), view.base.info.name, net.keys, net.values)
+            kept[number] = write_delta(directory.base(number), view.base.info.name, net.keys, net.values)
         except OSError as error:
             _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
             remove_base(directory.base(number))
