@@ -57,8 +57,9 @@ class ChangesBuilder(ABC):
         return self._with(log=replace(self._log("stop_at"), stop=stop))
 
     def with_catch_up(self, catch_up: Literal["all", "net"], *, lag_threshold: int | None = None) -> Self:
-        """Chooses how a scan of the changelog reads a backlog: every change, or one net change per key (compacted
-        catch-up).
+        """Chooses how a scan of the changelog reads a backlog: every change, or one net change per key.
+
+        Reading a backlog as net changes is called compacted catch-up.
 
         With "net", a bucket whose lag is greater than `lag_threshold` returns its backlog as net changes: for each key
         that differs, deleted keys included, `+I`, `-D`, or `-U` and `+U`, with the offset and time of the key's last

@@ -128,8 +128,8 @@ class ScanBuilder(ChangesBuilder):
         `ordered().key_range(start=last_key, inclusive="right")`, which the server finds at once.
         """
         raise UsageError(
-            f"a scan has no offset: to leave out {rows!r} rows, the server would read them all, every time; go on "
-            "behind the last row with resume_from(stream.resume_token), or with ordered() and "
+            f"a scan has no offset: to leave out {rows!r} rows, the server would read them all, every time; continue "
+            "after the last row with resume_from(stream.resume_token), or with ordered() and "
             'key_range(start=last_key, inclusive="right")'
         )
 

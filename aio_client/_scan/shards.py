@@ -42,8 +42,8 @@ class ScannedTable:
         Raises:
             UsageError: The shard does not exist.
         """
-        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (index, count))
-        if not whole or not 0 <= index < count:
+        are_ints = all(isinstance(number, int) and not isinstance(number, bool) for number in (index, count))
+        if not are_ints or not 0 <= index < count:
             raise UsageError(f"a shard is one from 0 to n - 1 of n, at least 1, not {index!r} of {count!r}")
         return list(range(index, self.buckets, count))
 

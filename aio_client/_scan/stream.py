@@ -413,7 +413,9 @@ class ScanStream:
         try:
             yield
         except asyncio.CancelledError:
-            message = "a read of the scan was cancelled, which ended it; start it again, or go on with its resume_token"
+            message = (
+                "a read of the scan was cancelled, which ended it; start it again, or continue with its resume_token"
+            )
             self._end(UsageError(message))
             raise
         except BaseException as error:

@@ -190,7 +190,7 @@ class ScanStream:
     def _interrupt(self, token: bytes | None) -> None:
         """Ends the scan for good: rows that arrived at that moment are lost, so no later read may follow."""
         self._interrupted = UsageError(
-            "a read of the scan was interrupted, which ended it; start it again, or go on with its resume_token"
+            "a read of the scan was interrupted, which ended it; start it again, or continue with its resume_token"
         )
         self._interrupted.resume_token = token
         with suppress(ScanKvError):
