@@ -74,8 +74,8 @@ def trace(tmp_path: Path) -> Path:
 @pytest.fixture
 def traced(tmp_path: Path, trace: Path) -> Iterator[ServerProcess]:
     """A server of which every sync is written down, with its time and file, and takes as long as on a slow disk."""
-    # -D makes strace the child, so that signals reach the server. The delay comes after the sync, so that the end that is
-    # written down is the sync's; in memory, nobody would come in time to share one.
+    # -D makes strace the child, so that signals reach the server. The delay comes after the sync, so that the end that
+    # is written down is the sync's; where a sync takes microseconds, no writer comes in time to share one.
     calls = ("-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:delay_exit=2000")
     wrapper = ("strace", "-D", "-f", "-q", "-ttt", "-T", "-y", *calls, "-o", str(trace))
     with ServerProcess(tmp_path / "data", wrapper=wrapper) as server:

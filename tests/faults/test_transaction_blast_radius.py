@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,10 +20,11 @@ from streaming_server.engine.tables import Tables
 from streaming_server.engine.transactions import StagedAs
 from streaming_server.storage.decisions import Committed
 from streaming_server.storage.frames import write_at
-from streaming_server.storage.staging import UPSERT
+from streaming_server.storage.staging import UPSERT, tokens_in
 from streaming_server.storage.transaction_log import TransactionLog
 from tests.support.snapshots import new_table
 from tests.support.tables import SCORES, ipc_stream, scores
+from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -282,7 +284,14 @@ async def stuck_in(
         with pytest.raises(ScanKvError, match="is committed") if expected else nullcontext():
             await commit(tables, 2, ONE, TWO, id_="job:2")
         monkeypatch.undo()
+        if not expected:
+            # Until its rows are removed, the next start applies it again.
+            await await_until(partial(_nothing_is_staged, tmp_path / "data"), "nothing of the transaction is left")
         return crash(tmp_path / "data", tmp_path / "crashed")
+
+
+async def _nothing_is_staged(data: Path) -> bool:
+    return not tokens_in(data / "transactions")
 
 
 async def test_a_transaction_whose_rows_are_lost_can_be_given_up_and_its_tables_are_served_then(
