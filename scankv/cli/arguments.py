@@ -13,9 +13,9 @@ from scankv.formats.columns import check_no_others
 from scankv.formats.csv_reader import values_of
 from scankv.formats.jsonl_reader import JsonlBlock, Lines
 from scankv.formats.text import from_text
-from scankv.model.conform import conform
 from scankv.model.errors import UsageError
-from scankv.model.types import format_type
+from scankv.model.types.conform import conform
+from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ def _names_of_all(objects: Sequence[str], schema: pa.Schema) -> list[str]:
 def _parts(argument: str, names: Sequence[str]) -> list[str]:
     parts = [argument] if len(names) == 1 else next(csv.reader([argument]))
     if len(parts) != len(names):
-        raise UsageError(f'the key "{argument}" has {len(parts)} parts instead of {len(names)}: {",".join(names)}')
+        raise UsageError(f'the key "{argument}" must have {len(names)} parts, not {len(parts)}: {",".join(names)}')
     return parts
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from aio_client import WriteResult
-    from aio_client._merging import WriteMode
+    from aio_client._write.merging import WriteMode
     from aio_client.sync import Client, Table
     from scankv.formats.blocks import BadRows, Block, GoodRows
 
@@ -34,7 +34,8 @@ class Loading:
     """
 
     def __init__(self, client: Client, table: Table, mode: WriteMode = "merge") -> None:
-        self.rows = self.unsure = 0
+        self.rows: int = 0
+        self.unsure: int = 0
         self._mode: WriteMode = mode
         self._client = client
         self._table = table

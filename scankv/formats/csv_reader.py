@@ -14,7 +14,7 @@ from scankv.formats.columns import check_columns, conform_block
 from scankv.formats.csv_rows import read_header, read_rows
 from scankv.formats.text import from_text
 from scankv.model import lazy_compute as pc
-from scankv.model.types import format_type
+from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
     import io
@@ -66,6 +66,7 @@ class CsvFile:
     """
 
     def __init__(self, stream: io.BufferedReader, options: CsvOptions) -> None:
+        self.names: list[str]
         self.names, self._delimiter = read_header(stream, options.delimiter)
         self._stream = stream
         self._convert_options = pyarrow.csv.ConvertOptions(

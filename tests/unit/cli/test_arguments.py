@@ -7,7 +7,7 @@ import pytest
 from scankv.cli.arguments import parse_keys, parse_rows
 from scankv.cli.options import names_of, settings_of
 from scankv.model.errors import ScanKvError, UsageError
-from scankv.model.types import parse_schema
+from scankv.model.types.types import parse_schema
 
 KEY = parse_schema("day date32 not null, name string not null")
 ROW = parse_schema("name string not null, score int64, tags list<item: string>, data binary")
@@ -27,8 +27,8 @@ def test_a_key_of_several_columns_is_a_line_of_csv() -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("2013-01-01", 'the key "2013-01-01" has 1 parts instead of 2: day,name'),
-        ("2013-01-01,a,b", 'the key "2013-01-01,a,b" has 3 parts instead of 2: day,name'),
+        ("2013-01-01", 'the key "2013-01-01" must have 2 parts, not 1: day,name'),
+        ("2013-01-01,a,b", 'the key "2013-01-01,a,b" must have 2 parts, not 3: day,name'),
         ("today,ann", 'column "day": "today" is not date32'),
     ],
 )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scankv.model.errors import UsageError
-from scankv.model.key_range import KeyRange
-from scankv.model.scan_spec import Resume, ScanSpec
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.scans.scan_spec import Resume, ScanSpec
 
 EVERYTHING = ScanSpec(
     "a.b",
@@ -45,28 +45,31 @@ def test_spec_survives_pickling_and_hashing(spec: ScanSpec) -> None:
         ({"columns": "name"}, "columns must be a tuple of column names, not 'name'"),
         ({"columns": ("a", 1)}, "columns must be a tuple of column names"),
         ({"columns": ("a", "b", "a")}, 'column "a" is selected twice'),
-        ({"limit": -1}, "limit must be a whole number from 0 to"),
+        ({"limit": -1}, "limit must be a whole number between 0 and"),
         ({"limit": 1.0}, "limit must be a whole number"),
         ({"limit": True}, "limit must be a whole number"),
         ({"limit": 2**63}, "limit must be a whole number"),
         ({"buckets": [1]}, "buckets must be a tuple"),
-        ({"buckets": (1, 1024)}, "a bucket number must be a whole number from 0 to 1,023, not 1024"),
+        ({"buckets": (1, 1024)}, "a bucket number must be a whole number between 0 and 1,023, not 1024"),
         ({"buckets": (1, 2, 1)}, "a bucket is named twice"),
-        ({"chunk_rows": 0}, "chunk_rows must be a whole number from 1 to 65,536, not 0"),
+        ({"chunk_rows": 0}, "chunk_rows must be a whole number between 1 and 65,536, not 0"),
         ({"chunk_rows": 65_537}, "chunk_rows must be"),
-        ({"snapshot_id": ""}, "snapshot_id is the id of a snapshot, or None"),
-        ({"snapshot_id": 7}, "snapshot_id is the id of a snapshot"),
-        ({"key_range": (b"a", b"b")}, "key_range is a KeyRange, or None for all keys, not a tuple"),
-        ({"reverse": 1}, "reverse is True or False, not 1"),
-        ({"resume": "latest"}, r"resume is Resume\.NEVER, Resume\.LATEST, or None for the default, not 'latest'"),
-        ({"resume_token": "text"}, "a resume token is bytes, as a stream or an error gave it, not a str"),
-        ({"if_changed_since": "v1"}, "if_changed_since is the version of an earlier answer, which is bytes, not 'v1'"),
-        ({"if_changed_since": b""}, "if_changed_since is the version"),
-        ({"if_changed_since": b"v" * 1025}, "if_changed_since is the version"),
+        ({"snapshot_id": ""}, "snapshot_id must be the id of a snapshot, or None for the live table, not ''"),
+        ({"snapshot_id": 7}, "snapshot_id must be the id of a snapshot, or None for the live table, not 7"),
+        ({"key_range": (b"a", b"b")}, "key_range must be a KeyRange, or None for all keys, not a tuple"),
+        ({"reverse": 1}, "reverse must be True or False, not 1"),
+        ({"resume": "latest"}, r"resume must be Resume\.NEVER, Resume\.LATEST, or None for the default, not 'latest'"),
+        ({"resume_token": "text"}, "a resume token must be bytes, as a stream or an error gave it, not a str"),
+        (
+            {"if_changed_since": "v1"},
+            "if_changed_since must be the version of an earlier answer, which is bytes, not 'v1'",
+        ),
+        ({"if_changed_since": b""}, "if_changed_since must be the version"),
+        ({"if_changed_since": b"v" * 1025}, "if_changed_since must be the version"),
         ({"if_changed_since": b"v", "resume_token": b"t"}, r"lift the condition with if_changed_since\(None\)"),
-        ({"resume_token": b""}, "a resume token has 1 to 65,536 bytes, not 0"),
-        ({"resume_token": b"x" * 65_537}, "a resume token has 1 to 65,536 bytes, not 65,537"),
-        ({"chunk_bytes": 1023}, "chunk_bytes must be a whole number from 1,024 to 16,777,216, not 1023"),
+        ({"resume_token": b""}, "a resume token must have between 1 and 65,536 bytes, not 0"),
+        ({"resume_token": b"x" * 65_537}, "a resume token must have between 1 and 65,536 bytes, not 65,537"),
+        ({"chunk_bytes": 1023}, "chunk_bytes must be a whole number between 1,024 and 16,777,216, not 1023"),
     ],
     ids=str,
 )

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 
 from scankv.model.errors import InvalidOption, InvalidRequest, SchemaMismatch
-from scankv.model.options import TableOptions
-from scankv.model.schema import Schema, TableDefinition
-from scankv.model.types import is_key_type
+from scankv.model.tables.options import TableOptions
+from scankv.model.tables.schema import Schema, TableDefinition
+from scankv.model.types.types import is_key_type
 from tests.unit.model.strategies import schemas, with_broken_names
 
 COLUMNS = pa.schema(
@@ -78,15 +78,27 @@ def test_bucket_key_is_kept_in_key_order() -> None:
         ({"primary_key": ["tags"]}, SchemaMismatch, 'key column "tags": list<item: string> cannot be in a key'),
         ({"bucket_key": ["score"]}, InvalidRequest, 'column "score" is in the bucket key but not in the primary key'),
         ({"bucket_key": ["game", "game"]}, InvalidRequest, "in the bucket key twice"),
-        ({"buckets": 0}, InvalidRequest, "a table has 1 to 1024 buckets, not 0"),
-        ({"buckets": 1025}, InvalidRequest, "a table has 1 to 1024 buckets, not 1025"),
+        ({"buckets": 0}, InvalidRequest, "a table must have between 1 and 1,024 buckets, not 0"),
+        ({"buckets": 1025}, InvalidRequest, "a table must have between 1 and 1,024 buckets, not 1,025"),
         ({"options": {"merge_engin": "x"}}, InvalidOption, 'did you mean "merge_engine"?'),
-        ({"arrow_schema": pa.schema([])}, SchemaMismatch, "1 to 1000 columns, not 0"),
-        ({"arrow_schema": pa.schema([(str(i), pa.int8()) for i in range(1001)])}, SchemaMismatch, "not 1001"),
+        ({"arrow_schema": pa.schema([])}, SchemaMismatch, "between 1 and 1,000 columns, not 0"),
+        (
+            {"arrow_schema": pa.schema([(str(i), pa.int8()) for i in range(1001)])},
+            SchemaMismatch,
+            "at most 1,000 columns, not 1,001",
+        ),
         ({"arrow_schema": pa.schema([("a", pa.int8()), ("a", pa.int8())])}, SchemaMismatch, '"a" exists twice'),
-        ({"arrow_schema": pa.schema([("", pa.int8())])}, SchemaMismatch, "a name has 1 to 128 characters"),
-        ({"arrow_schema": pa.schema([("x" * 129, pa.int8())])}, SchemaMismatch, "a name has 1 to 128 characters"),
-        ({"arrow_schema": pa.schema([("a\tb", pa.int8())])}, SchemaMismatch, r"'a\\tb': a name has printable"),
+        (
+            {"arrow_schema": pa.schema([("", pa.int8())])},
+            SchemaMismatch,
+            "a name must have between 1 and 128 characters",
+        ),
+        (
+            {"arrow_schema": pa.schema([("x" * 129, pa.int8())])},
+            SchemaMismatch,
+            "a name must have between 1 and 128 characters",
+        ),
+        ({"arrow_schema": pa.schema([("a\tb", pa.int8())])}, SchemaMismatch, r"'a\\tb': a name must have printable"),
         ({"arrow_schema": pa.schema([("_bucket", pa.int8())])}, SchemaMismatch, '"_bucket": the name is kept'),
         ({"arrow_schema": pa.schema([("a", pa.date64())])}, SchemaMismatch, 'column "a": date64.*use date32'),
     ],
@@ -129,7 +141,7 @@ def test_added_columns_come_last_with_new_ids_and_keep_the_old_version() -> None
         (pa.schema([("a", pa.int8()), ("a", pa.int8())]), 'column "a" exists twice'),
         (pa.schema([("_log_offset", pa.int8())]), "the name is kept"),
         (pa.schema([("a", pa.null())]), 'column "a": null cannot be stored'),
-        (pa.schema([(str(i), pa.int8()) for i in range(997)]), "1 to 1000 columns, not 1001"),
+        (pa.schema([(str(i), pa.int8()) for i in range(997)]), "between 1 and 1,000 columns, not 1,001"),
     ],
 )
 def test_columns_that_cannot_be_added_are_refused(added: pa.Schema, message: str) -> None:
