@@ -20,7 +20,7 @@ from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.storage.files.frames import write_at
 from streaming_server.storage.transactions.decisions import CommittedTransaction
-from streaming_server.storage.transactions.staging import UPSERT, tokens_in
+from streaming_server.storage.transactions.staging import UPSERT, list_tokens
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.snapshots import new_table
 from tests.support.tables import SCORES, ipc_stream, scores
@@ -295,7 +295,7 @@ async def stuck_in(
 
 
 async def _nothing_is_staged(data: Path) -> bool:
-    return not tokens_in(data / "transactions")
+    return not list_tokens(data / "transactions")
 
 
 async def test_a_transaction_whose_rows_are_lost_can_be_given_up_and_its_tables_are_served_then(
