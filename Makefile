@@ -32,7 +32,8 @@ tools:
 # first: the long ones stand before tests/unit, and none of them is begun at the end. Bytecode is kept, for the many
 # processes that they start.
 test: tools $(INSTALLED)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	@PYTHONDONTWRITEBYTECODE= .ci/in-memory $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
+	    -o tmp_path_retention_policy=failed
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -48,7 +49,8 @@ bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks
 
 soak: $(INSTALLED)
-	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true --timeout 0
+	@$(BIN)/python -m pytest -m soak -o asyncio_debug=true
+	@SCANKV_EXAMPLES_FACTOR=20 $(BIN)/python -m pytest -m "hypothesis and not soak" -n 2
 
 lowest: $(INSTALLED)
 	@.ci/test-lowest

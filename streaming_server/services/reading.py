@@ -9,23 +9,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
-from streaming_server.scan.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
-from streaming_server.scan.registry import LiveScan
+from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.versions import version_of
 from streaming_server.services.scan_request import read_plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
     from scankv.v1 import lookup_pb2, scan_pb2
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
-    from streaming_server.scan.answers import Computation
+    from streaming_server.engine.table.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.scan.admission.live_scans import ScanRegistry
+    from streaming_server.scan.admission.waiting_calls import Changing
     from streaming_server.scan.chunk_source import Chunk, View
-    from streaming_server.scan.opening import OpenedScan, ReadPlan
-    from streaming_server.scan.registry import ScanRegistry
-    from streaming_server.scan.waiting_calls import Changing
+    from streaming_server.scan.execution.open_scan import OpenedScan
+    from streaming_server.scan.queries.result_cache import Computation
+    from streaming_server.scan.read_plan import ReadPlan
 
 # Turns of the event loop between chunks. A call takes several, so with one it would wait for as many chunks.
 _TURNS = 4
@@ -63,7 +64,7 @@ async def opened_view(
             reading = tables.snapshots.reading(request.snapshot.snapshot_id, request.table, plan.buckets)
             opened = await (await stack.enter_async_context(reading)).open_scan(plan)
         else:
-            opened = await table.open_view(plan)
+            opened = await table.reads.open_view(plan)
         stack.callback(opened.source.close)
         yield opened
 
@@ -117,11 +118,11 @@ async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | 
         return Current(definition, view, lambda: None if lease.ended else pinned, lease)
 
     def again() -> bytes | None:
-        view = table.view_in_memory(buckets)
+        view = table.reads.view_in_memory(buckets)
         return None if view is None else version_of(table.definition, view.log_offsets)
 
-    view = await table.view_now(buckets)
-    return Current(table.definition, view, again, table)
+    view = await table.reads.view_now(buckets)
+    return Current(table.definition, view, again, table.state)
 
 
 class WholeView:
@@ -200,9 +201,9 @@ async def whole_view(
     )
     with registry.call(scan):
         async with registry.admitted(scan):
-            computation.opening()
+            computation.begin_view()
             async with opened_view(tables, table, request, plan) as opened:
                 scan.hold(opened.source)
                 view = WholeView(opened, scan)
-                computation.opened(view.version)
+                computation.set_view_version(view.version)
                 yield view

@@ -13,8 +13,8 @@ from streaming_server.services.scan_request import bucket_numbers, key_range
 if TYPE_CHECKING:
     import grpc
 
-    from streaming_server.engine.leases import SnapshotInfo
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.snapshots.leases import SnapshotInfo
+    from streaming_server.engine.tables.tables import Tables
 
 
 class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
@@ -32,13 +32,13 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         """Takes a lease on a view of a table."""
         async with mapped_errors(request, context):
             info = await self._snapshots.pin(
-                self._tables.table(request.table),
+                self._tables.table(request.table).pinning,
                 lease_id=request.lease_id,
                 ttl=_ttl(request.ttl_millis),
                 same_view_as=request.same_view_as,
                 shared=request.shared,
             )
-        return snapshot_pb2.PinSnapshotResponse(snapshot=_snapshot(info), held_micros=info.held_micros)
+        return snapshot_pb2.PinSnapshotResponse(snapshot=_snapshot(info), write_pause_micros=info.write_pause_micros)
 
     async def RenewSnapshot(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from scankv.model.errors import DataLoss, ScanKvError, TableNotFound
-from streaming_server.storage.data_directory import DataDirectory
+from streaming_server.storage.tables.data_directory import DataDirectory
 from tests.faults.test_transaction_blast_radius import ONE, OTHER, commit, crash, scores_of, started
 from tests.support.snapshots import new_table
 
@@ -28,16 +28,16 @@ async def made(data: Path, tmp_path: Path) -> Path:
             await new_table(tables, name)
             await commit(tables, 1, name)
         one = tables.table(ONE)
-        await tables.snapshots.pin(one, lease_id="pinned")
-        await one.locks.lock(one.definition, ["score"], "somebody", "", 60.0)
+        await tables.snapshots.pin(one.pinning, lease_id="pinned")
+        await one.writes.locks.lock(one.definition, ["score"], "somebody", "", 60.0)
         await tables.transactions.begin(_terms("open"))
         return crash(data, tmp_path / "crashed")
 
 
 def _terms(id_: str) -> Any:
-    from streaming_server.engine.open_transaction import BeginTerms
+    from streaming_server.engine.transactions.open_transaction import TransactionOptions
 
-    return BeginTerms(id=id_, attempt="a", finds_conflicts=False, ttl=60)
+    return TransactionOptions(id=id_, attempt="a", finds_conflicts=False, ttl=60)
 
 
 def _nonsense(path: Path) -> None:
@@ -53,6 +53,7 @@ def _empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+@pytest.mark.timeout(180)  # opens a table once for each of its files
 async def test_any_damaged_file_of_a_table_keeps_no_other_table_from_being_served(tmp_path: Path) -> None:
     crashed = await made(tmp_path / "data", tmp_path)
     table = crashed / "tables" / "game" / "one"
@@ -99,7 +100,7 @@ async def test_a_committed_transaction_waits_for_a_table_whose_definition_is_dam
         def fails(*_: object) -> None:
             raise OSError(errno.EIO, "input/output error")
 
-        monkeypatch.setattr("streaming_server.engine.roll_forward.apply_rows", fails)
+        monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.apply_rows", fails)
         with pytest.raises(ScanKvError, match="is committed"):
             await commit(tables, 2, ONE, OTHER, id_="job:1")
         monkeypatch.undo()

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from aio_client import ConnectionFailed, ScanSource, StartFrom, StopAt, col, connect
 from aio_client.testing import Fault, FaultProxy
-from scankv.model.buckets import bucket_of_one
-from scankv.model.key_codec import KeyCodec
-from streaming_server.storage.offsets import count_of
+from scankv.model.keys.buckets import bucket_of_one
+from scankv.model.keys.key_codec import KeyCodec
+from streaming_server.storage.changelog.offsets import count_of
 from tests.model.replay import Replay, Row
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Moment:
 
 
 @dataclass
-class Written:
+class WrittenRows:
     """A table, which only this writes, and all that it ever was."""
 
     table: Table
@@ -165,7 +165,7 @@ class Kind:
 class Reader:
     """One stream of changes, over all its cuts, and what it makes of them."""
 
-    def __init__(self, kind: Kind, written: Written, clients: list[Client], random: Random) -> None:
+    def __init__(self, kind: Kind, written: WrittenRows, clients: list[Client], random: Random) -> None:
         self.kind = kind
         self.cuts: Counter[str] = Counter()
         self._written = written
@@ -290,7 +290,7 @@ async def check_stream_history(
         asyncio.TaskGroup() as group,
     ):
         table = await direct.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, changelog=changelog)
-        written = Written(table, direct, random, changelog)
+        written = WrittenRows(table, direct, random, changelog)
         written.note({})
         following: list[Reader] = []
         group.create_task(restarts.run())
@@ -314,7 +314,7 @@ async def check_stream_history(
     return Counter(seen)
 
 
-async def _noted(reader: Reader, written: Written, proxy: FaultProxy, done: asyncio.Event) -> None:
+async def _noted(reader: Reader, written: WrittenRows, proxy: FaultProxy, done: asyncio.Event) -> None:
     try:
         await reader.follow(done)
     except Exception as error:

@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-import streaming_server.engine.delete_all
-import streaming_server.engine.net_rows
-import streaming_server.engine.roll_forward
-import streaming_server.storage.staging
-import streaming_server.storage.transaction_log
+import streaming_server.engine.transactions.delete_all
+import streaming_server.engine.transactions.net_rows
+import streaming_server.engine.transactions.roll_forward
+import streaming_server.storage.transactions.staging
+import streaming_server.storage.transactions.transaction_log
 from scankv.cli.without_pandas import keep_pandas_out
-from scankv.model.merge_functions import ColumnAggregate
-from scankv.model.merge_spec import MergeSpec
+from scankv.model.tables.merge_functions import ColumnAggregate
+from scankv.model.tables.merge_spec import MergeSpec
 from streaming_server.config import ServerConfig
 from streaming_server.engine.merging.preparing import MERGE
-from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.tables import Tables
-from streaming_server.engine.transactions import StagedAs
-from streaming_server.storage.changelog import RowKind
-from streaming_server.storage.rocks import RocksStore
-from streaming_server.storage.staging import DELETE, UPSERT, StagedPart, StagingDirectory
-from streaming_server.storage.transaction_log import TransactionLog
+from streaming_server.engine.tables.tables import Tables
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
+from streaming_server.engine.transactions.transactions import StagedRequestId
+from streaming_server.storage.changelog.records import RowKind
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.transactions.staging import DELETE, UPSERT, PartFile, StagingDirectory
+from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.tables import ipc_stream
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Death:
             (RocksStore, "sync"),
             (TransactionLog, "append"),
             (TransactionLog, "rewrite"),
-            (StagedPart, "sync"),
+            (PartFile, "sync"),
             (StagingDirectory, "create"),
             (StagingDirectory, "sync"),
             (StagingDirectory, "remove"),
@@ -96,7 +96,10 @@ class Death:
             (os, "fsync"),
         ):
             self._wrap(owner, name)
-        for module in (streaming_server.storage.staging, streaming_server.storage.transaction_log):
+        for module in (
+            streaming_server.storage.transactions.staging,
+            streaming_server.storage.transactions.transaction_log,
+        ):
             self._tear(module)
 
     def _wrap(self, owner: Any, name: str) -> None:
@@ -153,18 +156,20 @@ async def make(data: Path) -> None:
                 merging=merging,
             )
             value = BEFORE[name][0]
-            await tables.table(name).upsert(rows(range(len(BEFORE[name])), value), 0)
+            await tables.table(name).writes.upsert(rows(range(len(BEFORE[name])), value), 0)
 
 
 async def begin_and_commit(tables: Tables) -> None:
     """All of a transaction; nothing where its id was committed."""
     transactions = tables.transactions
-    begun = await transactions.begin(BeginTerms(id=ID, attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60))
+    begun = await transactions.begin(
+        TransactionOptions(id=ID, attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
+    )
     if not isinstance(begun, OpenTransaction):
         return
     plain, sums = tables.table(PLAIN), tables.table(SUMS)
     # The rows that stand: each of them is written again, or deleted once more, so that the net changes stay the same.
-    first = StagedAs(token=begun.token, part="main", sequence=0)
+    first = StagedRequestId(token=begun.token, part="main", sequence=0)
     assert await transactions.stage_delete_all(first, plain, MERGE, (), 60) == len(BEFORE[PLAIN])
     for number, (table, action, data) in enumerate(
         (
@@ -176,9 +181,9 @@ async def begin_and_commit(tables: Tables) -> None:
         ),
         start=1,
     ):
-        place = StagedAs(token=begun.token, part="main", sequence=number)
+        place = StagedRequestId(token=begun.token, part="main", sequence=number)
         await transactions.stage(place, table, action, data, kind=MERGE)
-    place = StagedAs(token=begun.token, part="failed attempt", sequence=0)
+    place = StagedRequestId(token=begun.token, part="failed attempt", sequence=0)
     await transactions.stage(place, plain, UPSERT, rows(range(50), 666), kind=MERGE)
     await transactions.commit(begun.token, ID, [("main", 6)])
 
@@ -218,7 +223,7 @@ async def contents(tables: Tables, name: str) -> dict[int, int]:
     replayed: dict[int, int] = {}
     changes = 0
     for live in table.buckets:
-        bucket = await live.opened()
+        bucket = await live.open()
         for record in bucket.changes(table.definition, 10_000):
             for kind, row in zip(record.changes.kinds.tolist(), record.changes.rows.to_pylist(), strict=True):
                 if kind in (RowKind.UPDATE_BEFORE, RowKind.DELETE):
@@ -229,7 +234,7 @@ async def contents(tables: Tables, name: str) -> dict[int, int]:
         findings = await (await table.open_check(live.number)).run()
         assert not findings.problem, findings
         assert not any(index.problem for index in findings.indexes), findings
-    batch, is_there, _ = await table.lookup(keys_of(range(60)), None)
+    batch, is_there, _ = await table.reads.lookup(keys_of(range(60)), None)
     found = {row["k"]: row["v"] for row in batch.to_pylist()}
     assert sum(is_there) == len(found)
     assert replayed == found
@@ -275,8 +280,8 @@ def main(directory: Path) -> None:
     import_what_arrow_needs()
     DEATH.install()
     for limit, value in (("_STEP_ROWS", 5), ("_PIECE_ROWS", 7)):
-        setattr(streaming_server.engine.delete_all, limit, value)
-    for module in (streaming_server.engine.roll_forward, streaming_server.engine.net_rows):
+        setattr(streaming_server.engine.transactions.delete_all, limit, value)
+    for module in (streaming_server.engine.transactions.roll_forward, streaming_server.engine.transactions.net_rows):
         setattr(module, "step_rows", lambda *_: _STEP_ROWS)  # noqa: B010 (it is no export)
     in_child(make, directory / "made")
     deaths, ended = 0, False

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from scankv.model.key_range import KeyRange
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.config import ServerConfig
-from streaming_server.engine.tables import Tables
+from streaming_server.engine.tables.tables import Tables
 from tests.support.tables import SCORES, ipc_stream, scores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.snapshots import Snapshots
-    from streaming_server.storage.cursor import BucketCursor
+    from streaming_server.engine.snapshots.snapshots import Snapshots
+    from streaming_server.engine.table.live_table import LiveTable
+    from streaming_server.storage.cursors.cursor import BucketCursor
 
 TABLE = "game.scores"
 EVERY_KEY = KeyRange()
@@ -43,7 +43,7 @@ async def new_table(tables: Tables, name: str = TABLE, *, buckets: int = 3, sche
 
 async def put(table: LiveTable, values: dict[str, int | None]) -> None:
     """Upserts scores."""
-    await table.upsert(ipc_stream(SCORES, scores(list(values), list(values.values()))), 0)
+    await table.writes.upsert(ipc_stream(SCORES, scores(list(values), list(values.values()))), 0)
 
 
 async def pinned_rows(

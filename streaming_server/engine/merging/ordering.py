@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_server.scan.sort_codes import sort_codes
+from streaming_server.arrays.sort_codes import sort_codes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streaming_server.engine.functions.function import Places
-    from streaming_server.engine.merging.rows import Standing, Written
+    from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
 
 
-def newness(standing: Standing, written: Written, columns: Sequence[str]) -> tuple[Places, Places]:
+def newness(standing: CurrentRows, written: WrittenRows, columns: Sequence[str]) -> tuple[Places, Places]:
     """Numbers from 0 on that are in the order of some columns, the first one first, null below all else.
 
     Returns:

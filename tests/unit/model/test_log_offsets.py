@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
+from scankv.model.changes.log_positions import StartFrom, StopAt
 from scankv.model.errors import TableRecreated, UsageError
 from scankv.model.limits import MAX_BUCKETS
-from scankv.model.log_offsets import LogOffsets, check_incarnation
-from scankv.model.log_positions import StartFrom, StopAt
 
 OFFSETS = st.dictionaries(st.integers(0, MAX_BUCKETS - 1), st.integers(0, 2**63 - 1), max_size=8)
 TABLES = st.text("0123456789abcdef", max_size=32)
@@ -55,9 +55,9 @@ def test_offsets_of_shards_are_joined_and_those_of_two_tables_are_not() -> None:
 
 def test_later_offsets_raise_those_of_the_same_table_and_replace_those_of_another() -> None:
     offsets = LogOffsets.of({0: 3, 1: 9}, "abc")
-    offsets.note({0: 5, 1: 2}, "abc")
+    offsets.advance({0: 5, 1: 2}, "abc")
     assert offsets == {0: 5, 1: 9}
-    offsets.note({0: 1}, "def")
+    offsets.advance({0: 1}, "def")
     assert (offsets, offsets.table_incarnation) == ({0: 1}, "def")
 
 

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
 from scankv.model.expressions import col
-from scankv.model.key_range import KeyRange
-from scankv.model.schema import TableDefinition
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.tables.schema import TableDefinition
 from streaming_server.scan.chunk_source import Position, View
-from streaming_server.scan.opening import OpenedScan, ReadPlan, open_scan
-from streaming_server.storage.cursor import BucketCursor
+from streaming_server.scan.execution.open_scan import OpenedScan, open_scan
+from streaming_server.scan.read_plan import ReadPlan
+from streaming_server.storage.cursors.cursor import BucketCursor
+from tests.support.examples import examples
 from tests.support.offline import OfflineBucket, opened
 from tests.support.offline_bases import based_view
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from scankv.model.errors import ScanKvError
     from scankv.model.expressions import Predicate
-    from streaming_server.scan.base_view import BaseView
+    from streaming_server.scan.columnar.base_view import BaseView
 
 SCHEMA = pa.schema(
     [pa.field("a", pa.int32(), nullable=False), pa.field("b", pa.string(), nullable=False), ("v", pa.int64())]
@@ -139,7 +141,7 @@ def tables(draw: st.DrawFn) -> tuple[list[Key], int, list[str]]:
     where=st.sampled_from(range(len(PREDICATES))),
     based=st.booleans(),
 )
-@settings(max_examples=20)
+@examples(10)
 def test_an_ordered_scan_gives_what_sorting_gives(
     made: tuple[list[Key], int, list[str]],
     reverse: bool,
@@ -265,7 +267,7 @@ def test_an_ended_scan_raises_the_reason_and_holds_nothing(table: Offline) -> No
 
 
 @given(data=st.data(), reverse=st.booleans(), max_rows=st.sampled_from([1, 10, 8192]))
-@settings(max_examples=15)
+@examples(10)
 def test_points_are_read_in_order_and_only_those_found_are_counted(
     table: Offline, data: st.DataObject, reverse: bool, max_rows: int
 ) -> None:

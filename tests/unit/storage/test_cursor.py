@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
-from scankv.model.key_range import KeyRange
+from scankv.model.keys.key_range import KeyRange
+from tests.support.examples import examples
 from tests.support.offline import OfflineBucket, opened
 from tests.support.prepared import flip, rows_file
 from tests.support.tables import define
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from streaming_server.storage.cursor import BucketCursor
+    from streaming_server.storage.cursors.cursor import BucketCursor
 
 DEFINITION = define(pa.schema([("v", pa.int32()), ("k", pa.binary()), ("w", pa.string())]), "k")
 ROOM = 1 << 20
@@ -100,7 +101,7 @@ def chunks(
     rng=st.randoms(use_true_random=False),
     ends=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=4, max_size=4),
 )
-@settings(max_examples=12)
+@examples(6)
 def test_any_range_in_any_direction_is_the_slice_of_the_sorted_keys(
     size: int, rng: random.Random, ends: list[tuple[int | None, int | None]]
 ) -> None:

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.unit.storage import damage
 
 
 @pytest.mark.parametrize("what", ["rows", "records"])
+@pytest.mark.timeout(300)  # damages bytes in a process of its own
 def test_damage_is_data_loss_or_a_value_and_never_a_crash(what: str) -> None:
     run_damage(what, random.randrange(2**32), 400)
 

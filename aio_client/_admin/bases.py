@@ -1,0 +1,118 @@
+"""What a server says of columnar bases, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from scankv.v1 import admin_pb2, table_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseStatistics:
+    """The columnar base of one bucket; zeros where there is none. Costs are since the start of the server.
+
+    Attributes:
+        unused_reason: Why scans do not read a base of the bucket, in words. None if they read one.
+        log_offset: The offset of the first change that is not in it.
+        rows: Rows in it.
+        disk_bytes: Bytes of its files.
+        changes_since: How many changes there are since, as log offsets count them.
+        delta_rows: Rows and deletions in the delta, which is in memory. A key that was written several times may count
+            several times.
+        delta_bytes: Memory of the delta, including older states of it that scans still read.
+        age_seconds: Since its building was begun.
+        builds: Bases that were built.
+        build_cpu_seconds: What building took of one core, also where no base came of it.
+        written_bytes: Bytes of the files of all that were built.
+        last_build_cpu_seconds: What building the last one took.
+        last_written_bytes: Bytes of the files of that.
+    """
+
+    unused_reason: str | None
+    log_offset: int
+    rows: int
+    disk_bytes: int
+    changes_since: int
+    delta_rows: int
+    delta_bytes: int
+    age_seconds: float
+    builds: int
+    build_cpu_seconds: float
+    written_bytes: int
+    last_build_cpu_seconds: float
+    last_written_bytes: int
+
+    @classmethod
+    def of(cls, message: table_pb2.BaseStatistics) -> Self:
+        """The figures in an answer."""
+        return cls(
+            unused_reason=message.unused_reason or None,
+            log_offset=message.log_offset,
+            rows=message.rows,
+            disk_bytes=message.disk_bytes,
+            changes_since=message.changes_since,
+            delta_rows=message.delta_rows,
+            delta_bytes=message.delta_bytes,
+            age_seconds=message.age_millis / 1000,
+            builds=message.builds,
+            build_cpu_seconds=message.build_cpu_micros / 1_000_000,
+            written_bytes=message.written_bytes,
+            last_build_cpu_seconds=message.last_build_cpu_micros / 1_000_000,
+            last_written_bytes=message.last_written_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableBases:
+    """The columnar bases of one table: sums over its buckets, but for the age. See `BaseStatistics`.
+
+    Attributes:
+        table: `database.table`.
+        buckets: Its buckets.
+        bases: How many of them are read from a base.
+        rows: Rows in bases.
+        disk_bytes: Bytes of their files.
+        changes_since: Changes since.
+        delta_rows: Rows and deletions in the deltas, which are in memory.
+        delta_bytes: Memory of the deltas.
+        age_seconds: Since the building of the oldest was begun.
+        builds: Bases that were built.
+        build_cpu_seconds: What building took of one core.
+        written_bytes: Bytes of the files of all that were built.
+        unused_reasons: Why scans do not read bases of some buckets, each reason once.
+    """
+
+    table: str
+    buckets: int
+    bases: int
+    rows: int
+    disk_bytes: int
+    changes_since: int
+    delta_rows: int
+    delta_bytes: int
+    age_seconds: float
+    builds: int
+    build_cpu_seconds: float
+    written_bytes: int
+    unused_reasons: tuple[str, ...]
+
+    @classmethod
+    def of(cls, message: admin_pb2.TableBases) -> Self:
+        """The figures in an answer."""
+        return cls(
+            table=message.table,
+            buckets=message.buckets,
+            bases=message.bases,
+            rows=message.rows,
+            disk_bytes=message.disk_bytes,
+            changes_since=message.changes_since,
+            delta_rows=message.delta_rows,
+            delta_bytes=message.delta_bytes,
+            age_seconds=message.age_millis / 1000,
+            builds=message.builds,
+            build_cpu_seconds=message.build_cpu_micros / 1_000_000,
+            written_bytes=message.written_bytes,
+            unused_reasons=tuple(message.unused_reasons),
+        )

@@ -1,0 +1,21 @@
+"""What a listing says of a table that is damaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedTable:
+    """A table that cannot be used, or of which some buckets cannot.
+
+    Attributes:
+        name: `database.table`.
+        reason: What is wrong, and what to do.
+        partial: Whether only a part of the table is damaged. The rest can be used, and `Client.tables` lists the table
+            as well. Otherwise the table can only be dropped, with `Client.drop_table`, or restored from a copy.
+    """
+
+    name: str
+    reason: str
+    partial: bool

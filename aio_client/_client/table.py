@@ -1,0 +1,35 @@
+"""`Table`: one table of a server, with everything that a client can do with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aio_client._admin.table_statistics import StatisticsMethods
+from aio_client._queries.table_lookups import LookupMethods
+from aio_client._queries.table_queries import QueryMethods
+from aio_client._scan.consumers import ConsumerMethods
+from aio_client._scan.table_scans import ScanMethods
+from aio_client._table.description import TableDescription
+from aio_client._table.handle import TableHandle
+from aio_client._write.table_writes import WriteMethods
+
+if TYPE_CHECKING:
+    from aio_client._transport.transport import Transport
+    from scankv.v1 import table_pb2
+
+
+class Table(
+    TableDescription, LookupMethods, ScanMethods, QueryMethods, WriteMethods, ConsumerMethods, StatisticsMethods
+):
+    """A table on the server. Its properties are as of the call that returned it; its methods read the rows of now.
+
+    Made by `client.table(name)`, `create_table`, `alter_table` or `tables`. Belongs to the event loop of its client;
+    many tasks may use it at once.
+    """
+
+    def __init__(self, transport: Transport, description: table_pb2.Table) -> None:
+        """Called by the methods of `Client`."""
+        super().__init__(TableHandle(transport, description))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} of {self._handle.transport.address}>"

@@ -1,0 +1,215 @@
+"""Converting rows and keys to the write requests of one table, and the results of writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from aio_client._input.arguments import names_of
+from aio_client._input.keys import check_key_sizes, keys_of
+from aio_client._input.requests import cut, to_ipc
+from aio_client._scan.protocol import log_offsets
+from aio_client._write.merging import check_mode
+from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.changes.log_positions import StartFrom
+from scankv.model.errors import UsageError
+from scankv.model.tables.merge_spec import check_retraction
+from scankv.model.tables.schema import CHANGE_TYPE
+from scankv.v1 import write_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from aio_client._input.data import Rows
+    from aio_client._table.shape import TableShape
+    from aio_client._write.merging import Names, WriteMode
+    from aio_client._write.repeatable_writes import Request
+    from scankv.v1 import scan_pb2
+
+_CHANGE: Final = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKind:
+    """What a write does with its rows. Only batches of the same kind share a request.
+
+    Attributes:
+        table: The table's name, as `database.table`.
+        deletes: Whether the rows are keys to delete.
+        schema_id: The schema version that the rows were made for; 0 for keys.
+        columns: The columns to write; empty: all.
+        overwrite: Whether the rows replace existing rows, whatever the merge engine.
+        changes: Whether the rows have a column with their row kind.
+    """
+
+    table: str
+    deletes: bool
+    schema_id: int
+    columns: tuple[str, ...] = ()
+    overwrite: bool = False
+    changes: bool = False
+
+    def request(self, batch: pa.RecordBatch) -> Request:
+        """One request of this kind with these rows."""
+        mode = mode_of("overwrite" if self.overwrite else "merge")
+        if self.deletes:
+            return write_pb2.DeleteRequest(table=self.table, keys=to_ipc(batch), columns=self.columns, mode=mode)
+        return write_pb2.UpsertRequest(
+            table=self.table, rows=to_ipc(batch), schema_id=self.schema_id, columns=self.columns, mode=mode
+        )
+
+
+def mode_of(mode: WriteMode) -> write_pb2.WriteMode.ValueType:
+    """The mode as requests carry it. Raises UsageError for an unknown mode."""
+    check_mode(mode)
+    return write_pb2.WRITE_MODE_OVERWRITE if mode == "overwrite" else write_pb2.WRITE_MODE_UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True)
+class WritePieces:
+    """What one call writes, in pieces of one request each. Pieces are made when they are asked for.
+
+    Attributes:
+        kind: What to do with the rows.
+        batches: The pieces in order, with checked keys. Rows in memory are all checked before the first piece.
+    """
+
+    kind: RequestKind
+    batches: Iterator[pa.RecordBatch]
+
+    def next_request(self) -> Request | None:
+        """The next piece as a request; None after the last piece. Blocks."""
+        batch = next(self.batches, None)
+        return None if batch is None else self.kind.request(batch)
+
+    @classmethod
+    def of_rows(
+        cls, shape: TableShape, rows: Rows, columns: Names | None = None, mode: str = "merge", *, retract: bool = False
+    ) -> WritePieces:
+        """The pieces of an upsert or a retraction.
+
+        Raises:
+            SchemaMismatch: The table does not have a column, or columns cannot be written alone.
+            InvalidRequest: The table's merge engine does not support the write.
+            UsageError: `columns` or `mode` is invalid.
+        """
+        check_mode(mode)
+        names = () if columns is None else names_of(columns, "columns")
+        changes = not retract and rows.has(CHANGE_TYPE)
+        rows.check_names(shape.schema.append(_CHANGE) if changes else shape.schema)
+        schema = shape.schema if columns is None else shape.partial_schema(names, overwrite=mode == "overwrite")
+        if retract:
+            check_retraction(shape.merge_engine, shape.description.options.get("delete_behavior", ""), shape.name)
+        kind = RequestKind(
+            shape.name,
+            deletes=False,
+            schema_id=shape.description.schema_id,
+            columns=() if columns is None else tuple(schema.names),
+            overwrite=mode == "overwrite",
+            changes=changes or retract,
+        )
+        counted = () if mode == "overwrite" else shape.counted_columns
+        batches = rows.batches(schema.append(_CHANGE) if changes else schema, counted)
+        pieces = cut(_check_keys(map(_as_deletions, batches) if retract else batches, shape))
+        return cls(kind, _check_all_first(pieces) if rows.in_memory else pieces)
+
+    @classmethod
+    def of_keys(cls, shape: TableShape, keys: object, columns: Names | None = None, mode: str = "merge") -> WritePieces:
+        """The pieces of a delete, of rows or of some of their columns. Raises as `of_rows`."""
+        check_mode(mode)
+        names = () if columns is None else names_of(columns, "columns")
+        if columns is not None:
+            if not set(names) - set(shape.key_schema.names):
+                raise UsageError("columns names no column outside the key: to delete the rows, leave it out")
+            shape.partial_schema((*dict.fromkeys([*shape.key_schema.names, *names]),), overwrite=True)
+        kind = RequestKind(shape.name, deletes=True, schema_id=0, columns=names, overwrite=mode == "overwrite")
+        return cls(kind, _check_all_first(cut(_check_keys(_key_batches(keys, shape), shape))))
+
+
+def _as_deletions(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.append_column(_CHANGE, pa.repeat("-D", batch.num_rows))
+
+
+def _check_all_first(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from list(pieces)
+
+
+def _key_batches(keys: object, shape: TableShape) -> Iterator[pa.RecordBatch]:
+    yield keys_of(keys, shape.key_schema)
+
+
+def require_one_piece(pieces: WritePieces) -> WritePieces:
+    """The same pieces if there is exactly one, so that the server can check it at once. Raises UsageError otherwise."""
+    first, second = next(pieces.batches, None), next(pieces.batches, None)
+    if first is None or second is not None:
+        raise UsageError(
+            "a write with if_version is one request: at least one row, at most 100,000 rows and 8 MiB",
+            option="if_version",
+        )
+    return WritePieces(pieces.kind, iter([first]))
+
+
+def offsets_message(offsets: Mapping[int, int], option: str) -> scan_pb2.LogOffsets:
+    """Log offsets as a message, with the table incarnation if they know it. Raises UsageError for other values."""
+    try:
+        position = StartFrom.offsets(offsets)
+    except UsageError as error:
+        raise UsageError(
+            f"{option} is the log offset of each bucket, as a read or a write gives it in log_offsets: {error.message}",
+            option=option,
+        ) from None
+    return log_offsets(position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteResult:
+    """What an upsert, a retraction or a delete has done. All of it is durable.
+
+    Attributes:
+        rows: The number of rows or keys given, including those that changed nothing.
+        log_offsets: For every bucket written to, the offset of the first change after this write. A scan whose
+            `log_offsets` are not smaller shows the write. Opaque integers, comparable within one bucket.
+    """
+
+    rows: int
+    log_offsets: LogOffsets
+
+
+def _check_keys(batches: Iterable[pa.RecordBatch], shape: TableShape) -> Iterator[pa.RecordBatch]:
+    """Passes batches through. Raises InvalidKey at a batch with a key that is too long."""
+    first_row = 0
+    for batch in batches:
+        check_key_sizes(batch, shape.key_schema, first_row)
+        yield batch
+        first_row += batch.num_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoReport:
+    """What an undo has done. All of it is durable.
+
+    Attributes:
+        restored: The number of keys that keep a row, whose columns have again the values from before the writer's first
+            change after the offset. A row that the writer inserted, and to which others have written since, gets nulls.
+        deleted: The number of keys whose row was deleted, because the writer had inserted it.
+        conflicts: The number of keys that were left as they are, because other writers have written the same columns
+            since.
+        log_offsets: For every bucket in `to_offsets`, the offset of the first change after the undo.
+    """
+
+    restored: int
+    deleted: int
+    conflicts: int
+    log_offsets: LogOffsets
+
+    @classmethod
+    def of(cls, message: write_pb2.UndoResponse) -> UndoReport:
+        """Decodes the report in an answer."""
+        return cls(
+            restored=message.restored,
+            deleted=message.deleted,
+            conflicts=message.conflicts,
+            log_offsets=LogOffsets.of(message.log_offsets, message.table_incarnation),
+        )

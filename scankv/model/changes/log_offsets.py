@@ -1,0 +1,124 @@
+"""Log offsets of a table's buckets, and of which incarnation of the table they are.
+
+Rule: offsets mean something for one incarnation of a table only. A table that is dropped and created again under the
+same name counts its changes from 0 again, so the same numbers name other changes. Whatever gives offsets says of which
+incarnation they are; whatever takes offsets calls `check_incarnation` before it does anything with them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from scankv.model.errors import TableRecreated, UsageError
+from scankv.model.limits import MAX_BUCKETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_FORM: Final = 'LogOffsets.to_json() gives {"table_incarnation": "...", "log_offsets": {"0": 17, ...}}'
+
+
+class LogOffsets(dict[int, int]):
+    """The log offset of each bucket; equal to a dictionary with the same items. Picklable; `to_json` stores it.
+
+    A plain dictionary made of it, such as `dict(offsets)`, no longer knows the table.
+
+    Attributes:
+        table_incarnation: Which table the offsets are of: a table that is dropped and created again under its name has
+            another incarnation. Empty: unknown.
+    """
+
+    table_incarnation: str = ""
+
+    def __init__(self, offsets: Mapping[int, int] | Iterable[tuple[int, int]] = ()) -> None:
+        """Copies offsets, with the incarnation if they are `LogOffsets`."""
+        super().__init__(offsets)
+        self.table_incarnation = self.incarnation_of(offsets)
+
+    @classmethod
+    def of(cls, offsets: Mapping[int, int], table_incarnation: str) -> Self:
+        """Offsets of a known incarnation."""
+        known = cls(offsets)
+        known.table_incarnation = table_incarnation
+        return known
+
+    def copy(self) -> Self:
+        """A copy of the same incarnation."""
+        return type(self)(self)
+
+    def of_buckets(self, buckets: Iterable[int]) -> Self:
+        """The offsets of some of the buckets. Raises KeyError for a bucket that is not there."""
+        return self.of({bucket: self[bucket] for bucket in buckets}, self.table_incarnation)
+
+    def __or__(self, other: Mapping[int, int]) -> Self:  # type: ignore[override]
+        """The offsets of both, such as those of several shards. Raises UsageError if they are of two tables."""
+        mine, theirs = self.table_incarnation, self.incarnation_of(other)
+        if mine and theirs and mine != theirs:
+            raise UsageError("these log offsets are of two tables: join those of one table only")
+        return self.of({**self, **other}, mine or theirs)
+
+    def advance(self, offsets: Mapping[int, int], table_incarnation: str) -> None:
+        """Advances the offsets to those of a later write; offsets of another incarnation replace all of them."""
+        if table_incarnation != self.table_incarnation:
+            self.clear()
+            self.table_incarnation = table_incarnation
+        for bucket, offset in offsets.items():
+            self[bucket] = max(offset, self.get(bucket, offset))
+
+    def to_json(self) -> str:
+        """The offsets and the incarnation as JSON text, to be stored with a job's own state."""
+        values = {"table_incarnation": self.table_incarnation, "log_offsets": {str(b): self[b] for b in sorted(self)}}
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, text: str | bytes | Mapping[str, Any]) -> Self:
+        """Reads what `to_json` gave, as text or parsed. Other entries beside the two are ignored.
+
+        Raises:
+            UsageError: It is something else.
+        """
+        try:
+            values = json.loads(text) if isinstance(text, str | bytes) else text
+            incarnation, offsets = values["table_incarnation"], values["log_offsets"]
+            known = {int(bucket): offset for bucket, offset in offsets.items()}
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise UsageError(f"{text!r:.80} is not the JSON form of LogOffsets: {_FORM}") from None
+        if not isinstance(incarnation, str) or not all(map(_is_position, known.items())):
+            raise UsageError(f"{text!r:.80} is not the JSON form of LogOffsets: {_FORM}")
+        return cls.of(known, incarnation)
+
+    @staticmethod
+    def incarnation_of(offsets: object) -> str:
+        """The incarnation of the table that some offsets are of; empty if they do not say."""
+        return offsets.table_incarnation if isinstance(offsets, LogOffsets) else ""
+
+
+def _is_position(item: tuple[object, object]) -> bool:
+    bucket, offset = item
+    return (
+        isinstance(bucket, int)
+        and 0 <= bucket < MAX_BUCKETS
+        and isinstance(offset, int)
+        and not isinstance(offset, bool)
+        and 0 <= offset < 2**63
+    )
+
+
+def check_incarnation(of_offsets: str, table: str, incarnation: str) -> None:
+    """Refuses log offsets of another incarnation of a table.
+
+    Args:
+        of_offsets: The incarnation that the offsets are of; empty: unknown, which is not refused here.
+        table: The table's name.
+        incarnation: The incarnation of the table that they are to be used with.
+
+    Raises:
+        TableRecreated: They are of another one.
+    """
+    if of_offsets not in ("", incarnation):
+        raise TableRecreated(
+            f"table {table} was dropped and created again since these log offsets; nothing was done: begin again from "
+            "the table as it is now",
+            table=table,
+        )

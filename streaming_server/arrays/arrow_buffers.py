@@ -1,0 +1,141 @@
+"""How to get at an Arrow array's raw bytes, and back, without a loop over its values."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
+    Mask = npt.NDArray[np.bool_]
+    Offsets = npt.NDArray[np.signedinteger]
+
+
+def fixed_width(type_: pa.DataType) -> int | None:
+    """Bytes that one value of the type takes in a row, or None for types of varying length. A bool takes one byte."""
+    if pa.types.is_boolean(type_):
+        return 1
+    if pa.types.is_string(type_) or pa.types.is_binary(type_) or pa.types.is_nested(type_):
+        return None
+    return int(type_.bit_width) // 8
+
+
+def valid_mask(array: pa.Array) -> Mask | None:
+    """True where a value is not null, or None when no value is null."""
+    if array.null_count == 0:
+        return None
+    mask: Mask = array.is_valid().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def validity_buffer(mask: Mask | None) -> pa.Buffer | None:
+    """The Arrow validity bitmap of a mask; None (no nulls) for None or an all-true mask."""
+    if mask is None or mask.all():
+        return None
+    return pa.py_buffer(np.packbits(mask, bitorder="little"))
+
+
+def fixed_bytes(array: pa.Array) -> Bytes:
+    """The values of a fixed-width array as a matrix of `len(array)` rows of bytes, zeros where null.
+
+    Zeros under nulls make equal rows equal bytes, which is how an upsert that changes nothing is recognised.
+    """
+    width = fixed_width(array.type)
+    assert width is not None
+    count = len(array)
+    data = array.buffers()[1]
+    if data is None:
+        return np.zeros((count, width), np.uint8)
+    raw = np.frombuffer(data, np.uint8)
+    if pa.types.is_boolean(array.type):
+        first_byte, first_bit = divmod(array.offset, 8)
+        bits = np.unpackbits(raw[first_byte:], bitorder="little", count=first_bit + count)
+        values = bits[first_bit:].reshape(count, 1)
+    else:
+        values = raw[array.offset * width : (array.offset + count) * width].reshape(count, width)
+    mask = valid_mask(array)
+    return values if mask is None else np.where(mask[:, None], values, np.uint8(0))
+
+
+def fixed_array(type_: pa.DataType, values: Bytes, mask: Mask | None) -> pa.Array:
+    """The array whose values `fixed_bytes` would give: `values` is contiguous, `len * width` bytes."""
+    if pa.types.is_boolean(type_):
+        count = len(values)
+        data = pa.py_buffer(np.packbits(values.reshape(-1), bitorder="little"))
+    else:
+        width = fixed_width(type_)
+        assert width is not None
+        count = values.size // width
+        data = pa.py_buffer(values)
+    return pa.Array.from_buffers(type_, count, [validity_buffer(mask), data])
+
+
+def var_offsets(array: pa.Array) -> Offsets:
+    """The `len(array) + 1` offsets (int32) of a string or binary array into its data."""
+    if len(array) == 0:
+        return np.zeros(1, np.int32)
+    raw = np.frombuffer(array.buffers()[1], np.int32)
+    return raw[array.offset : array.offset + len(array) + 1]
+
+
+def as_binary(array: pa.Array) -> pa.Array:
+    """A string or binary array as binary without nulls: empty where it was null."""
+    binary = array.cast(pa.binary())
+    return pc.fill_null(binary, b"") if binary.null_count else binary
+
+
+def binary_from_ranges(data: pa.Buffer | None, offsets: Offsets) -> pa.Array:
+    """A binary array of n values from one buffer and n + 1 offsets into it."""
+    return pa.Array.from_buffers(
+        pa.binary(),
+        len(offsets) - 1,
+        [None, pa.py_buffer(offsets.astype(np.int32, copy=False)), data or pa.py_buffer(b"")],
+    )
+
+
+def binary_from_matrix(matrix: Bytes) -> pa.Array:
+    """A binary array with one value for each row of a matrix of bytes."""
+    count, width = matrix.shape
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int64) if width else np.zeros(count + 1, np.int64)
+    return binary_from_ranges(pa.py_buffer(np.ascontiguousarray(matrix)), offsets)
+
+
+def slice_values(values: pa.Array, starts: Offsets, ends: Offsets) -> pa.Array:
+    """The binary array of bytes `starts[i]..ends[i]` of the data buffer of `values`, packed together.
+
+    The ranges ascend and do not overlap. Interleaved, starts and ends are the offsets of an array in which every second
+    value is wanted and the others are the gaps between: one `take` of every second value does the whole copy.
+    """
+    count = len(starts)
+    if count == 0:
+        return pa.array([], pa.binary())
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2] = starts
+    offsets[1::2] = ends
+    interleaved = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), values.buffers()[2]])
+    return interleaved.take(_every_second(count))
+
+
+@lru_cache(maxsize=16)
+def _every_second(count: int) -> pa.Array:
+    return pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
+
+
+def data_bytes(array: pa.Array) -> Bytes:
+    """The bytes of all values of a binary array, one after another."""
+    offsets = var_offsets(array)
+    data = array.buffers()[2] if len(array) else None
+    if data is None:
+        return np.zeros(0, np.uint8)
+    return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+
+
+def columnless_batch(rows: int) -> pa.RecordBatch:
+    """A batch of so many rows that has no columns."""
+    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None], children=[]))

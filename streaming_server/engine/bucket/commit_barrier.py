@@ -1,0 +1,136 @@
+"""The commit barrier: delays readers and writers of the buckets that a transaction is being applied to.
+
+While a barrier stands, taking a bucket's mutex waits for it, so that nothing begins to read or write half a
+transaction. Lookups, and requests that only ask for statistics, get the buckets as of the moment when the barrier was
+raised. It is lifted for all its buckets at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from copy import copy
+from typing import TYPE_CHECKING
+
+from streaming_server.engine.tasks.executor import all_ended
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from scankv.model.errors import ScanKvError
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+
+
+class CommitBarrier:
+    """One barrier before some buckets. Bound to the event loop."""
+
+    def __init__(self) -> None:
+        self._lifted = asyncio.Event()
+        self._failure: ScanKvError | None = None
+
+    async def wait(self) -> None:
+        """Returns once the barrier is lifted. Raises the error that `fail` was given."""
+        await self._lifted.wait()
+        if self._failure is not None:
+            raise copy(self._failure)
+
+    @property
+    def failure(self) -> ScanKvError | None:
+        """Why the barrier will never be lifted. None: it will."""
+        return self._failure
+
+    def lift(self) -> None:
+        """Lets all waiting callers continue."""
+        self._lifted.set()
+
+    def fail(self, error: ScanKvError) -> None:
+        """Raises an error in all callers that wait, or will wait."""
+        self._failure = error
+        self._lifted.set()
+
+
+class BarrierMutex(asyncio.Lock):
+    """A bucket's mutex, which nothing acquires while a commit barrier stands.
+
+    Attributes:
+        barrier: The barrier, while one stands.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier: CommitBarrier | None = None
+
+    @property
+    def failure(self) -> ScanKvError | None:
+        """Why the mutex cannot be acquired. None: it can."""
+        return None if self.barrier is None else self.barrier.failure
+
+    async def acquire(self) -> bool:  # type: ignore[override]  # typeshed has Literal[True]
+        """Acquires the mutex once no barrier stands. Raises the error that the barrier failed with."""
+        while True:
+            await self.wait_for_barrier()
+            await super().acquire()
+            if self.barrier is None:
+                return True
+            self.release()
+
+    async def wait_for_barrier(self) -> None:
+        """Returns when no barrier stands, at least for a moment."""
+        while self.barrier is not None:
+            await self.barrier.wait()
+
+    @asynccontextmanager
+    async def bypass_barrier(self) -> AsyncIterator[None]:
+        """Acquires the mutex whether a barrier stands or not.
+
+        For the transaction itself, and for readers of the bucket as of before the barrier.
+        """
+        await super().acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+
+@asynccontextmanager
+async def lock_mutexes(chosen: Sequence[LiveBucket]) -> AsyncIterator[None]:
+    """Holds the mutexes of some buckets, which are given in ascending order: the order in which all callers lock.
+
+    Holds none of them while waiting for the barrier of another one, so that readers of the others need not wait too.
+    """
+    async with AsyncExitStack() as mutexes:
+        while True:
+            for live in chosen:
+                await live.mutex.wait_for_barrier()
+            for live in chosen:
+                await mutexes.enter_async_context(live.mutex.bypass_barrier())
+            if all(live.mutex.barrier is None for live in chosen):
+                break
+            await mutexes.aclose()
+        yield
+
+
+@asynccontextmanager
+async def raise_barrier(chosen: Sequence[LiveBucket]) -> AsyncIterator[CommitBarrier]:
+    """Raises a barrier before some buckets, which are given in ascending order, at one instant.
+
+    Lifts it at the end of the block, for all buckets at once except those that are blocked. Until then,
+    `LiveBucket.before` of each is the bucket as of that instant.
+
+    Raises:
+        DataLoss: A bucket is damaged. No barrier is raised.
+    """
+    barrier = CommitBarrier()
+    async with lock_mutexes(chosen):
+        opened = await all_ended(live.open() for live in chosen)
+        for live, bucket in zip(chosen, opened, strict=True):
+            live.raise_barrier(barrier, bucket)
+    try:
+        yield barrier
+    finally:
+        lifted = [live for live in chosen if live.mutex.barrier is barrier]
+        for live in lifted:
+            live.lift_barrier()
+        barrier.lift()
+        for live in lifted:
+            live.notify()

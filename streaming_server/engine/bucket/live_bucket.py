@@ -1,0 +1,549 @@
+"""A bucket while the server runs: opened when first needed, guarded by one mutex, made durable by group commit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from scankv.model.errors import DataLoss, DiskFull, ScanKvError, Unavailable
+from streaming_server.engine.bucket.base_slot import BaseSlot
+from streaming_server.engine.bucket.commit_barrier import BarrierMutex, CommitBarrier
+from streaming_server.engine.bucket.group_commit import GroupCommit
+from streaming_server.storage.bucket.bucket import Bucket, ChangelogUsage
+from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS
+from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.files.disk_space import disk_full, has_space
+from streaming_server.storage.files.disk_use import FamilyBytes
+from streaming_server.storage.files.file_limit import check_files_left, has_files_left
+from streaming_server.storage.rocks.store import is_complete
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
+
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.clock import ServerClock
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.storage.bucket.bucket import BucketSnapshot, BucketState
+    from streaming_server.storage.bucket.writer_states import WriterLimits
+    from streaming_server.storage.changelog.records import LogRecord
+    from streaming_server.storage.rocks.store import RocksResources
+
+T = TypeVar("T")
+
+REPAIR_SECONDS = 5.0
+"""The least time between two attempts to reopen a bucket that refuses writes after a failed write or sync."""
+
+_log = logging.getLogger(__name__)
+
+
+class LiveBucket:
+    """One bucket of a live table. Bound to the server's event loop.
+
+    `mutex` orders everything that must not overlap: writes, creating cursors, reading offsets. Callers that need
+    several buckets lock them in ascending order. Work that may take long runs in `executor` while the mutex is held,
+    so that the event loop continues.
+
+    Attributes:
+        number: The bucket's number in its table.
+        mutex: Held for every use of the bucket except `wait_durable` and reading what no longer changes. While a commit
+            barrier stands, only callers that bypass the barrier acquire it.
+        before: While a commit barrier stands, the bucket as of the moment when it was raised; else None.
+        commits: How many transactions were applied to the bucket since this object was made.
+        maintenance: Held for long reads that do not need `mutex`, so that the bucket stays open. A holder must not wait
+            for `mutex`.
+        table: The name of its table.
+        location: How errors call the bucket.
+        columnar: Its columnar base.
+        used: When the bucket was used last, on the monotonic clock.
+        damage: The first damage found, or None. A bucket that could not be opened stays damaged. In an open one,
+            undamaged data can still be read.
+
+    Args:
+        number: As above.
+        path: The bucket's directory.
+        table: As above.
+        compression: The table's compression.
+        resources: Shared by all buckets of the process.
+        executor: Runs what blocks.
+        clock: The server's.
+        mark_seconds: How precisely the ages of changes are known.
+        indexes: Gives the ids of the table's current indexes.
+        on_unbuilt: Called when the bucket was opened and one of its indexes is not ready.
+        retention_holds: Gives the retention holds on the changelog when the bucket is opened: offset by owner.
+        writer_limits: What bounds the bucket's writers.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        path: Path,
+        table: str,
+        *,
+        compression: str,
+        resources: RocksResources,
+        executor: StorageExecutor,
+        clock: ServerClock,
+        mark_seconds: float,
+        indexes: Callable[[], Collection[int]],
+        on_unbuilt: Callable[[LiveBucket], None],
+        retention_holds: Callable[[], Mapping[str, int]] = dict,
+        writer_limits: WriterLimits = DEFAULT_WRITER_LIMITS,
+    ) -> None:
+        self.number = number
+        self.mutex = BarrierMutex()
+        self.before: BucketSnapshot | None = None
+        self.commits = 0
+        self.maintenance = asyncio.Lock()
+        self.damage: str | None = None
+        self._path = path
+        self.table = table
+        self.location = f"bucket {number} of {table}"
+        self.columnar = BaseSlot(self.location)
+        self._compression = compression
+        self._resources = resources
+        self._executor = executor
+        self._clock = clock
+        self._mark_seconds = mark_seconds
+        self._indexes = indexes
+        self._on_unbuilt = on_unbuilt
+        self._log_holds = retention_holds
+        self._writer_limits = writer_limits
+        self._bucket: Bucket | None = None
+        # While the bucket is reopened after a failure: the one that failed.
+        self._failed_bucket: Bucket | None = None
+        self._is_settled = False
+        self._repair_at = 0.0
+        self._held_at_opening: frozenset[str] = frozenset()
+        self._commit: GroupCommit | None = None
+        self._closed: ScanKvError | None = None
+        self._state_when_closed: BucketState | None = None
+        self._use_when_closed = FamilyBytes(0, 0, 0), ChangelogUsage()
+        self.used = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self._bucket is not None
+
+    @property
+    def open_bucket(self) -> Bucket | None:
+        """The open bucket, or None."""
+        return self._bucket if self._closed is None else None
+
+    @property
+    def state(self) -> BucketState | None:
+        """The current state, durable or not. None where the bucket was never opened. Needs no mutex.
+
+        By the time a write is acknowledged, the state includes it. While a commit barrier stands, this is the state
+        from before the barrier.
+        """
+        if self._closed is not None or self.mutex.failure is not None:
+            return None
+        if self._bucket is None:
+            return self._state_when_closed
+        return self._bucket.state if self.before is None else self.before.state
+
+    def raise_barrier(self, barrier: CommitBarrier, bucket: Bucket) -> None:
+        """Raises a commit barrier before the bucket, which is open. Hold the mutex."""
+        self.mutex.barrier = barrier
+        self.before = bucket.snapshot(self.durable_offset)
+
+    def lift_barrier(self) -> None:
+        """Lifts the barrier: what was written in the meantime is visible from now on. Call `notify` then."""
+        assert self._bucket is not None
+        assert self.before is not None
+        # A transaction without changes is no reason to notify anyone.
+        self.commits += self._bucket.state.log_offset != self.before.state.log_offset
+        self.mutex.barrier = self.before = None
+
+    def block(self, error: ScanKvError) -> None:
+        """Raises an error for all readers and writers of the bucket, until `unblock`.
+
+        Rule: a failure in one bucket does not stop the others from being served.
+        """
+        barrier = CommitBarrier()
+        barrier.fail(error)
+        if self.before is not None:
+            # Readers get the error, and a RocksDB snapshot would keep the store open.
+            self.before = replace(self.before, rows=None)
+        self.mutex.barrier = barrier
+
+    def unblock(self) -> None:
+        """Serves readers and writers again."""
+        self.mutex.barrier = self.before = None
+        self.notify()
+
+    @property
+    def problem(self) -> str | None:
+        """Why the bucket, or a part of it, cannot be used. None: no problem is known."""
+        failure = self.mutex.failure
+        return failure.message if failure is not None else self.damage
+
+    def notify(self) -> None:
+        """Calls the listeners of `on_durable`: more may be visible."""
+        if self._commit is not None:
+            self._commit.notify()
+
+    @property
+    def syncs(self) -> int:
+        """How often the write-ahead log was synced since the bucket was first opened."""
+        return self._commit.syncs if self._commit else 0
+
+    async def open(self) -> Bucket:
+        """Returns the open bucket, and opens it first where necessary. Hold the mutex.
+
+        Raises:
+            DataLoss: The bucket is damaged.
+            Unavailable: The bucket failed, and cannot be reopened yet.
+            ScanKvError: The bucket was closed: the reason that `refuse` was given.
+        """
+        if self._closed is not None:
+            raise copy(self._closed)
+        self.used = time.monotonic()
+        if self._bucket is None:
+            if self.damage is not None:
+                raise DataLoss(self.damage, table=self.table, bucket=self.number)
+            if self._failed_bucket is None:
+                await self._run_opening(self._open)
+        if self._needs_repair and time.monotonic() >= self._repair_at:
+            await self._repair()
+        if self._bucket is None:
+            raise Unavailable(
+                f"{self.location} cannot be reopened after a failure; the server tries every {REPAIR_SECONDS:g} s: "
+                "read the reason in the server's log",
+                retry_after=REPAIR_SECONDS,
+            )
+        if not self._is_settled:
+            # Not in `_open`: its caller may have given up in the meantime, and this must not be skipped.
+            self._is_settled = True
+            self._renew_holds(self._bucket)
+            if self._bucket.builds:
+                self._on_unbuilt(self)
+        return self._bucket
+
+    def _open_store(self, *, read_only: ScanKvError | None = None, after: BucketState | None = None) -> Bucket:
+        bucket = Bucket(
+            self._path,
+            self.location,
+            compression=self._compression,
+            resources=self._resources,
+            clock=self._clock,
+            writer_limits=self._writer_limits,
+            read_only=read_only,
+            after=after,
+            mark_seconds=self._mark_seconds,
+        )
+        try:
+            bucket.set_indexes(self._indexes())
+        except BaseException:
+            bucket.close()
+            raise
+        return bucket
+
+    @property
+    def _needs_repair(self) -> bool:
+        """Whether the bucket must be reopened before it accepts writes or becomes durable."""
+        if self._bucket is None:
+            return True
+        return not self._bucket.is_writable or (self._commit is not None and self._commit.failure is not None)
+
+    async def _repair(self) -> None:
+        """Reopens the bucket after a failed write or sync. Hold the mutex.
+
+        Rule: what a failed sync should have made durable is neither acknowledged nor visible before the bucket was
+        reopened and is durable. Without disk space the bucket is reopened for reading only. While a scan reads the
+        bucket it stays as it is, because RocksDB releases its lock only after the last reader.
+        """
+        assert self._commit is not None
+        before, space = self._bucket, has_space(self._path)
+        in_use = before is not None and before.readers and not before.is_read_only
+        has_snapshot = self.before is not None and self.before.rows is not None
+        if self.maintenance.locked() or in_use or has_snapshot:
+            return
+        if not (space and has_files_left()) and before is not None and self._commit.failure is None:
+            return  # It can still be read.
+        self._repair_at = time.monotonic() + REPAIR_SECONDS
+        async with self.maintenance, self._commit.syncing:
+            if before is not None and not before.is_read_only:
+                # Here and not in the thread, because streams read `_bucket` on the event loop without the mutex.
+                self._bucket, self._failed_bucket = None, before
+            await self.run(self._reopen, space)
+        self.notify()
+
+    def _reopen(self, space: bool) -> None:
+        before = self._failed_bucket or self._bucket
+        assert before is not None
+        assert self._commit is not None
+        if not before.is_read_only:
+            # The new store needs RocksDB's lock.
+            before.abandon()
+        bucket: Bucket | None = None
+        why = before.refusal or disk_full(self._path)
+        if space:
+            try:
+                bucket = self._open_store(after=before.state)
+            except DataLoss:
+                raise
+            except ScanKvError as error:
+                _log.warning("%s still cannot be written: %s [%s]", self.location, error.message, error.__cause__)
+                why = before.refusal or error
+        if bucket is None:
+            if self._bucket is not None and self._commit.failure is None:
+                return  # It can still be read.
+            bucket = self._open_store(read_only=why, after=before.state)
+        if bucket.sequence < before.sequence:
+            bucket.close()
+            raise DataLoss(
+                f"{self.location} has lost writes that were not durable, because a sync failed: restart the server, "
+                "which then serves what was durable"
+            )
+        before.hand_holds_to(bucket)
+        self._bucket, self._failed_bucket = bucket, None
+        self._commit.resume(written=self._written, sync=self._sync, durable=bucket.durable_when_opened)
+        if bucket.is_writable:
+            _log.info("%s accepts writes again", self.location)
+
+    def _open(self) -> None:
+        # All of it in the thread: if the caller gives up, the bucket is open all the same, and holds its lock.
+        check_files_left(self.location)
+        try:
+            bucket = self._open_store()
+        except DiskFull as error:
+            if not is_complete(self._path):
+                raise  # There was no space to create the bucket: it has nothing to read.
+            _log.warning("%s can only be read: %s", self.location, error.message)
+            bucket = self._open_store(read_only=error)
+            self._repair_at = time.monotonic() + REPAIR_SECONDS
+        self._held_at_opening = self._take_holds(bucket)
+        offset = bucket.durable_when_opened
+        if self._commit is None:
+            self._commit = GroupCommit(written=self._written, sync=self._sync, executor=self._executor, durable=offset)
+        else:
+            self._commit.resume(written=self._written, sync=self._sync, durable=offset)
+        self._bucket, self._state_when_closed = bucket, None
+
+    @property
+    def can_be_closed(self) -> bool:
+        """Whether nothing needs the files: no reader, stream, waiting call, build or transaction, and no problem.
+
+        A retention hold that its owner would have to take again keeps a bucket open; all other holds are taken again
+        when the bucket is opened. Code that uses an open bucket without its mutex must be counted here, or hold
+        `maintenance`.
+        """
+        bucket, commit = self._bucket, self._commit
+        if bucket is None or commit is None or (self._closed or self.damage or self.mutex.failure) is not None:
+            return False
+        is_quiet = commit.is_idle and self.before is None and not self.maintenance.locked() and bucket.is_writable
+        return (
+            is_quiet and bucket.readers == 0 and not bucket.builds and bucket.log.holds.owners <= {*self._log_holds()}
+        )
+
+    async def close_files(self) -> bool:
+        """Closes the files until the bucket is used again. Returns whether they were closed. Hold the mutex.
+
+        Makes all writes durable first. A bucket whose sync failed stays open.
+        """
+        if not self.can_be_closed:
+            return False
+        assert self._bucket is not None
+        assert self._commit is not None
+        async with self.maintenance:
+            if not self._bucket.state.clean:
+                await self.wait_written()
+            if not self._commit.is_idle:
+                return False
+            use = self._bucket.family_bytes(), await self.run(self._bucket.changelog_usage)
+            self._commit.pause()
+            bucket, self._bucket = self._bucket, None
+            self._is_settled = False
+            try:
+                await self._run_opening(bucket.close)
+                self._state_when_closed, self._use_when_closed = bucket.state, use
+            except ScanKvError as error:
+                _log.error("closing %s, which was idle: %s [%s]", self.location, error.message, error.__cause__)
+        return True
+
+    def _written(self) -> int:
+        return self._known.state.log_offset
+
+    def _sync(self, offset: int) -> None:
+        self._known.sync(offset)
+
+    @property
+    def _known(self) -> Bucket:
+        """The bucket, which is open, or is being reopened."""
+        bucket = self._bucket or self._failed_bucket
+        assert bucket is not None
+        return bucket
+
+    def _take_holds(self, bucket: Bucket) -> frozenset[str]:
+        holds = self._log_holds()
+        for owner, offset in holds.items():
+            # An owner whose changes are gone has lost its hold, and finds that out when it reads.
+            if count_of(offset) >= bucket.state.log_first:
+                bucket.log.hold(owner, offset)
+        return frozenset(holds)
+
+    def _renew_holds(self, bucket: Bucket) -> None:
+        """Applies the changes of retention holds that were made while a thread was opening the bucket.
+
+        Those calls found no open bucket. Rule: an ended hold retains nothing, and a taken one retains all it names.
+        """
+        for owner in self._held_at_opening - self._take_holds(bucket):
+            bucket.log.release(owner)
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Runs a blocking step on the bucket in the executor. Hold the mutex until it ends.
+
+        Records damage, and logs it with RocksDB's report.
+        """
+        try:
+            return await self._executor.run(function, *args)
+        except ScanKvError as error:
+            raise self.record_error(error) from error.__cause__
+
+    async def _run_opening(self, function: Callable[[], T]) -> T:
+        """As `run`, for opening and closing the files."""
+        try:
+            return await self._executor.run_opening(function)
+        except ScanKvError as error:
+            raise self.record_error(error) from error.__cause__
+
+    def record_error(self, error: ScanKvError) -> ScanKvError:
+        """Returns the error with the bucket in its details. Logs damage, and records it."""
+        error.details.setdefault("table", self.table)
+        error.details.setdefault("bucket", str(self.number))
+        if isinstance(error, DataLoss):
+            # The text alone: the error's traceback would keep iterators alive.
+            self.damage = self.damage or error.message
+            _log.error("DATA_LOSS in %s (%s): %s [%s]", self.location, self._path, error.message, error.__cause__)
+        return error
+
+    async def wait_durable(self, offset: int) -> None:
+        """Returns once everything below a written offset is durable. Needs no mutex."""
+        if self._commit is None:
+            raise self._closed or AssertionError("a bucket that was written to is open")
+        try:
+            await self._commit.wait(offset)
+        except ScanKvError as error:
+            raise self.record_error(error) from error.__cause__
+
+    async def wait_written(self) -> None:
+        """Returns once everything that was written to the open bucket is durable. Needs no mutex."""
+        if self._commit is None:
+            raise self._closed or AssertionError("a bucket that was written to is open")
+        try:
+            await self._commit.wait_written()
+        except ScanKvError as error:
+            raise self.record_error(error) from error.__cause__
+
+    @property
+    def durable_offset(self) -> int:
+        """The offset after the last change that is durable and visible. The bucket is open."""
+        assert self._commit is not None
+        return self._commit.durable if self.before is None else self.before.durable_offset
+
+    def on_durable(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Calls the listener whenever more is durable. Returns a function that removes the listener."""
+        assert self._commit is not None
+        return self._commit.listen(listener)
+
+    def is_quiet_at(self, offset: int) -> bool:
+        """Whether no change exists from this offset on, and none is being written. The bucket is open."""
+        # A running write holds the mutex until the state includes it.
+        return self.before is None and not self.mutex.locked() and self._known.state.log_offset == offset
+
+    def read_log(
+        self, start: int, end: int, definition: TableDefinition, *, max_changes: int, max_bytes: int
+    ) -> list[LogRecord]:
+        """Reads changes below the durable offset, as `ChangeLog.read`. The bucket is open. Needs no mutex.
+
+        Raises:
+            PositionExpired: The changelog no longer has all of them.
+            DataLoss: They are damaged.
+            ScanKvError: The bucket was closed: the reason that `refuse` was given.
+        """
+        if self._closed is not None:
+            raise copy(self._closed)
+        if self._bucket is None:
+            raise Unavailable(
+                f"{self.location} is being reopened after a failure: try again", retry_after=REPAIR_SECONDS
+            )
+        log = self._bucket.log
+        try:
+            log.span.resolve(start, location=self.location)
+            return log.read(start, end, definition, max_changes=max_changes, max_bytes=max_bytes)
+        except ScanKvError as error:
+            raise self.record_error(error) from error.__cause__
+
+    def retain_log(self, owner: str, offset: int) -> None:
+        """Retains changes from an offset on, until `release_log`."""
+        if (bucket := self._bucket or self._failed_bucket) is not None:
+            bucket.log.hold(owner, offset)
+
+    def release_log(self, owner: str) -> None:
+        """Ends a retention hold."""
+        if (bucket := self._bucket or self._failed_bucket) is not None:
+            bucket.log.release(owner)
+
+    def refuse(self, reason: ScanKvError) -> None:
+        """Refuses all further use of the bucket with `reason`. The current holder of the mutex may finish."""
+        self._closed = reason
+
+    async def close(self) -> None:
+        """Closes the bucket, after `refuse`, with the mutex held and every cursor on it closed."""
+        assert self._closed is not None
+        async with self.maintenance:
+            bucket, self._bucket = self._bucket, None
+        if self._commit is not None:
+            await self._commit.close(self._closed)
+        if self._failed_bucket is not None:
+            await self._run_opening(self._failed_bucket.abandon)
+        # A RocksDB snapshot keeps its store open.
+        self.before = None
+        if bucket is not None:
+            try:
+                await self._run_opening(bucket.close)
+            except ScanKvError as error:
+                _log.error("closing %s: %s [%s]", self.location, error.message, error.__cause__)
+
+    @property
+    def family_bytes(self) -> FamilyBytes | None:
+        """Bytes of the table files by column family. None where the bucket was never opened."""
+        if self._bucket is not None:
+            return self._bucket.family_bytes()
+        return self._use_when_closed[0] if self._state_when_closed is not None else None
+
+    async def stats(self) -> BucketStats:
+        """The statistics of the bucket. Opens a bucket that was never opened."""
+        async with self.mutex.bypass_barrier():
+            if self._bucket is None and self._state_when_closed is not None and self._closed is None:
+                return BucketStats(live=self, state=self._state_when_closed, changelog_usage=self._use_when_closed[1])
+            try:
+                bucket = await self.open()
+            except DataLoss:
+                return BucketStats(live=self)
+            built = {index: build.rows for index, build in bucket.builds.items()}
+            changelog_usage = await self.run(bucket.changelog_usage)
+            return BucketStats(live=self, state=self.state, changelog_usage=changelog_usage, built_rows=built)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketStats:
+    """The statistics of a bucket at one moment.
+
+    Attributes:
+        live: The bucket.
+        state: Its state. None where it is damaged.
+        changelog_usage: The size of its changelog.
+        built_rows: By index that is not ready, the number of rows that its build has passed.
+    """
+
+    live: LiveBucket
+    state: BucketState | None = None
+    changelog_usage: ChangelogUsage = field(default_factory=ChangelogUsage)
+    built_rows: Mapping[int, int] = field(default_factory=dict)

@@ -1,0 +1,39 @@
+"""A figure that costs more to find the more tables there are, found again no more often than it is worth."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+T = TypeVar("T")
+
+_LOOKS_APART = 20
+"""So many times as long as a look took, the next one waits: looking takes a twentieth of the time at most."""
+
+
+class ThrottledValue(Generic[T]):
+    """What `look` has found last.
+
+    It is found again when the last look is longer ago than 20 times what that took. Callers at the same time share one.
+    """
+
+    def __init__(self, look: Callable[[], Awaitable[T]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._look = look
+        self._clock = clock
+        self._mutex = asyncio.Lock()
+        self._found: tuple[T, float] | None = None
+
+    async def get(self) -> T:
+        """The figure; raises what `look` raises, and then remembers nothing of it."""
+        async with self._mutex:
+            began = self._clock()
+            if self._found is not None and began < self._found[1]:
+                return self._found[0]
+            found = await self._look()
+            ended = self._clock()
+            self._found = found, ended + _LOOKS_APART * (ended - began)
+            return found

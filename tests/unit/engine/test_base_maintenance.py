@@ -1,0 +1,388 @@
+"""How columnar bases are kept: built of the right rows whatever happens meanwhile, and at whose cost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import shutil
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import pyarrow as pa
+import pytest
+
+from scankv.model.errors import DiskFull, ScanCancelled
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.engine.bucket import base_slot
+from streaming_server.engine.columnar import base_build, base_replay
+from streaming_server.engine.columnar.base_stats import base_stats_of
+from streaming_server.engine.merging.prepared_rows import prepare
+from streaming_server.engine.writes.bucket_steps import apply_rows
+from streaming_server.scan.columnar.delta import Delta
+from streaming_server.scan.read_plan import ReadPath, ReadPlan
+from streaming_server.storage.changelog.offsets import make_offset
+from tests.support.snapshots import tables_in
+from tests.support.tables import SCORES, ipc_stream
+from tests.support.waiting import await_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from streaming_server.engine.bucket.base_record import BaseRecord
+    from streaming_server.engine.table.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.scan.execution.open_scan import OpenedScan
+
+pytestmark = pytest.mark.asyncio
+
+NAME = "game.scores"
+SELDOM = {"base_maintenance_seconds": 3600.0, "base_cpu_share": 1.0, "base_max_write_amplification": 1e12}
+PLAN = ReadPlan(
+    buckets=None,
+    columns=None,
+    where=None,
+    where_message=b"",
+    key_range=KeyRange(),
+    reverse=False,
+    limit=None,
+    resume_token=b"",
+    read_path=ReadPath.COLUMNAR,
+)
+
+
+async def scores_table(tables: Tables, rows: int = 100, **options: str) -> LiveTable:
+    """A table of one bucket that has no base yet."""
+    wanted = {"columnar_base": "eager", **options}
+    await tables.create(NAME, SCORES, primary_key=["player"], bucket_key=(), buckets=1, options=wanted)
+    table = tables.table(NAME)
+    await put(table, range(rows))
+    return table
+
+
+async def put(table: LiveTable, scores: Iterable[int]) -> None:
+    await table.writes.upsert(ipc_stream(SCORES, batch_of(scores)), 1)
+
+
+def batch_of(scores: Iterable[int]) -> pa.RecordBatch:
+    values = list(scores)
+    return pa.record_batch([pa.array([f"player {value:07}" for value in values]), pa.array(values)], schema=SCORES)
+
+
+async def look(tables: Tables, table: LiveTable) -> None:
+    """What is done for the table in the background, once."""
+    await tables._bases.look_after(table.state, table.buckets[0])
+
+
+async def opened(table: LiveTable) -> OpenedScan:
+    return await table.reads.open_view(PLAN)
+
+
+async def rows_of(table: LiveTable) -> list[dict[str, Any]]:
+    source = (await opened(table)).source
+    rows: list[dict[str, Any]] = []
+    while (chunk := source.next_chunk(8192, 1 << 20)) is not None:
+        rows += chunk.batch.to_pylist()
+    source.close()
+    return rows
+
+
+async def test_a_base_has_rows_written_with_a_column_that_was_added_while_its_building_waited_for_the_bucket(
+    tmp_path: Path,
+) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        live = table.buckets[0]
+        async with live.mutex:
+            looking = asyncio.create_task(look(tables, table))
+            await asyncio.sleep(0)
+            await tables.alter(NAME, add_columns=pa.schema([("level", pa.int64())]))
+            level = batch_of([7]).append_column("level", pa.array([1]))
+            (part,) = prepare(level, table.state.codec, keys_only=False)
+            await live.run(apply_rows, live, await live.open(), part, table.writes.merger)
+        await looking
+        rows = await rows_of(table)
+        assert rows[7] == {"player": "player 0000007", "score": 7, "level": 1}
+        assert len(rows) == 100
+
+
+async def test_the_old_base_is_read_on_and_costs_no_more_when_a_new_one_cannot_be_written(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        await put(table, range(1000, 1100))
+        bases = table.state.path / "bases" / "0000"
+        shutil.rmtree(bases)
+        bases.write_text("no directory can be made here")
+        with pytest.raises(OSError, match="0000"):
+            await look(tables, table)
+        delta = table.buckets[0].columnar.delta
+        assert delta is not None
+        assert delta._fork is None, "what is written is kept twice"
+        assert len(await rows_of(table)) == 200
+
+
+async def test_no_base_takes_the_last_of_the_disk_from_the_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        with monkeypatch.context() as patch:
+            patch.setattr(base_build, "SPARED_BYTES", 1 << 62)
+            with pytest.raises(DiskFull, match="what is left of it is for writes"):
+                await look(tables, table)
+        assert list((table.state.path / "bases" / "0000").iterdir()) == []
+        await look(tables, table)
+        assert len(await rows_of(table)) == 100
+
+
+async def test_what_was_written_since_the_base_is_sorted_beside_the_event_loop(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        for start in range(1000, 1500, 100):
+            await put(table, range(start, start + 100))
+        scan = await opened(table)
+        delta = table.buckets[0].columnar.delta
+        assert delta is not None
+        assert delta.view()._pending is None, "the first chunk would sort it, and hold the loop for so long"
+        scan.source.close()
+
+
+async def test_a_base_is_given_up_when_the_changes_since_go_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_replay, "_LAST_CHANGES", 0)
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        await put(table, range(50, 150))
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = tables.table(NAME)
+        await table.reads.count(None)
+        live = table.buckets[0]
+        async with live.maintenance:
+            looking = asyncio.create_task(look(tables, table))
+
+            async def waits() -> bool:
+                return live.columnar.looked_for and not live.mutex.locked() and bool(live.maintenance._waiters)
+
+            await await_until(waits, "reading the changes")
+            bucket = live.open_bucket
+            assert bucket is not None
+            async with live.mutex:
+                await live.run(bucket.trim_log, bucket.state.log_offset)
+        await looking
+        assert live.damage is None, "changes beyond their retention are no damage"
+        assert len(await rows_of(table)) == 150
+
+
+async def test_a_base_of_changes_that_a_crash_undid_is_not_taken_up(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        await put(table, range(200, 300))
+        live = table.buckets[0]
+        base, delta, bucket = live.columnar.base, live.columnar.delta, live.open_bucket
+        assert base is not None
+        assert delta is not None
+        assert bucket is not None
+        replay = base_replay.BaseReplay(table.state, live, base, delta)
+        assert replay._is_there(bucket)
+        replay._at = make_offset(1, 100)
+        assert not replay._is_there(bucket), "the bucket has no such epoch"
+
+
+class NotesNothing(Delta):
+    """Fails as it would with no memory left."""
+
+    def add(self, keys: pa.Array, values: pa.Array | None, offset: int) -> None:
+        raise MemoryError("there is no memory left")
+
+
+async def test_a_write_that_cannot_be_noted_is_acknowledged_and_ends_the_use_of_the_base(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        live = table.buckets[0]
+        live.columnar.delta = NotesNothing(0, 1 << 20)
+        await put(table, [1000])
+        assert live.columnar.view() is None
+        await look(tables, table)
+        assert len(await rows_of(table)) == 101
+
+
+async def test_a_scan_that_was_ended_keeps_nothing_of_the_base(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        live, scan = table.buckets[0], await opened(table)
+        assert live.columnar.base is not None
+        assert scan.source.next_chunk(10, 1 << 20) is not None
+        base = ref(live.columnar.base)
+        await put(table, range(1000, 1100))
+        await look(tables, table)
+        assert base() is not None, "the scan reads it"
+        scan.source.abort(ScanCancelled("enough"))
+        gc.collect()
+        assert base() is None, "its files stay mapped, and on the disk"
+
+
+async def test_readers_that_keep_what_was_written_since_the_base_are_few_and_the_others_read_rocksdb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_slot, "MAX_VIEWS_BYTES", 64 << 10)
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        await put(table, range(1000, 1200))
+        live, scans = table.buckets[0], []
+        for number in range(40):
+            await put(table, [2000 + number])
+            if live.columnar.view() is None:
+                break
+            scans.append(await opened(table))
+            assert scans[-1].source.next_chunk(10, 1 << 20) is not None
+        assert 3 < len(scans) < 40
+        for scan in scans:
+            scan.source.close()
+        del scan, scans
+        assert live.columnar.view() is not None
+
+
+async def test_explain_names_no_base_where_too_much_was_written_since(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM, base_delta_bytes=4096) as tables:
+        table = await scores_table(tables)
+        await look(tables, table)
+        assert (await table.reads.explain(PLAN)).read_path_reason == "asked for"
+        await put(table, range(1000, 2000))
+        assert (await table.reads.explain(PLAN)).read_path_reason == "no bucket has a columnar base"
+
+
+def record_of(table: LiveTable, bucket: int = 0) -> BaseRecord:
+    return table.buckets[bucket].columnar.record
+
+
+async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another_did(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM, base_min_rows=100) as tables:
+        table = await scores_table(tables, columnar_base="auto")
+        live = table.buckets[0]
+        await look(tables, table)
+        assert live.columnar.base is None
+        assert record_of(table).unused_reason == "no scan has asked for one since the last"
+        await ask(table)
+        await look(tables, table)
+        assert live.columnar.base is not None
+        first = live.columnar.base.info.name
+        await put(table, range(1000, 1100))
+        await look(tables, table)
+        assert live.columnar.base.info.name == first, "nobody has scanned it since"
+        assert len(await rows_of(table)) == 200
+        await look(tables, table)
+        assert live.columnar.base.info.name > first
+        assert len(await rows_of(table)) == 200
+
+
+async def ask(table: LiveTable) -> None:
+    """Begins a scan that would read a base if there was one."""
+    (await table.reads.open_view(replace(PLAN, read_path=ReadPath.AUTO))).source.close()
+
+
+async def test_a_base_is_built_anew_for_its_age_even_where_little_was_written(tmp_path: Path) -> None:
+    settings = {**SELDOM, "base_max_write_amplification": 1.0}
+    async with tables_in(tmp_path, **settings, base_max_age_seconds=3600.0) as tables:
+        table = await scores_table(tables)
+        live = table.buckets[0]
+        await look(tables, table)
+        assert live.columnar.base is not None
+        first = live.columnar.base.info.name
+        await put(table, range(40))
+        await put(table, range(1000, 1040))
+        await look(tables, table)
+        assert live.columnar.base.info.name == first
+        assert "base_max_write_amplification" in record_of(table).waits
+        record_of(table).cut_millis -= 3_600_001
+        await look(tables, table)
+        assert live.columnar.base.info.name > first
+        assert len(await rows_of(table)) == 140
+
+
+async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_many_as_must(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM, base_total_delta_bytes=300_000) as tables:
+        options = {"columnar_base": "eager"}
+        for number in range(3):
+            name = f"game.t{number}"
+            await tables.create(name, SCORES, primary_key=["player"], bucket_key=(), buckets=1, options=options)
+            await put(tables.table(name), range(100))
+            await look(tables, tables.table(name))
+            await put(tables.table(name), range(1000 * number, 1000 * number + 1500 * (number + 1)))
+        found = [tables.table(f"game.t{number}").buckets[0] for number in range(3)]
+        sizes = [live.columnar.delta_bytes for live in found]
+        assert sizes == sorted(sizes)
+        assert sum(sizes) > 300_000 > sum(sizes[:2])
+        tables._bases.let_go_beyond_memory()
+        assert [live.columnar.is_usable for live in found] == [True, True, False]
+        assert "base_total_delta_bytes" in found[2].columnar.record.unused_reason
+        tables._bases.let_go_beyond_memory()
+        assert [live.columnar.is_usable for live in found] == [True, True, False]
+        rows = await rows_of(tables.table("game.t1"))
+        assert len(rows) == 3000 + 100
+        await look(tables, tables.table("game.t2"))
+        assert len(await rows_of(tables.table("game.t2"))) == 4500 + 100
+
+
+async def test_a_build_ends_when_more_is_written_meanwhile_than_there_is_memory_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tables_in(tmp_path, **SELDOM, base_delta_bytes=4096) as tables:
+        table = await scores_table(tables)
+        rest = base_build.Rests.rest
+
+        async def writes(self: base_build.Rests) -> None:
+            await put(table, range(5000, 6000))
+            await rest(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(base_build.Rests, "rest", writes)
+            await look(tables, table)
+        assert list((table.state.path / "bases" / "0000").iterdir()) == []
+        assert "more was written while it was built" in record_of(table).unused_reason
+        assert record_of(table).builds == 0
+        assert record_of(table).cpu_seconds > 0
+        await look(tables, table)
+        assert record_of(table).builds == 1
+        assert record_of(table).unused_reason == ""
+        assert len(await rows_of(table)) == 1100
+
+
+async def test_building_keeps_to_its_share_of_a_core_over_all_tables_and_parts_of_a_build(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **{**SELDOM, "base_cpu_share": 0.2}) as tables:
+        table = await scores_table(tables)
+        began, spent = time.monotonic(), 0.0
+        for number in range(5):
+            await put(table, range(1000 * number, 1000 * number + 100))
+            await look(tables, table)
+            spent = record_of(table).cpu_seconds
+        assert record_of(table).builds == 5
+        assert time.monotonic() - began > 0.95 * spent / 0.2
+
+
+async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path: Path) -> None:
+    async with tables_in(tmp_path, **SELDOM) as tables:
+        table = await scores_table(tables)
+        live = table.buckets[0]
+        assert base_stats_of(live, table.state.clock.commit_micros()).unused_reason == "it was not looked at yet"
+        await look(tables, table)
+        await put(table, range(98, 103))
+        figures = base_stats_of(live, table.state.clock.commit_micros())
+        assert live.columnar.base is not None
+        assert (figures.unused_reason, figures.rows, figures.log_offset) == ("", 100, 100)
+        # Rows that stay as they are make no change, and are not noted.
+        assert (figures.changes_since, figures.delta_rows) == (3, 3)
+        assert 0 < figures.delta_bytes < 100_000
+        assert figures.disk_bytes == live.columnar.base.info.disk_bytes == figures.record.last_written_bytes
+        assert 0 <= figures.age_millis < 60_000
+        assert figures.record.builds == 1
+        assert 0 < figures.record.last_cpu_seconds == figures.record.cpu_seconds < 5
