@@ -21,7 +21,7 @@ from pyarrow import feather
 
 from aio_client import StartFrom, StopAt, agg, sync
 from streaming_server.testing import ServerProcess
-from tests.support.bases import is_of_bases
+from tests.support.bases import SOON, is_of_bases
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FIXTURES: Final = Path(__file__).parents[1] / "fixtures"
 SEVEN_DAYS: Final = 7 * 86_400
 """The longest time to live, in seconds. Only time during which a server runs on the directory counts."""
 
-SERVER_ARGUMENTS: Final = ("--set", "base_upkeep_seconds=0.02", "--set", "write_buffer_bytes=1048576")
+SERVER_ARGUMENTS: Final = (*SOON, "--set", "write_buffer_bytes=1048576")
 
 ALL_TYPES: Final = pa.schema(
     [
@@ -294,7 +294,7 @@ def resume_token_of(client: Client) -> bytes:
 
 def check(record: Record) -> None:
     """Compares what was read with what was written, so that no fixture is kept that was wrong from the start."""
-    plain = {n: (f"player {n}", n * n) for n in range(200)}
+    plain: dict[int, tuple[str, int | None]] = {n: (f"player {n}", n * n) for n in range(200)}
     plain |= {n: (f"renamed {n}", None) for n in range(0, 200, 7)}
     before = {n: row for n, row in plain.items() if n % 10}
     after = {n: row for n, row in before.items() if n not in (3, 4)}
