@@ -68,8 +68,8 @@ class WriterIdentity(_message.Message):
     at once, and the order in which they are applied is not defined.
     """
     acked_below: _builtins.int
-    """The client waits for no request of the writer with a lower sequence: each was answered or given up. The server does not
-    apply a lower one that arrives after this request.
+    """The client waits for no request of the writer with a lower sequence: each was answered or given up. The server does
+    not apply a lower one that arrives after this request.
     """
     sent_millis_ago: _builtins.int
     """How long ago the request was first sent. 0: this is the first time."""
