@@ -446,7 +446,9 @@ class Client:
 class Connecting(NotOpened):
     """What `connect` returns: `async with connect(...) as client`, or `client = await connect(...)`."""
 
-    call, name, result = "connect(...)", "client", Client
+    call = "connect(...)"
+    name = "client"
+    result = Client
 
     def __init__(self, config: ClientConfig) -> None:
         """Called by `connect`; opens nothing."""

@@ -486,7 +486,9 @@ class Transaction(TransactionPart):
 class Beginning(NotOpened):
     """What `client.transaction()` returns: `async with` it, or `await` it. Each time, it begins a transaction."""
 
-    call, name, result = "client.transaction(...)", "tx", Transaction
+    call = "client.transaction(...)"
+    name = "tx"
+    result = Transaction
 
     def __init__(
         self,

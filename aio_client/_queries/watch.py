@@ -158,7 +158,7 @@ class TopNPolls:
         """
         if not isinstance(every, int | float) or isinstance(every, bool) or not MIN_SECONDS <= every < math.inf:
             raise UsageError(f"every is a number of seconds, at least {MIN_SECONDS:g}, not {every!r}", option="every")
-        self.unchanged = 0
+        self.unchanged: int = 0
         self.current_error: ScanKvError | None = None
         self._transport = transport
         self._request = request

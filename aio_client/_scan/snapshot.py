@@ -184,7 +184,9 @@ class Snapshot(Lease):
 class Pinning(NotOpened):
     """What `table.snapshot()` returns: `async with` it, or `await` it. Each time, it takes a snapshot of its own."""
 
-    call, name, result = "table.snapshot()", "snapshot", Snapshot
+    call = "table.snapshot()"
+    name = "snapshot"
+    result = Snapshot
 
     def __init__(
         self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None, id_: str | None

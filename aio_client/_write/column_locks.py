@@ -116,7 +116,9 @@ class ColumnLock(Lease):
 class Locking(NotOpened):
     """What `table.lock_columns()` returns: `async with` it, or `await` it. Each time, it takes a lock of its own."""
 
-    call, name, result = "table.lock_columns(...)", "lock", ColumnLock
+    call = "table.lock_columns(...)"
+    name = "lock"
+    result = ColumnLock
 
     def __init__(
         self,

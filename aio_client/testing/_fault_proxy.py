@@ -57,7 +57,7 @@ class FaultProxy:
         Raises:
             UsageError: The target cannot be read.
         """
-        self.target = ClientConfig(url=target).address
+        self.target: str = ClientConfig(url=target).address
         self.seed = seed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port_keeper: socket.socket | None = None

@@ -11,7 +11,7 @@ from scankv.cli.positions import start_of
 from scankv.cli.show import duration, show_json, show_table
 from scankv.model.errors import ConsumerNotFound
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     help="Consumers: who follows the changes of a table, and how far each has come.", no_args_is_help=True
 )
 

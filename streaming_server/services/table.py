@@ -132,7 +132,7 @@ def disk_use_to_proto(use: DiskUse) -> table_pb2.DiskUse:
 def _statistics(
     figures: BucketStats, files: BucketFiles | None, definition: TableDefinition, now_micros: int
 ) -> table_pb2.BucketStatistics:
-    state, log = figures.state, figures.log_use
+    state, log = figures.state, figures.changelog_usage
     has_base = definition.options.columnar_base != "off"
     return table_pb2.BucketStatistics(
         bucket=figures.live.number,
@@ -143,7 +143,7 @@ def _statistics(
         log_bytes=log.bytes,
         retention_holder=log.holder,
         retention_hold_bytes=log.held_bytes,
-        damage=figures.live.trouble or "",
+        damage=figures.live.problem or "",
         base=base_statistics(figures.live, now_micros) if has_base else None,
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.tables.tables import Tables
-    from streaming_server.storage.transactions.decisions import Committed, Decision
+    from streaming_server.storage.transactions.decisions import CommittedTransaction, Decision
 
 _MODES: Final = transaction_pb2.ConflictMode
 
@@ -162,7 +162,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         )
 
 
-def _committed(committed: Committed) -> transaction_pb2.CommitTransactionResponse:
+def _committed(committed: CommittedTransaction) -> transaction_pb2.CommitTransactionResponse:
     tables = [
         transaction_pb2.CommittedTable(table=name, log_offsets=offsets, table_incarnation=committed.tables[name])
         for name, offsets in sorted(committed.log_offsets.items())

@@ -18,7 +18,7 @@ from streaming_server.engine.transactions.open_transaction import OpenTransactio
 from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.storage.files.frames import write_at
-from streaming_server.storage.transactions.decisions import Committed
+from streaming_server.storage.transactions.decisions import CommittedTransaction
 from streaming_server.storage.transactions.staging import UPSERT
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.snapshots import new_table
@@ -48,7 +48,7 @@ async def started(data: Path) -> AsyncIterator[Tables]:
         await tables.close()
 
 
-async def commit(tables: Tables, value: int, *names: str, id_: str = "") -> Committed:
+async def commit(tables: Tables, value: int, *names: str, id_: str = "") -> CommittedTransaction:
     """One transaction that sets the scores of all players, in some tables."""
     begun = await tables.transactions.begin(
         TransactionOptions(id=id_, attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
@@ -154,7 +154,7 @@ async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_s
         repeated = await tables.transactions.begin(
             TransactionOptions(id="job:1", attempt="again", finds_conflicts=False, ttl=60)
         )
-        assert isinstance(repeated, Committed)
+        assert isinstance(repeated, CommittedTransaction)
         assert sorted(repeated.log_offsets) == [ONE, TWO]
         assert sorted(repeated.log_offsets[ONE]) == [0, 1, 2]
 
@@ -242,7 +242,7 @@ async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_s
         again = await tables.transactions.begin(
             TransactionOptions(id="job:7", attempt="x", finds_conflicts=False, ttl=60)
         )
-        assert isinstance(again, Committed)
+        assert isinstance(again, CommittedTransaction)
 
 
 async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothing_else(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ async def test_a_transaction_whose_rows_are_lost_can_be_given_up_and_its_tables_
         again = await tables.transactions.begin(
             TransactionOptions(id="job:2", attempt="x", finds_conflicts=False, ttl=60)
         )
-        assert isinstance(again, Committed)
+        assert isinstance(again, CommittedTransaction)
         await commit(tables, 3, ONE, TWO)
         with pytest.raises(TransactionLost):
             await tables.transactions.give_up(token)
@@ -447,4 +447,4 @@ async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_resta
         again = await tables.transactions.begin(
             TransactionOptions(id="job:2", attempt="x", finds_conflicts=False, ttl=60)
         )
-        assert isinstance(again, Committed)
+        assert isinstance(again, CommittedTransaction)

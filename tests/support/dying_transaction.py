@@ -34,7 +34,7 @@ from streaming_server.engine.transactions.open_transaction import OpenTransactio
 from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rocks.store import RocksStore
-from streaming_server.storage.transactions.staging import DELETE, UPSERT, StagedPart, StagingDirectory
+from streaming_server.storage.transactions.staging import DELETE, UPSERT, PartFile, StagingDirectory
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.tables import ipc_stream
 
@@ -86,7 +86,7 @@ class Death:
             (RocksStore, "sync"),
             (TransactionLog, "append"),
             (TransactionLog, "rewrite"),
-            (StagedPart, "sync"),
+            (PartFile, "sync"),
             (StagingDirectory, "create"),
             (StagingDirectory, "sync"),
             (StagingDirectory, "remove"),
@@ -223,7 +223,7 @@ async def contents(tables: Tables, name: str) -> dict[int, int]:
     replayed: dict[int, int] = {}
     changes = 0
     for live in table.buckets:
-        bucket = await live.opened()
+        bucket = await live.open()
         for record in bucket.changes(table.definition, 10_000):
             for kind, row in zip(record.changes.kinds.tolist(), record.changes.rows.to_pylist(), strict=True):
                 if kind in (RowKind.UPDATE_BEFORE, RowKind.DELETE):

@@ -62,7 +62,7 @@ class OfflineBucket:
             mark_seconds=definition.options.log_retention_seconds / 100,
         )
         self.indexes = [IndexCodec(definition, index) for index in definition.indexes]
-        self.bucket.settle_indexes([index.id for index in definition.indexes])
+        self.bucket.set_indexes([index.id for index in definition.indexes])
 
     def upsert(self, *rows: dict[str, Any]) -> None:
         """Applies one batch of rows; not durable before `sync`."""

@@ -45,9 +45,9 @@ def written(offline: OfflineBucket, rows: pa.RecordBatch, directory: Path) -> Pa
 def flip_in_batch(base: Path, name: str, share: float) -> None:
     """Flips a bit in a batch of one of the files of a base: of the batch that is so far through it."""
     opened = ColumnarBase.open(base, "")
-    pieces = {"rows.arrow": opened._rows, "keys.arrow": opened._keys}[name]._pieces
-    piece = pieces[1 + round(share * (len(pieces) - 3))]
+    blocks = {"rows.arrow": opened._rows, "keys.arrow": opened._keys}[name]._blocks
+    block = blocks[1 + round(share * (len(blocks) - 3))]
     data = bytearray((base / name).read_bytes())
-    data[piece.place + piece.size // 2] ^= 8
+    data[block.offset + block.size // 2] ^= 8
     (base / name).unlink()
     (base / name).write_bytes(data)

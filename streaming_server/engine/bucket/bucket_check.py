@@ -95,7 +95,7 @@ class BucketCheck:
         """
         self.rows_scanned = 0
         self._number = number
-        self._place = bucket.place
+        self._place = bucket.location
         self._rows = bucket.state.rows
         self._keys = codec.keys
         self._indexes = codec.indexes

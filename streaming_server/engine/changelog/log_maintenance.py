@@ -73,7 +73,7 @@ class LogMaintenance(Background):
         async with live.mutex:
             bucket = live.open_bucket
             if bucket is None and _is_expired(live.state, table.definition, self._clock.service_micros()):
-                bucket = await live.opened()
+                bucket = await live.open()
             if bucket is not None:
                 await live.run(_trim, bucket, table.definition, self._max_held_bytes, self._clock.service_micros())
                 if bucket.writers.is_sweep_due():
@@ -124,7 +124,9 @@ def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now:
     offset = log.span.offset_of(target)
     behind = log.bytes_before(offset, state.log_bytes)
     while (held := log.holds.oldest()) is not None and _held_bytes(bucket, held[1], behind) > max_held_bytes:
-        _log.warning("%s: %s holds over %d bytes of old changes and loses them", bucket.place, held[0], max_held_bytes)
+        _log.warning(
+            "%s: %s holds over %d bytes of old changes and loses them", bucket.location, held[0], max_held_bytes
+        )
         log.release(held[0])
     bucket.trim_log(offset)
 

@@ -42,8 +42,8 @@ class BaseStats:
 def base_stats_of(live: LiveBucket, now_micros: int) -> BaseStats:
     """The figures at some commit time, from memory. Opens nothing and takes no mutex."""
     # Read once: a write in a thread may change them meanwhile.
-    base, delta, state, record = live.base, live.delta, live.state, live.base_record
-    taken = live.delta_bytes
+    base, delta, state, record = live.columnar.base, live.columnar.delta, live.state, live.columnar.record
+    taken = live.columnar.delta_bytes
     if base is None or delta is None or delta.is_full or state is None:
         return BaseStats(unused_reason=record.unused_reason or "it is not open", delta_bytes=taken, record=record)
     return BaseStats(

@@ -111,8 +111,8 @@ class IndexBuilds:
 
     async def _keep(self, live: LiveBucket) -> None:
         async with live.mutex:
-            bucket = await live.opened()
-            await live.run(bucket.settle_indexes, list(self._codec().indexes))
+            bucket = await live.open()
+            await live.run(bucket.set_indexes, list(self._codec().indexes))
         while await self._step(live):
             pass
 
@@ -122,7 +122,7 @@ class IndexBuilds:
         Whoever waits for the mutex meanwhile has it before the next step.
         """
         async with live.mutex:
-            bucket, codec = await live.opened(), self._codec()
+            bucket, codec = await live.open(), self._codec()
             left = [id_ for id_ in bucket.builds if id_ in codec.indexes and (live.number, id_) not in self._failures]
             if not left:
                 return False
@@ -149,15 +149,15 @@ def build_step(bucket: Bucket, codec: TableCodec, index_id: int) -> None:
     finally:
         cursor.close()
     if batch is None:
-        bucket.finish_build(index_id)
+        bucket.finish_index_build(index_id)
         return
     assert reached is not None
     try:
         keys = codec.keys.encoded(batch)
     except InvalidKey as error:
-        raise DataLoss(f"{bucket.place} is damaged: a row has a key that cannot be stored") from error
+        raise DataLoss(f"{bucket.location} is damaged: a row has a key that cannot be stored") from error
     entries = index.entries(batch, keys)
-    bucket.put_built(index_id, *entries, IndexBuild(reached, build.rows + batch.num_rows))
+    bucket.put_index_entries(index_id, *entries, IndexBuild(reached, build.rows + batch.num_rows))
 
 
 def _why(error: ScanKvError) -> str:

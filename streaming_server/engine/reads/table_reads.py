@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_LOOKUP_KEYS
-from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.columnar.base_choice import choose_bases, choose_read_path, record_errors
 from streaming_server.engine.writes.lookups import lookup_rows
@@ -207,4 +207,4 @@ class TableReads:
         )
 
     def _noted(self, number: int, error: ScanKvError) -> ScanKvError:
-        return self._table.buckets[number].noted(error)
+        return self._table.buckets[number].record_error(error)

@@ -20,7 +20,7 @@ from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.files.file_limit import check_files_left
 from streaming_server.storage.rows.table_codec import TableCodec
 from streaming_server.storage.snapshots.checkpoint import Checkpoint
-from streaming_server.storage.snapshots.pinned_base import open_pinned
+from streaming_server.storage.snapshots.pinned_base import open_pinned_base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -176,7 +176,7 @@ class PinnedView:
         assert pinned is not None
         place = self._place_of(number)
         try:
-            base, keys, rows = open_pinned(self.directory.base(number), pinned, place)
+            base, keys, rows = open_pinned_base(self.directory.base(number), pinned, place)
         except DataLoss as error:
             _log.error("a columnar base is read no more: %s", error.message)
             self._damaged_bases.add(number)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import SnapshotNotTaken
-from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.storage.snapshots.pinned_base import link_base
 
@@ -143,7 +143,7 @@ class ViewPinner:
                 async with asyncio.timeout_at(started + max_hold_seconds):
                     for live in self._buckets[1:]:
                         await mutexes.enter_async_context(live.mutex)
-                    opened = [await live.opened() for live in self._buckets]
+                    opened = [await live.open() for live in self._buckets]
                     states = {live.number: bucket.state for live, bucket in zip(self._buckets, opened, strict=True)}
                     if log_owner:
                         # Before a mutex is let go: nothing may be trimmed between the view and its hold.
@@ -169,7 +169,7 @@ class ViewPinner:
 
     def _bases(self) -> dict[int, BaseView]:
         """The buckets that have a columnar base as of now, with little enough written since to be kept twice."""
-        views = {live.number: live.base_view() for live in self._buckets}
+        views = {live.number: live.columnar.view() for live in self._buckets}
         return {number: view for number, view in views.items() if view and view.delta.nbytes <= MAX_NET_BYTES}
 
     async def _made(self, opened: Sequence[Bucket], paths: Sequence[Path]) -> None:

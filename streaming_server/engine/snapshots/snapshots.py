@@ -30,10 +30,16 @@ from streaming_server.engine.snapshots.splits import Cut, split_view
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.files.file_limit import most_idle_checkpoints
+from streaming_server.storage.files.file_limit import max_idle_checkpoints
 from streaming_server.storage.snapshots.ended_leases import EndedLeases
-from streaming_server.storage.snapshots.pinned_base import remove_base, write_net
-from streaming_server.storage.snapshots.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
+from streaming_server.storage.snapshots.pinned_base import remove_base, write_delta
+from streaming_server.storage.snapshots.snapshots import (
+    PinnedBucket,
+    ViewDirectory,
+    ViewManifest,
+    load_views,
+    unshared_snapshot_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -109,7 +115,7 @@ class Snapshots:
         self._pending: set[str] = set()
         self._idle: OrderedDict[str, PinnedView] = OrderedDict()
         self._held, self._next_look = 0, -math.inf
-        self._most_idle_checkpoints = most_idle_checkpoints(resources.files_per_store)
+        self._most_idle_checkpoints = max_idle_checkpoints(resources.files_per_store)
         self._work: set[asyncio.Task[Any]] = set()
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
@@ -117,7 +123,7 @@ class Snapshots:
         """Finds the snapshots of a table that are on disk, and removes what a crash left of others. Blocks."""
         ended = self._ended_ids[definition.name] = EndedLeases(path)
         ended.load()
-        for directory in views_in(path, self._trash):
+        for directory in load_views(path, self._trash):
             manifest: ViewManifest | DataLoss
             try:
                 manifest = directory.manifest()
@@ -155,7 +161,7 @@ class Snapshots:
 
     async def held_bytes(self) -> int:
         """Bytes on disk that only snapshots keep. Reads directories."""
-        return await self._executor.run(bytes_held, self._table_paths())
+        return await self._executor.run(unshared_snapshot_bytes, self._table_paths())
 
     def _table_paths(self) -> list[Path]:
         return [self._tables[table] for table in {view.table for view in self._views.values()}]
@@ -376,7 +382,7 @@ class Snapshots:
         take at most a tenth of a core.
         """
         if self._clock.monotonic() >= self._next_look:
-            self._held, seconds = await self._executor.run(_timed, bytes_held, self._table_paths())
+            self._held, seconds = await self._executor.run(_timed, unshared_snapshot_bytes, self._table_paths())
             self._next_look = self._clock.monotonic() + _LOOK_SHARE * seconds
         held, limit = self._held, self._config.max_snapshot_bytes
         if held >= limit:
@@ -574,7 +580,7 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
     for number, view in bases.items():
         try:
             net = view.delta.merge()
-            kept[number] = write_net(directory.base(number), view.base.info.name, net.keys, net.values)
+            kept[number] = write_delta(directory.base(number), view.base.info.name, net.keys, net.values)
         except OSError as error:
             _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
             remove_base(directory.base(number))

@@ -31,7 +31,7 @@ from streaming_server.engine.transactions.transactions import TransactionLimits,
 from streaming_server.engine.writes.column_locks import ColumnLocks
 from streaming_server.storage.bucket.writer_states import WriterLimits
 from streaming_server.storage.files.disk_use import DiskUse, directory_bytes, table_files
-from streaming_server.storage.files.file_limit import files_per_store, most_open_buckets
+from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
 from streaming_server.storage.rocks.store import RocksResources
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile
@@ -93,7 +93,7 @@ class Tables:
         except BaseException:
             self._directory.close()
             raise
-        most_open = most_open_buckets(config.max_open_buckets)
+        most_open = max_open_buckets(config.max_open_buckets)
         self._resources = RocksResources.of_sizes(
             block_cache_bytes=config.block_cache_bytes,
             write_buffer_bytes=config.write_buffer_bytes,
@@ -179,7 +179,9 @@ class Tables:
             self.locks.add(definition, path)
         except Exception as error:
             _log.exception("what belongs to the table %s cannot be loaded", name)
-            self._catalog.take_out(name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})")
+            self._catalog.mark_unusable(
+                name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})"
+            )
 
     async def recover(self) -> None:
         """Applies the transactions that were committed before the last stop, as far as they are not; before `start`.
@@ -213,10 +215,10 @@ class Tables:
         """
         found = self._catalog.unusable
         for name, live in self._live.items():
-            troubled = [each for each in live.buckets if each.trouble is not None]
+            troubled = [each for each in live.buckets if each.problem is not None]
             if troubled:
                 buckets = ", ".join(str(each.number) for each in troubled)
-                found[name] = f"of its {len(live.buckets)} buckets, {buckets} cannot be used: {troubled[0].trouble}"
+                found[name] = f"of its {len(live.buckets)} buckets, {buckets} cannot be used: {troubled[0].problem}"
         return dict(sorted(found.items()))
 
     def live_tables(self) -> Iterable[LiveTable]:

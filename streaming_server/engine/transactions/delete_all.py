@@ -12,7 +12,7 @@ import pyarrow as pa
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.transactions.staged_rows import check_of
 from streaming_server.scan.read_plan import ReadPlan
-from streaming_server.storage.transactions.staging import DELETE, Pieces
+from streaming_server.storage.transactions.staging import DELETE, PieceFile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.preparing import WriteKind
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.storage.transactions.staging import StagedPart, StagedRequest
+    from streaming_server.storage.transactions.staging import PartFile, StagedRequest
 
 _STEP_ROWS: Final = 8192
 _STEP_BYTES: Final = 1 << 20
@@ -42,7 +42,7 @@ class DeleteAll:
     """
 
     table: LiveTable
-    part: StagedPart
+    part: PartFile
     kind: WriteKind
     executor: StorageExecutor
     check: Callable[[int], None]
@@ -62,7 +62,7 @@ class DeleteAll:
         """
         # Refused also where there are no rows.
         await self._checked(self.table.definition.key_schema.empty_table())
-        pieces = Pieces(self.part, self.part.requests)
+        pieces = PieceFile(self.part, self.part.requests)
         try:
             await self.executor.run(pieces.discard)
             async with aclosing(self._keys()) as found:

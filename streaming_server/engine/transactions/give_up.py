@@ -90,7 +90,7 @@ async def find_lost(
         LostWrites(table=name, bucket=number, rows=None, applied=0, reason=error.message)
         for name, error in unreadable.items()
         for number in decision.buckets[name]
-        if decision.is_left(name, decision.tables[name], number)
+        if decision.is_pending(name, decision.tables[name], number)
     ]
     return sorted(lost, key=lambda each: (each.table, each.bucket))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InternalError, ScanKvError, Unavailable
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.transactions.net_rows import NetRows
-from streaming_server.engine.transactions.open_transaction import touched_by
+from streaming_server.engine.transactions.open_transaction import footprints_of
 from streaming_server.engine.transactions.staged_rows import repeated_keys, staged_rows
 from streaming_server.engine.writes.bucket_steps import apply_change, apply_rows, origin_of, step_rows
 from streaming_server.storage.bucket.writer_states import TRANSACTIONS, WriteIdentity, WriteStep
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.transactions.net_rows import Columns
     from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
     from streaming_server.storage.transactions.decisions import Decision, Decisions
-    from streaming_server.storage.transactions.staging import StagedRequest, Touched
+    from streaming_server.storage.transactions.staging import StagedRequest, TableFootprint
 
 _log: Final = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class RollForward:
 
     async def run(
         self,
-        touched: Mapping[str, Touched],
+        touched: Mapping[str, TableFootprint],
         net: Mapping[LiveBucket, NetRows],
         repeated: Mapping[LiveBucket, RepeatedKeys],
     ) -> None:
@@ -103,7 +103,7 @@ class RollForward:
         if self._left():
             try:
                 # All of it is read first, so that nothing is applied of what is damaged.
-                touched = touched_by(await self._executor.run(load_parts, self._files))
+                touched = footprints_of(await self._executor.run(load_parts, self._files))
                 self._repeated = await repeated_keys(self._files, self._tables, touched, self._executor)
                 await self._rows(await self._merged_again(touched), touched)
             except Exception as error:
@@ -121,7 +121,7 @@ class RollForward:
             table.buckets[number]
             for name, table in self._tables.items()
             for number in self._decision.buckets.get(name, ())
-            if self._decision.is_left(name, self._decision.tables[name], number)
+            if self._decision.is_pending(name, self._decision.tables[name], number)
         ]
 
     def applied_to(self, live: LiveBucket) -> int:
@@ -137,13 +137,13 @@ class RollForward:
 
     async def _ask(self, live: LiveBucket) -> None:
         try:
-            earlier = self._decisions.left_before(self._decision, live.table, live.number)
+            earlier = self._decisions.pending_before(self._decision, live.table, live.number)
             if earlier is not None:
                 # Each bucket takes transactions in their order, or an old row would replace a newer one.
-                raise Unavailable(f"{live.place} lacks an earlier transaction, {earlier.token}")
+                raise Unavailable(f"{live.location} lacks an earlier transaction, {earlier.token}")
             async with live.mutex.bypass_barrier():
-                bucket = await live.opened()
-                answer = await live.run(bucket.answer_of, self._identity)
+                bucket = await live.open()
+                answer = await live.run(bucket.find_answer, self._identity)
             self._applied[live] = 0 if answer is None else answer.rows
             self._behind[live] = bucket.state.log_offset if answer is None else answer.offset
             if answer is not None and answer.whole:
@@ -157,7 +157,7 @@ class RollForward:
         # Whatever came before is done in each of its buckets, and the log says so durably: see `Decisions`.
         return WriteIdentity(writer=TRANSACTIONS, epoch=self._decisions.epoch, sequence=number, acked_below=number)
 
-    async def _merged_again(self, touched: Mapping[str, Touched]) -> dict[LiveBucket, NetRows]:
+    async def _merged_again(self, touched: Mapping[str, TableFootprint]) -> dict[LiveBucket, NetRows]:
         """What becomes of the rows of tables whose rows are merged; not of those that a bucket has already."""
         tables = {name: table for name, table in self._tables.items() if touched[name].merges}
         net: dict[LiveBucket, NetRows] = {}
@@ -179,7 +179,7 @@ class RollForward:
     ) -> None:
         try:
             async with live.mutex.bypass_barrier():
-                merged = net.setdefault(live, NetRows(await live.opened()))
+                merged = net.setdefault(live, NetRows(await live.open()))
                 if is_first:
                     merged.note(part)
                 else:
@@ -187,7 +187,7 @@ class RollForward:
         except Exception as error:
             self._fail(live, error)
 
-    async def _rows(self, net: Mapping[LiveBucket, NetRows], touched: Mapping[str, Touched]) -> None:
+    async def _rows(self, net: Mapping[LiveBucket, NetRows], touched: Mapping[str, TableFootprint]) -> None:
         """Applies what is left, of merged rows first."""
         await all_ended(self._apply_net(live, merged) for live, merged in net.items())
         plain = {name: table for name, table in self._tables.items() if not touched[name].merges}
@@ -215,7 +215,7 @@ class RollForward:
     async def _apply_step(
         self, table: LiveTable, live: LiveBucket, net: NetRows, columns: Columns, keys: list[bytes]
     ) -> None:
-        bucket, codec = await live.opened(), table.state.codec
+        bucket, codec = await live.open(), table.state.codec
         behind = self._applied[live] + len(keys)
         await live.run(
             apply_change,
@@ -242,7 +242,7 @@ class RollForward:
     async def _step(self, table: LiveTable, live: LiveBucket, part: PreparedRows, start: int) -> None:
         """Applies the next rows of a part with one WriteBatch."""
         async with live.mutex.bypass_barrier():
-            bucket = await live.opened()
+            bucket = await live.open()
             applied, end = self._applied[live], start + len(part.keys)
             merger = table.writes.merger
             behind = min(applied + step_rows(bucket.state, len(merger.codec.indexes)), end)
@@ -276,7 +276,11 @@ class RollForward:
     def _fail(self, live: LiveBucket, error: Exception) -> None:
         trace = None if isinstance(error, ScanKvError) else error
         _log.error(
-            "%s lacks what the transaction %s has written: %s", live.place, self._decision.token, error, exc_info=trace
+            "%s lacks what the transaction %s has written: %s",
+            live.location,
+            self._decision.token,
+            error,
+            exc_info=trace,
         )
         self.failed[live] = error
 

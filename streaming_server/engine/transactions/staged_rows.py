@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
-from streaming_server.storage.transactions.staging import READ, UPSERT, payloads
+from streaming_server.storage.transactions.staging import READ, UPSERT, read_staged_requests
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.merging.prepared_rows import PreparedRows
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.storage.transactions.staging import StagedRequest, Touched
+    from streaming_server.storage.transactions.staging import StagedRequest, TableFootprint
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ async def staged_rows(
 async def repeated_keys(
     files: Sequence[tuple[Path, int]],
     tables: Mapping[str, LiveTable],
-    touched: Mapping[str, Touched],
+    touched: Mapping[str, TableFootprint],
     executor: StorageExecutor,
 ) -> dict[LiveBucket, RepeatedKeys]:
     """Which request of a transaction is the last of each key, in the buckets that several write; see `RepeatedKeys`.
@@ -122,7 +122,7 @@ async def repeated_keys(
 
 def _requests(files: Sequence[tuple[Path, int]]) -> Iterator[tuple[int, StagedRequest, bytes]]:
     """The requests in some files, numbered, with their rows or keys. Raises DataLoss."""
-    requests = (request for path, count in files for request in payloads(path, count))
+    requests = (request for path, count in files for request in read_staged_requests(path, count))
     for number, (request, data) in enumerate(requests):
         yield number, request, data
 

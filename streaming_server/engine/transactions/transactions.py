@@ -26,7 +26,12 @@ from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.engine.transactions.commit import CommitCoordinator
 from streaming_server.engine.transactions.committed_transactions import CommittedTransactions
 from streaming_server.engine.transactions.delete_all import DeleteAll
-from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions, lost, touched_by
+from streaming_server.engine.transactions.open_transaction import (
+    OpenTransaction,
+    TransactionOptions,
+    footprints_of,
+    lost,
+)
 from streaming_server.engine.transactions.staged_lookup import with_staged
 from streaming_server.engine.transactions.staged_rows import check_of
 from streaming_server.engine.transactions.stuck import RETRY_SECONDS
@@ -37,8 +42,8 @@ from streaming_server.storage.transactions.staging import (
     READ,
     StagedRequest,
     StagingDirectory,
-    staged_request,
-    tokens_in,
+    list_tokens,
+    read_staged_request,
 )
 from streaming_server.storage.transactions.transaction_log import UnreadableLog
 
@@ -55,8 +60,8 @@ if TYPE_CHECKING:
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.commit import CommitStats
     from streaming_server.engine.transactions.give_up import LostWrites
-    from streaming_server.storage.transactions.decisions import Committed, Decision
-    from streaming_server.storage.transactions.staging import Touched
+    from streaming_server.storage.transactions.decisions import CommittedTransaction, Decision
+    from streaming_server.storage.transactions.staging import TableFootprint
 
 T = TypeVar("T")
 
@@ -132,7 +137,7 @@ class Transactions:
             self._decisions = Decisions(root, clock, UnreadableLog(error))
         self._committing = CommitCoordinator(root, self._decisions, executor, table, self.uses, clock)
         self._committed = CommittedTransactions(limits.remembered_seconds, self._is_there)
-        for committed in self._decisions.take_done():
+        for committed in self._decisions.take_finished():
             self._committed.add(committed)
         self._open: dict[str, OpenTransaction] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -161,7 +166,7 @@ class Transactions:
         are blocked, see `LiveBucket.block`; if the log cannot be read, all to which one may have been committed.
         """
         # First, since they hold changes of the buckets that are opened then.
-        for token in await self._executor.run(tokens_in, self._root):
+        for token in await self._executor.run(list_tokens, self._root):
             try:
                 await self._recover_staged(StagingDirectory(self._root, token))
             except Exception:
@@ -177,14 +182,14 @@ class Transactions:
     async def _recover_staged(self, directory: StagingDirectory) -> None:
         token = directory.path.name
         if self._damage is not None:
-            parts = await self._executor.run(directory.parts)
-            self._block(touched_by(parts), self._damage)
+            parts = await self._executor.run(directory.load_parts)
+            self._block(footprints_of(parts), self._damage)
         elif self._committed.find(token, "") is not None:
             await self._executor.run(directory.remove)
         elif token not in self._decisions.unfinished:
             await self._executor.run(self._load, directory)
 
-    def _block(self, tables: Mapping[str, Touched], damage: ScanKvError) -> None:
+    def _block(self, tables: Mapping[str, TableFootprint], damage: ScanKvError) -> None:
         """Blocks the buckets for which a transaction has staged rows, because nobody knows if they are to be there."""
         for name, touched in tables.items():
             if self._is_there(name, touched.incarnation):
@@ -192,7 +197,7 @@ class Transactions:
                     live = self._table(name).buckets[number]
                     live.block(
                         type(damage)(
-                            f"{live.place} may lack what a committed transaction has written, and is not served: "
+                            f"{live.location} may lack what a committed transaction has written, and is not served: "
                             f"{damage.message}",
                             table=name,
                             bucket=number,
@@ -233,7 +238,7 @@ class Transactions:
             await asyncio.wait(list(self._tasks))
         self._decisions.close()
 
-    async def begin(self, terms: TransactionOptions) -> OpenTransaction | Committed:
+    async def begin(self, terms: TransactionOptions) -> OpenTransaction | CommittedTransaction:
         """Begins a transaction; or gives the commit of its id, when there was one. See transaction.proto.
 
         Raises:
@@ -390,7 +395,7 @@ class Transactions:
             part = transaction.part(place.part, place.sequence)
             if part is None:
                 path = transaction.parts[place.part].path
-                return (await self._executor.run(staged_request, path, place.sequence)).rows
+                return (await self._executor.run(read_staged_request, path, place.sequence)).rows
             definition, indexes = table.definition, tuple(table.state.codec.indexes)
             with table.writes.locks.admitted(kind.columns or None, column_locks):
                 pass
@@ -456,7 +461,7 @@ class Transactions:
         async with transaction.lock:
             transaction.check_open()
             parts = transaction.counted([(place.part, place.sequence)])
-            for name, touched in touched_by(parts).items():
+            for name, touched in footprints_of(parts).items():
                 if name == table.definition.name and touched.incarnation != table.definition.incarnation:
                     raise TableNotFound(f"table {name} was dropped, and made anew, since it was written to", table=name)
             files = [(part.path, part.requests) for part in parts]
@@ -499,7 +504,7 @@ class Transactions:
             _check_has_changes(table)
             transaction.since[name] = dict((await table.reads.view_now(None)).log_offsets)
             self._hold_log(transaction, table)
-            await self._executor.run(transaction.directory.note, transaction.content())
+            await self._executor.run(transaction.directory.write_metadata, transaction.content())
 
     def _hold_log(self, transaction: OpenTransaction, table: LiveTable) -> None:
         """Keeps the changes in which conflicts will be looked for."""
@@ -526,7 +531,7 @@ class Transactions:
         transaction.renew()
         return transaction
 
-    async def commit(self, token: str, id_: str, sizes: Sequence[tuple[str, int]]) -> Committed:
+    async def commit(self, token: str, id_: str, sizes: Sequence[tuple[str, int]]) -> CommittedTransaction:
         """Commits a transaction, or gives the answer of its commit; see `CommitCoordinator.commit`.
 
         Args:
@@ -553,7 +558,7 @@ class Transactions:
         except ScanKvError as error:
             raise copy(error) from error.__cause__
 
-    async def _commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> Committed:
+    async def _commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> CommittedTransaction:
         try:
             # What is being staged now is in it.
             async with transaction.lock:
@@ -574,7 +579,7 @@ class Transactions:
         transaction.renew()
         self._reaper.notify(transaction.expires)
 
-    async def _conclude(self, committed: Committed) -> None:
+    async def _conclude(self, committed: CommittedTransaction) -> None:
         """Has a commit remembered, and nothing of it staged any more."""
         self._committed.add(committed)
         try:
@@ -583,7 +588,7 @@ class Transactions:
             # The next decision, or the next start, finds it applied already.
             _log.error("that the transaction %s is done cannot be noted: %s", committed.token, error)
             return
-        if self._decisions.is_long:
+        if self._decisions.is_rewrite_due:
             self._committed.forget(self._clock.service_micros())
             await self._shorten_log()
 
@@ -615,7 +620,7 @@ class Transactions:
                 self._forget(transaction)
             await self._conclude(committed)
 
-    async def give_up(self, token: str) -> tuple[Committed, list[LostWrites]]:
+    async def give_up(self, token: str) -> tuple[CommittedTransaction, list[LostWrites]]:
         """Accepts that a committed transaction is lost where it cannot be applied; see `CommitCoordinator.give_up`.
 
         Comes to its end, also when its caller gives up.
@@ -623,7 +628,7 @@ class Transactions:
         self._check_log()
         return await asyncio.shield(self._to_its_end(self._give_up(token)))
 
-    async def _give_up(self, token: str) -> tuple[Committed, list[LostWrites]]:
+    async def _give_up(self, token: str) -> tuple[CommittedTransaction, list[LostWrites]]:
         committed, lost = await self._committing.give_up(token)
         transaction = self._open.get(token)
         if transaction is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from streaming_server.storage.changelog.records import Origin, RowKind
+from streaming_server.storage.changelog.records import ChangeOrigin, RowKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,8 +65,8 @@ class UndoChanges:
         widened: Callable[[pa.RecordBatch], pa.RecordBatch],
         wanted: Callable[[pa.Array], pa.Array] | None = None,
     ) -> None:
-        self._own = Origin.of(writer, ()).writer
-        self._undo = Origin.of(undo_id(writer), ()).writer
+        self._own = ChangeOrigin.of(writer, ()).writer
+        self._undo = ChangeOrigin.of(undo_id(writer), ()).writer
         self._schema = schema
         self._keys_of = keys_of
         self._widened = widened
@@ -156,7 +156,7 @@ class ColumnsOfWriter:
     """Which columns a writer has written, by the changes that are added."""
 
     def __init__(self, writer: str) -> None:
-        self._own = Origin.of(writer, ()).writer
+        self._own = ChangeOrigin.of(writer, ()).writer
         self._columns: set[int] = set()
         self._all = False
 
@@ -181,7 +181,7 @@ class UndoOutcome:
     """
 
     def __init__(self, writer: str) -> None:
-        self._undo = Origin.of(undo_id(writer), ()).writer
+        self._undo = ChangeOrigin.of(undo_id(writer), ()).writer
         self.deleted = 0
         self.updated = 0
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge
 from scankv.model.limits import MAX_REQUEST_BYTES
-from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, NO_ORIGIN, Origin
+from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, NO_ORIGIN, ChangeOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ def apply_change(
     make: Callable[[], BucketChange],
     codec: RowCodec,
     step: WriteStep | None,
-    origin: Origin,
+    origin: ChangeOrigin,
     commit_micros: int | None,
 ) -> None:
     """Applies the change that `make` gives, otherwise as `apply_rows`."""
@@ -76,19 +76,19 @@ def apply_change(
     except (RequestTooLarge, InvalidRequest):
         raise  # before anything was written
     except BaseException:
-        live.drop_base("a write failed that it may lack")
+        live.columnar.drop("a write failed that it may lack")
         raise
-    live.base_record.changed_bytes += change.put_keys.nbytes + change.put_values.nbytes + change.delete_keys.nbytes
+    live.columnar.record.changed_bytes += change.put_keys.nbytes + change.put_values.nbytes + change.delete_keys.nbytes
     # Read once: a damaged base may be forgotten at any time.
-    delta = live.delta
+    delta = live.columnar.delta
     if delta is None:
         return
     try:
         delta.add(*_noted(change), bucket.state.log_offset)
     except Exception:
         # The rows are written all the same.
-        _log.exception("%s: a write cannot be noted beside the columnar base, which is read no more", live.place)
-        live.drop_base("a write could not be noted beside it")
+        _log.exception("%s: a write cannot be noted beside the columnar base, which is read no more", live.location)
+        live.columnar.drop("a write could not be noted beside it")
 
 
 def _noted(change: BucketChange) -> tuple[pa.Array, pa.Array | None]:
@@ -101,11 +101,11 @@ def _noted(change: BucketChange) -> tuple[pa.Array, pa.Array | None]:
     return pa.concat_arrays([change.put_keys, change.delete_keys]), pa.concat_arrays([change.put_values, nothing])
 
 
-def origin_of(writer: str | None, columns: Sequence[str] | None, codec: RowCodec) -> Origin:
+def origin_of(writer: str | None, columns: Sequence[str] | None, codec: RowCodec) -> ChangeOrigin:
     """What the changelog says of who writes rows: only an undo need know more than the columns of a partial write."""
     if writer is None and columns is None:
         return NO_ORIGIN
-    return Origin.of(writer, [codec.definition.schema.column(name).id for name in columns or ()])
+    return ChangeOrigin.of(writer, [codec.definition.schema.column(name).id for name in columns or ()])
 
 
 def step_rows(state: BucketState, indexes: int = 0) -> int:

@@ -42,7 +42,7 @@ def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec)
             f"table {definition.name} has no changelog, so what has changed since a version cannot be told: create it "
             'with changelog="full" or "upsert"'
         )
-    start, end = bucket.log.span.checked(offset, place=bucket.place), bucket.state.log_offset
+    start, end = bucket.log.span.resolve(offset, location=bucket.location), bucket.state.log_offset
     changed = np.zeros(len(keys), bool)
     while count_of(start) < count_of(end):
         for record in bucket.log.read(start, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES):

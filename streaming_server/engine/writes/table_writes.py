@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.errors import InvalidRequest
-from streaming_server.engine.bucket.live_bucket import lock_buckets
+from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.merging.merger import Merger
 from streaming_server.engine.merging.preparing import (
@@ -142,7 +142,7 @@ class TableWrites:
             known = [await live.run(bucket.writers.get, writer) for live, bucket in opened]
             for (live, bucket), state in zip(opened, known, strict=True):
                 if state is None:
-                    await live.run(bucket.writers.make_room, writer)
+                    await live.run(bucket.writers.ensure_capacity, writer)
             epoch = 1 + max(0 if state is None else state.epoch for state in known)
             sequence = max(0 if state is None else state.next_sequence for state in known)
             for live, bucket in opened:

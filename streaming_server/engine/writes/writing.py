@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, WriteConflict
-from streaming_server.engine.bucket.live_bucket import lock_buckets
+from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.bucket_steps import apply_rows, step_rows
 from streaming_server.engine.writes.changed_keys import changed_keys
@@ -92,7 +92,7 @@ class WriteOperation:
         What is refused, or damaged, is found before anything is written.
 
         Raises:
-            WriterFenced, WriterExpired, TooManyWriters: See `Bucket.answer_of`.
+            WriterFenced, WriterExpired, TooManyWriters: See `Bucket.find_answer`.
             ColumnLocked: Somebody else has locked a column of it.
             WriteConflict: A key of it has changed.
             InvalidRequest, PositionExpired, PositionOutOfRange: Whether one has cannot be told.
@@ -117,7 +117,7 @@ class WriteOperation:
         live, whole = self._live(part), False
         while not whole and self._done.get(part.bucket) != len(part.keys):
             async with live.mutex:
-                whole = await self._step(live, await live.opened(), part)
+                whole = await self._step(live, await live.open(), part)
         if self._scope.table.codec.rows.hidden:
             # What is hidden beside a row may have changed without an offset.
             await live.wait_written()
@@ -145,9 +145,9 @@ class WriteOperation:
         identity = self._terms.identity
         if identity is None:
             return None
-        if bucket.writers.is_at_hand(identity.writer):
-            return bucket.answer_of(identity)
-        return await live.run(bucket.answer_of, identity)
+        if bucket.writers.is_cached(identity.writer):
+            return bucket.find_answer(identity)
+        return await live.run(bucket.find_answer, identity)
 
     async def _check_unchanged(self, live: LiveBucket, bucket: Bucket, part: PreparedRows, done: int) -> None:
         """Raises WriteConflict when a key of a part, of which so many rows were applied earlier, has changed."""
@@ -165,7 +165,7 @@ class WriteOperation:
         changed = await live.run(changed_keys, bucket, offset, keys, self._scope.table.codec)
         if len(changed):
             raise WriteConflict(
-                f"{live.place}: {len(changed)} of {len(keys)} keys have changed since offset {offset}; nothing was "
+                f"{live.location}: {len(changed)} of {len(keys)} keys have changed since offset {offset}; nothing was "
                 "written: read them again",
                 table=live.table,
                 bucket=part.bucket,

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from scankv.model.errors import DataLoss
 from scankv.model.expressions import evaluate
-from streaming_server.arrays.arrow_buffers import without_columns
+from streaming_server.arrays.arrow_buffers import columnless_batch
 from streaming_server.arrays.sorted_merge import Merge
 from streaming_server.scan.chunk_source import BatchMessage
 from streaming_server.scan.columnar.base_ranges import RowRange, RowRanges
@@ -162,7 +162,7 @@ class BaseCursor:
         self._current = current = _KeptRows(row_range, kept)
         if self._output.are_none:
             # As for counting. To filter no columns takes longer than the predicate.
-            return without_columns(kept.true_count)
+            return columnless_batch(kept.true_count)
         if row_range.places is None:
             return self._output.of(row_range).filter(kept)
         return self._output.of(current.as_range())
@@ -250,4 +250,4 @@ class _Columns:
             arrays = [merge.apply(below, above) for below, above in zip(arrays, over.columns, strict=True)]
         if arrays:
             return pa.RecordBatch.from_arrays(arrays, schema=self._decoder.schema)
-        return without_columns(len(row_range))
+        return columnless_batch(len(row_range))

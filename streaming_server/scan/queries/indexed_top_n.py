@@ -20,7 +20,7 @@ from scankv.model.expressions import bind, plan_keys, plan_order
 from scankv.model.limits import MAX_TOP_N
 from streaming_server.scan.queries.entry_merge import EntryMerge, GaveUp
 from streaming_server.scan.queries.top_n import MAX_KEPT_BYTES, too_large, too_many_ties
-from streaming_server.storage.cursors.ranges_reader import rows_missing
+from streaming_server.storage.cursors.ranges_reader import missing_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -197,7 +197,7 @@ def _rows_of(number: int, keys: list[bytes], locked: LockedView) -> list[bytes]:
         found = bucket.get(keys)
         rows = [row for row in found if row is not None]
         if len(rows) < len(keys):
-            raise rows_missing(bucket.place)
+            raise missing_rows(bucket.location)
     except ScanKvError as error:
         raise locked.on_error(number, error) from error.__cause__
     return rows

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import ScanKvError, UsageError
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
-from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.files.disk_space import translate_disk_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +90,7 @@ class DataDirectory:
 
         Rule: on a full disk, a directory that was used before can be used again. Making nothing anew needs no space.
         """
-        with naming_full_disk(self.path):
+        with translate_disk_errors(self.path):
             for directory in (self.tables, self.trash, self.transactions):
                 directory.mkdir(mode=_PRIVATE, exist_ok=True)
             for entry in list(os.scandir(self.trash)):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from scankv.model.errors import DataLoss, DiskFull, ScanKvError, ServerBusy, Unavailable
 from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.files.checked_json import sync_directory
-from streaming_server.storage.files.disk_space import disk_full, naming_full_disk
-from streaming_server.storage.files.frames import frame_of, read_frames, write_at
+from streaming_server.storage.files.disk_space import disk_full, translate_disk_errors
+from streaming_server.storage.files.frames import encode_frame, read_frames, write_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +44,7 @@ class TransactionLog:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        with naming_full_disk(directory):
+        with translate_disk_errors(directory):
             directory.mkdir(exist_ok=True)
         generations = sorted(int(path.name[len(_PREFIX) :]) for path in directory.glob(f"{_PREFIX}*[0-9]"))
         self._generation = self._newest = generations[-1] if generations else 0
@@ -94,7 +94,7 @@ class TransactionLog:
                 "written again every few seconds; the server's log has the reason",
                 retry_after=_AGAIN_SECONDS,
             )
-        data, before = frame_of(record), self.size
+        data, before = encode_frame(record), self.size
         write_at(self._path, data, before, sync=False)
         self.size += len(data)
         if sync:
@@ -142,7 +142,7 @@ class TransactionLog:
         Raises:
             DiskFull, OSError: The log is as it was before; but see `is_uncertain`.
         """
-        data, partial = b"".join(map(frame_of, records)), self._directory / "log.partial"
+        data, partial = b"".join(map(encode_frame, records)), self._directory / "log.partial"
         # One that was tried before may have its name, and its name may be durable or not: this one comes behind it.
         generation = self._newest + 1
         mark_path = self._path_of(generation).with_suffix(".durable")

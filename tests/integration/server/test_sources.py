@@ -305,7 +305,7 @@ async def test_a_snapshot_keeps_its_bases_when_newer_ones_come_over_a_restart_an
             assert views_on_disk(server.data_dir) == []
 
 
-@pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow", "net.arrow", "manifest.json"])
+@pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow", "delta.arrow", "manifest.json"])
 async def test_damage_of_a_snapshots_base_is_found_before_its_rows_and_then_the_checkpoint_is_read(
     tmp_path: Path, name: str
 ) -> None:

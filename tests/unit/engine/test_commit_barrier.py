@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
-    from streaming_server.storage.transactions.decisions import Committed
+    from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 pytestmark = pytest.mark.asyncio
 
@@ -67,7 +67,9 @@ class Held:
 
 
 @asynccontextmanager
-async def committing(tables: Tables, *staged: tuple[LiveTable, bytes]) -> AsyncIterator[asyncio.Task[Committed]]:
+async def committing(
+    tables: Tables, *staged: tuple[LiveTable, bytes]
+) -> AsyncIterator[asyncio.Task[CommittedTransaction]]:
     terms = TransactionOptions(id="", attempt="a", finds_conflicts=False, ttl=60)
     begun = await tables.transactions.begin(terms)
     assert isinstance(begun, OpenTransaction)
@@ -96,7 +98,7 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
                 return sum(live.mutex.locked() for live in table.buckets) == 1
 
             await await_until(one_is_written, "one bucket written, and the other held")
-            states = [await live.opened() for live in table.buckets]
+            states = [await live.open() for live in table.buckets]
             assert sum(bucket.state.count for bucket in states) > 40
             told.clear()
             waiting = {

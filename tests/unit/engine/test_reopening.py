@@ -43,14 +43,14 @@ async def test_a_bucket_of_which_the_system_has_dropped_writes_is_not_served_bef
         (live,) = table.buckets
         offset = live.durable_offset
         directory = table.state.path / "buckets" / "0000"
-        durable, let_go = shutil.copytree(directory, tmp_path / "durable"), Bucket.let_go
+        durable, abandon = shutil.copytree(directory, tmp_path / "durable"), Bucket.abandon
 
         def drop_writes(bucket: Bucket) -> None:
-            let_go(bucket)
+            abandon(bucket)
             shutil.rmtree(directory)
             shutil.copytree(durable, directory)
 
-        monkeypatch.setattr(Bucket, "let_go", drop_writes)
+        monkeypatch.setattr(Bucket, "abandon", drop_writes)
         fail_syncs(live)
         with pytest.raises(DiskFull):
             await put(table, {"player 1": 7})

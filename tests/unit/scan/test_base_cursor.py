@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
@@ -34,6 +34,7 @@ from streaming_server.storage.columnar.columnar_base import ColumnarBase
 from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 from streaming_server.storage.rows.table_codec import TableCodec
+from tests.support.examples import examples
 from tests.support.offline import OfflineBucket
 from tests.support.tables import define, exact_rows
 from tests.unit.model.expression_strategies import predicates
@@ -230,7 +231,7 @@ def write(offline: FollowedBucket, pool: pa.RecordBatch, rng: random.Random) -> 
 
 
 @given(table=tables(), rng=st.randoms(use_true_random=False), data=st.data())
-@settings(max_examples=35, deadline=None)
+@examples(15)
 def test_base_and_delta_are_what_the_iterator_gives(table: Any, rng: random.Random, data: st.DataObject) -> None:
     old, new, pool = table
     with tempfile.TemporaryDirectory() as name, followed(Path(name), old) as offline:

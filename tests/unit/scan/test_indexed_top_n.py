@@ -169,6 +169,7 @@ def test_an_index_is_given_up_where_it_would_not_find_the_rows_soon(tmp_path: Pa
         assert last.scanned < 60
 
 
+@pytest.mark.timeout(180)  # writes megabytes of entries
 def test_an_index_of_very_long_entries_is_given_up(tmp_path: Path) -> None:
     long = pa.RecordBatch.from_pydict(
         {"k": range(5000), "score": range(5000), "text": [f"{k:05}" + "x" * 16_000 for k in range(5000)]},
@@ -180,6 +181,7 @@ def test_an_index_of_very_long_entries_is_given_up(tmp_path: Path) -> None:
             assert (by_index(table, spec) is None) == given_up
 
 
+@pytest.mark.timeout(180)  # indexes 100,003 rows
 def test_more_than_a_hundred_thousand_ties_are_refused_in_both_ways(tmp_path: Path) -> None:
     rows = [5] * 100_002 + [9]
     with indexed_table(tmp_path, numbers(rows), buckets=2, indexes=[["score"]]) as table:
