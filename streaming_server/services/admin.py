@@ -141,13 +141,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             with self._registry.call(scan):
                 async with self._registry.admitted(scan):
                     for bucket in buckets:
-                        checked = await _checked(table, bucket, scan)
+                        checked = await _check_bucket(table, bucket, scan)
                         scan.sending_since = loop.time()
                         await context.write(checked)
                         scan.sending_since, scan.progress_at = None, loop.time()
 
 
-async def _checked(table: LiveTable, bucket: int, scan: LiveScan) -> admin_pb2.BucketCheck:
+async def _check_bucket(table: LiveTable, bucket: int, scan: LiveScan) -> admin_pb2.BucketCheck:
     """What is found in one bucket, as part of a scan that may be ended. Damage is found, not raised."""
     try:
         check = await table.open_check(bucket)

@@ -73,11 +73,11 @@ def status_of(error: ScanKvError) -> status_pb2.Status:
         domain="scankv",
         metadata={name: _cut(value, _MAX_DETAIL) for name, value in list(error.details.items())[:_MAX_DETAILS]},
     )
-    details = [_packed(info)]
+    details = [_pack(info)]
     if error.retry_after is not None:
         seconds = int(error.retry_after)
         delay = duration_pb2.Duration(seconds=seconds, nanos=int((error.retry_after - seconds) * 1e9))
-        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+        details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
     code: int = grpc.StatusCode[error.code].value[0]
     return status_pb2.Status(code=code, message=_cut(error.message, _MAX_TEXT), details=details)
 
@@ -86,7 +86,7 @@ def _cut(text: str, limit: int) -> str:
     return text.encode()[:limit].decode(errors="ignore")
 
 
-def _packed(message: Message) -> any_pb2.Any:
+def _pack(message: Message) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed

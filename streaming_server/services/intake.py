@@ -99,7 +99,7 @@ class Intake:
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]  # not in its stub
             receiving.end()
             return None, 0
-        return message, receiving.arrived(len(message))
+        return message, receiving.record_arrival(len(message))
 
     def claim(self, size: int) -> ServerBusy | None:
         """Claims memory for a request; the refusal where there is none."""
@@ -157,7 +157,7 @@ class _Receiving:
         if refusal is not None and self._task is not None and self._task.uncancel() == 0:
             raise refusal from None
 
-    def arrived(self, size: int) -> int:
+    def record_arrival(self, size: int) -> int:
         """Ends with a message that has come; the bytes that are claimed for it."""
         claimed, self._claimed = self._claimed, 0
         self.end()
@@ -196,10 +196,10 @@ class GuardedServer:
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
         """Registers the methods of a service."""
-        guarded = {name: self._guarded(f"{service}/{name}", handler) for name, handler in handlers.items()}
+        guarded = {name: self._guard(f"{service}/{name}", handler) for name, handler in handlers.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
 
-    def _guarded(self, name: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:  # noqa: ANN401  # gRPC has no type
+    def _guard(self, name: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:  # noqa: ANN401  # gRPC has no type
         intake, parse = self._intake, _parser(name, handler.request_deserializer)
 
         async def request_of(context: Context[Any, Any]) -> tuple[Message, int]:

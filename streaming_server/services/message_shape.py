@@ -72,7 +72,7 @@ def check_shape(data: bytes, message_type: type[Message]) -> None:
                 at = _varint(data, at)[1]
             elif wire_type == _LENGTH:
                 size, at = _varint(data, at)
-                start, at = _opened(field, start, at, min(at + size, end), messages)
+                start, at = _open(field, start, at, min(at + size, end), messages)
             else:
                 at += 8 if wire_type == _FIXED64 else 4
             left -= max(at - start, _RECORD_COST)
@@ -83,7 +83,7 @@ def check_shape(data: bytes, message_type: type[Message]) -> None:
                 )
 
 
-def _opened(
+def _open(
     field: FieldDescriptor, start: int, at: int, end: int, messages: list[tuple[Any, int, int]]
 ) -> tuple[int, int]:
     """From where a record with a length counts, and where it ends; what is in a larger message counts by itself."""

@@ -40,7 +40,7 @@ Request: TypeAlias = (
 """Names a table, and perhaps a snapshot of it."""
 
 
-class Consumer(Protocol):
+class RowSink(Protocol):
     """Takes the rows of a view, and keeps what it needs of them."""
 
     @property
@@ -149,7 +149,7 @@ class WholeView:
         """Rows read from storage so far."""
         return self._source.rows_scanned
 
-    async def read(self, consumer: Consumer) -> None:
+    async def read(self, consumer: RowSink) -> None:
         """Hands all rows to a consumer, chunk by chunk on the event loop, others having their turn in between.
 
         Raises:

@@ -56,7 +56,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         if isinstance(begun, OpenTransaction):
             response.token = begun.token
         else:
-            response.committed.CopyFrom(_committed(begun))
+            response.committed.CopyFrom(_commit_response(begun))
         return response
 
     async def GetForUpdate(
@@ -116,7 +116,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         async with mapped_errors(request, context):
             sizes = [(part.part, part.requests) for part in request.parts]
             committed = await self._transactions.commit(request.token, request.id, sizes)
-        return _committed(committed)
+        return _commit_response(committed)
 
     async def AbortTransaction(
         self,
@@ -162,7 +162,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         )
 
 
-def _committed(committed: CommittedTransaction) -> transaction_pb2.CommitTransactionResponse:
+def _commit_response(committed: CommittedTransaction) -> transaction_pb2.CommitTransactionResponse:
     tables = [
         transaction_pb2.CommittedTable(table=name, log_offsets=offsets, table_incarnation=committed.tables[name])
         for name, offsets in sorted(committed.log_offsets.items())

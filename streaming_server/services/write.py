@@ -45,7 +45,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         async with mapped_errors(request, context):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
-                return await self._staged(request, table, UPSERT, request.rows, schema_id=request.schema_id)
+                return await self._stage(request, table, UPSERT, request.rows, schema_id=request.schema_id)
             terms, kind = preconditions_of(request), kind_of(request)
             rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
         self.rows_written += rows
@@ -60,12 +60,12 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         async with mapped_errors(request, context):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
-                return await self._staged(request, table, DELETE, request.keys)
+                return await self._stage(request, table, DELETE, request.keys)
             rows, offsets = await table.writes.delete(request.keys, preconditions_of(request), kind_of(request))
         self.rows_written += rows
         return _written(rows, offsets, table)
 
-    async def _staged(
+    async def _stage(
         self,
         request: write_pb2.UpsertRequest | write_pb2.DeleteRequest,
         table: LiveTable,

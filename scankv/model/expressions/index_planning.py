@@ -65,7 +65,7 @@ def plan_index(bound: BoundPredicate, codec: KeyCodec) -> IndexPlan | None:
     if not ranges:
         return IndexPlan(ranges, planned.residual, (len(codec.names), 3, 0))
     looked_at = list(islice(ranges, _MOST_RANKED))
-    bridged = _bridged(looked_at, codec)
+    bridged = _bridge_gaps(looked_at, codec)
     least = min(_bounds_of(one, codec) for one in bridged)
     if least == (0, 0) or (least == (0, 1) and len(ranges) > 1):
         return None
@@ -130,7 +130,7 @@ def _entry_ranges(columns: KeyRanges) -> KeyRanges:
     return KeyRanges(columns.starts, tuple(ends))
 
 
-def _bridged(ranges: Sequence[KeyRange], codec: KeyCodec) -> list[KeyRange]:
+def _bridge_gaps(ranges: Sequence[KeyRange], codec: KeyCodec) -> list[KeyRange]:
     """Ranges, those that only a single value keeps apart as one."""
     found = [ranges[0]]
     for one in ranges[1:]:

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.expressions.binding import BoundPredicate
-from scankv.model.expressions.column_bounds import ColumnBounds, Told
+from scankv.model.expressions.column_bounds import ColumnBounds, KnownValues
 from scankv.model.expressions.nodes import IsIn, Predicate, all_of, conjuncts
 from scankv.model.expressions.range_planning import MAX_POINTS, RangePlan, plan_ranges
 from scankv.model.keys.key_ranges import KeyRanges
@@ -67,7 +67,7 @@ def _listed_keys(parts: Sequence[Predicate], codec: KeyCodec) -> RangePlan | Non
     if not any(isinstance(part, IsIn) and len(part.values) > _SHORT_LIST for part in parts):
         return None
     bounds = ColumnBounds(codec, parts)
-    told: list[Told] = []
+    told: list[KnownValues] = []
     for position in range(len(codec.names)):
         one = bounds.equal(position) or bounds.listed(position, MAX_POINTS)
         if one is None:

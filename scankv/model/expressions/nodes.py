@@ -53,7 +53,7 @@ class Operator(Enum):
     GREATER_EQUAL = ">="
 
     @property
-    def flipped(self) -> Operator:
+    def mirrored(self) -> Operator:
         """The operator that says the same with the sides exchanged."""
         return _FLIPPED.get(self, self)
 
@@ -91,7 +91,7 @@ class FieldPath:
             raise UsageError(f"a field must have at most {MAX_DEPTH} names, not {len(self.names):,}")
 
     def __repr__(self) -> str:
-        return f"col({_quoted(self.names[0])})" + "".join(f"[{_quoted(name)}]" for name in self.names[1:])
+        return f"col({_quote(self.names[0])})" + "".join(f"[{_quote(name)}]" for name in self.names[1:])
 
     def __str__(self) -> str:
         """As a message names it: `column "a"`, `field "a.b"`."""
@@ -316,12 +316,12 @@ class Constant(Predicate):
 
 def all_of(predicates: Iterable[Predicate]) -> Predicate:
     """The predicates joined by AND, as one flat node; true when there is none."""
-    return _joined(And, predicates, Constant(True))
+    return _join(And, predicates, Constant(True))
 
 
 def any_of(predicates: Iterable[Predicate]) -> Predicate:
     """The predicates joined by OR, as one flat node; false when there is none."""
-    return _joined(Or, predicates, Constant(False))
+    return _join(Or, predicates, Constant(False))
 
 
 def conjuncts(predicate: Predicate) -> list[Predicate]:
@@ -353,7 +353,7 @@ def other_predicate(other: object, operator: str) -> Predicate:
     return predicate
 
 
-def _joined(kind: type[_Connective], predicates: Iterable[Predicate], empty: Predicate) -> Predicate:
+def _join(kind: type[_Connective], predicates: Iterable[Predicate], empty: Predicate) -> Predicate:
     parts: list[Predicate] = []
     for predicate in predicates:
         parts += predicate.operands if isinstance(predicate, kind) else [predicate]
@@ -366,5 +366,5 @@ def _in_parentheses(predicate: Predicate) -> str:
     return f"({predicate!r})" if isinstance(predicate, Comparison | _Connective) else repr(predicate)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -36,7 +36,7 @@ Asked: TypeAlias = "tuple[Predicate | None, ...]"
 """What is left of each part of a conjunction; None: nothing."""
 
 
-class Piece(NamedTuple):
+class RangePiece(NamedTuple):
     """A range of encodings below a prefix; `end` None is the end of that prefix. A point is a single value."""
 
     start: bytes
@@ -88,12 +88,12 @@ class _TooLong(Exception):
     """The pieces take too many bytes."""
 
 
-def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+def _join(pieces: Sequence[RangePiece]) -> Iterator[RangePiece]:
     """The pieces, those that touch as one; single keys beside each other stay so, since each is in one bucket."""
-    last: Piece | None = None
+    last: RangePiece | None = None
     for piece in pieces:
         if last is not None and last.end == piece.start and not (last.is_point and piece.is_point):
-            last = Piece(last.start, piece.end, False)
+            last = RangePiece(last.start, piece.end, False)
             continue
         if last is not None:
             yield last
@@ -102,7 +102,7 @@ def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
         yield last
 
 
-def _is_too_long(piece: Piece) -> bool:
+def _is_too_long(piece: RangePiece) -> bool:
     """Whether the piece has only keys that are longer than any."""
     return len(piece.start) > MAX_KEY_BYTES and piece.end == KeyRange.under(piece.start).end
 
@@ -122,9 +122,9 @@ class _Planner:
     room_bytes: int | None
     _asked: dict[tuple[int, ...], Asked] = field(default_factory=dict)
 
-    def pieces(self, parts: Sequence[Predicate]) -> list[Piece]:
+    def pieces(self, parts: Sequence[Predicate]) -> list[RangePiece]:
         """The pieces of a conjunction, ascending. Raises _TooLong."""
-        return [piece for piece in _joined(self.plan(tuple(parts), 0, self.most)) if not _is_too_long(piece)]
+        return [piece for piece in _join(self.plan(tuple(parts), 0, self.most)) if not _is_too_long(piece)]
 
     def left(self, parts: Sequence[Predicate]) -> tuple[Predicate, ...]:
         """What is left of each part in all pieces: the same where it is so everywhere, else the part as it was."""
@@ -137,20 +137,20 @@ class _Planner:
             found.append(first if first is not None and is_same else part)
         return tuple(found)
 
-    def plan(self, asked: Asked, position: int, most: int) -> list[Piece]:
+    def plan(self, asked: Asked, position: int, most: int) -> list[RangePiece]:
         """The pieces below a prefix of so many columns, ascending, at most so many. Raises _TooLong."""
         truth = ColumnTruth(self.bounds, position, [part for part in asked if part is not None])
         level = _Level(self, truth, asked, position)
         runs = level.runs()
         if len(runs) > most:
-            runs = _coarsened(runs, truth, most)
+            runs = _coarsen(runs, truth, most)
         below = most // max(len(runs), 1)
         return [piece for run in runs for piece in level.pieces(run, below)]
 
-    def under(self, start: bytes, end: bytes | None, pieces: Sequence[Piece]) -> list[Piece]:
+    def under(self, start: bytes, end: bytes | None, pieces: Sequence[RangePiece]) -> list[RangePiece]:
         """The pieces below a prefix, which are given without it. Raises _TooLong."""
         found = [
-            Piece(start + piece.start, end if piece.end is None else start + piece.end, piece.is_point)
+            RangePiece(start + piece.start, end if piece.end is None else start + piece.end, piece.is_point)
             for piece in pieces
         ]
         if self.room_bytes is not None:
@@ -164,7 +164,7 @@ class _Planner:
         self._asked[tuple(map(id, asked))] = asked
 
 
-class _Run(NamedTuple):
+class _RangeRun(NamedTuple):
     """Intervals that follow each other, from one up to and with another; of one group, None where of several."""
 
     first: int
@@ -183,13 +183,13 @@ class _Level:
         self._codec = planner.bounds.codec
         self._is_last = position + 1 == len(self._codec.names)
         self._left: dict[int, Asked] = {}
-        self._below: dict[int, list[Piece]] = {}
+        self._below: dict[int, list[RangePiece]] = {}
         self._deeper: dict[int, bool] = {}
 
-    def runs(self) -> list[_Run]:
+    def runs(self) -> list[_RangeRun]:
         """The intervals on which everything may be true: values that are looked at further alone, others together."""
         alive = self._truth.alive([part for part in self._asked if part is not None])
-        runs: list[_Run] = []
+        runs: list[_RangeRun] = []
         places = alive.tolist()
         for place, group in zip(places, self._truth.groups(alive), strict=True):
             if group not in self._left:
@@ -204,14 +204,14 @@ class _Level:
             ):
                 runs[-1] = last._replace(last=place)
             else:
-                runs.append(_Run(place, place, group))
+                runs.append(_RangeRun(place, place, group))
         if self._is_last and len(runs) > _WORTH_SKIPPING:
-            runs = self._bridged(runs)
+            runs = self._bridge_gaps(runs)
         return runs
 
-    def _bridged(self, runs: Sequence[_Run]) -> list[_Run]:
+    def _bridge_gaps(self, runs: Sequence[_RangeRun]) -> list[_RangeRun]:
         """The runs, with single keys between two ranges read as well: a seek takes longer than to read one row."""
-        found: list[_Run] = []
+        found: list[_RangeRun] = []
         for run in runs:
             last = found[-1] if found else None
             if (
@@ -221,7 +221,7 @@ class _Level:
                 and not self._is_value(last.last)
                 and not self._is_value(run.first)
             ):
-                found[-1] = _Run(last.first, run.last, None)
+                found[-1] = _RangeRun(last.first, run.last, None)
             else:
                 found.append(run)
         return found
@@ -239,12 +239,12 @@ class _Level:
     def _is_value(self, place: int) -> bool:
         return self._truth.starts[place] in self._truth.values
 
-    def pieces(self, run: _Run, most: int) -> list[Piece]:
+    def pieces(self, run: _RangeRun, most: int) -> list[RangePiece]:
         """The pieces of a run, at most so many."""
         start, end = self._truth.starts[run.first], self._truth.end_of(run.last)
         if run.group is None:
             self._planner.note(self._asked)
-            return [Piece(start, end, False)]
+            return [RangePiece(start, end, False)]
         is_value = run.first == run.last and (
             self._is_value(run.first) or is_one_value(start, end, self._codec, self._position)
         )
@@ -253,10 +253,10 @@ class _Level:
                 self._below[run.group] = self._planner.plan(self._left[run.group], self._position + 1, most)
             return self._planner.under(start, end, self._below[run.group])
         self._planner.note(self._left[run.group])
-        return [Piece(start, end, is_value and self._is_last)]
+        return [RangePiece(start, end, is_value and self._is_last)]
 
 
-def _coarsened(runs: Sequence[_Run], truth: ColumnTruth, most: int) -> list[_Run]:
+def _coarsen(runs: Sequence[_RangeRun], truth: ColumnTruth, most: int) -> list[_RangeRun]:
     """At most so many runs: those with the smallest gaps between them become one."""
     gaps = [_gap(truth.starts[one.last + 1], truth.starts[other.first]) for one, other in pairwise(runs)]
     kept = sorted(sorted(range(len(gaps)), key=gaps.__getitem__, reverse=True)[: max(most, 1) - 1])
@@ -264,7 +264,7 @@ def _coarsened(runs: Sequence[_Run], truth: ColumnTruth, most: int) -> list[_Run
     first = 0
     for last in [*kept, len(runs) - 1]:
         one = first == last
-        found.append(_Run(runs[first].first, runs[last].last, runs[first].group if one else None))
+        found.append(_RangeRun(runs[first].first, runs[last].last, runs[first].group if one else None))
         first = last + 1
     return found
 

@@ -31,7 +31,7 @@ class KeyRange:
     def __contains__(self, key: bytes) -> bool:
         return (self.start is None or key >= self.start) and (self.end is None or key < self.end)
 
-    def behind(self, key: bytes, *, reverse: bool = False) -> KeyRange:
+    def after(self, key: bytes, *, reverse: bool = False) -> KeyRange:
         """What is left of the range once everything up to `key` was read; in descending order with `reverse`."""
         if reverse:
             return KeyRange(self.start, key if self.end is None else min(key, self.end))

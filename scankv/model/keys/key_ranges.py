@@ -104,9 +104,9 @@ class KeyRanges:
             ends += part.ends
         return KeyRanges(tuple(starts), tuple(ends))
 
-    def behind(self, key: bytes, *, reverse: bool = False) -> KeyRanges:
+    def after(self, key: bytes, *, reverse: bool = False) -> KeyRanges:
         """What is left once everything up to `key` was read; in descending order with `reverse`."""
-        return self.within(KeyRange().behind(key, reverse=reverse))
+        return self.within(KeyRange().after(key, reverse=reverse))
 
 
 def _is_key(start: bytes, end: bytes | None) -> bool:

@@ -19,7 +19,7 @@ from scankv.model.limits import (
     MIN_CHUNK_ROWS,
 )
 from scankv.model.names import TableName, is_column_name
-from scankv.model.types.types import first_repeated
+from scankv.model.types.types import find_duplicate
 
 _MAX_LIMIT = 2**63 - 1
 _MAX_VERSION_BYTES = 1024
@@ -156,7 +156,7 @@ class ScanSpec:
 def _check_columns(columns: tuple[str, ...]) -> None:
     if not isinstance(columns, tuple) or not all(map(is_column_name, columns)):
         raise UsageError(f"columns must be a tuple of column names, not {columns!r}")
-    twice = first_repeated(columns)
+    twice = find_duplicate(columns)
     if twice is not None:
         raise UsageError(f'column "{twice}" is selected twice', column=twice)
 

@@ -15,7 +15,7 @@ from scankv.model.types.types import check_unique, format_type, is_key_type
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scankv.model.tables.schema import Column, Schema
+    from scankv.model.tables.schema import ColumnDefinition, Schema
 
 
 class AggregateFunction(StrEnum):
@@ -64,7 +64,7 @@ def check_aggregates(aggregates: Sequence[Aggregate], group_by: Sequence[str], s
     return pa.schema(fields)
 
 
-def check_orderable(column: Column, consequence: str) -> None:
+def check_orderable(column: ColumnDefinition, consequence: str) -> None:
     """Refuses a column whose values have no order. Raises SchemaMismatch, with the consequence in its message."""
     if not is_key_type(column.type):
         raise SchemaMismatch(
@@ -73,7 +73,7 @@ def check_orderable(column: Column, consequence: str) -> None:
         )
 
 
-def _result_type(aggregate: Aggregate, column: Column) -> pa.DataType:
+def _result_type(aggregate: Aggregate, column: ColumnDefinition) -> pa.DataType:
     match aggregate.function:
         case AggregateFunction.COUNT:
             return pa.int64()

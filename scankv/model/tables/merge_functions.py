@@ -14,7 +14,7 @@ from scankv.model.types.types import format_type, is_key_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from scankv.model.tables.schema import Column
+    from scankv.model.tables.schema import ColumnDefinition
 
 MAX_DELIMITER: Final = 64
 """Characters of a delimiter."""
@@ -134,7 +134,7 @@ def hidden_fields(aggregate: ColumnAggregate, type_: pa.DataType) -> tuple[tuple
     return () if is_installed(aggregate.function) else FUNCTIONS[aggregate.function].hidden(type_)
 
 
-def check_aggregate(aggregate: ColumnAggregate, column: Column) -> None:
+def check_aggregate(aggregate: ColumnAggregate, column: ColumnDefinition) -> None:
     """Checks an aggregate against the column that is to have it.
 
     Raises:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from scankv.model.tables.options import TableOptions
-    from scankv.model.tables.schema import Column, Schema
+    from scankv.model.tables.schema import ColumnDefinition, Schema
 
 PARTIAL_ENGINES: Final = ("last_row", "aggregate", "partial_update")
 """The engines of tables that take writes of some columns."""
@@ -67,7 +67,7 @@ class MergeSpec:
         """The columns that say which of two whole rows is newer; none: the one that was written last."""
         return (self.version_column,) if self.version_column is not None else self.sequence_columns
 
-    def hidden(self, columns: Iterable[Column]) -> list[tuple[str, str, pa.DataType]]:
+    def hidden(self, columns: Iterable[ColumnDefinition]) -> list[tuple[str, str, pa.DataType]]:
         """What is stored beside some columns and shown to nobody: column, name and type of each, in order."""
         return [
             (column.name, name, type_)
@@ -164,7 +164,7 @@ def _check_uses(spec: MergeSpec, engine: str) -> None:
         raise InvalidOption('merge_engine "versioned" needs a version_column', option="version_column")
 
 
-def _check_orders(column: Column, primary_key: Sequence[str]) -> None:
+def _check_orders(column: ColumnDefinition, primary_key: Sequence[str]) -> None:
     _check_beside_key(column.name, primary_key, "and orders nothing among rows of one key")
     if not is_key_type(column.type):
         raise SchemaMismatch(

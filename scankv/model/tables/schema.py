@@ -38,7 +38,7 @@ CHANGE_COLUMNS: Final = (CHANGE_TYPE, "_log_offset", "_bucket", "_commit_timesta
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ColumnDefinition:
     """One column of a table.
 
     Attributes:
@@ -64,7 +64,7 @@ class Schema:
     """
 
     id: int
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnDefinition, ...]
 
     @cached_property
     def arrow(self) -> pa.Schema:
@@ -77,10 +77,10 @@ class Schema:
         return tuple(column.name for column in self.columns)
 
     @cached_property
-    def _by_name(self) -> dict[str, Column]:
+    def _by_name(self) -> dict[str, ColumnDefinition]:
         return {column.name: column for column in self.columns}
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> ColumnDefinition:
         """Finds a column by its name.
 
         Raises:
@@ -96,7 +96,7 @@ class Schema:
         """The Arrow schema of some columns, in the order given.
 
         Args:
-            names: Column names, each once. None: all columns in table order.
+            names: ColumnDefinition names, each once. None: all columns in table order.
 
         Raises:
             SchemaMismatch: There is no such column, or a name is given twice.
@@ -278,7 +278,7 @@ class TableDefinition:
         """The key columns as an Arrow schema, in key order."""
         return self.schema.select(self.primary_key)
 
-    def hidden_columns(self, schema: Schema) -> tuple[Column, ...]:
+    def hidden_columns(self, schema: Schema) -> tuple[ColumnDefinition, ...]:
         """What is stored in rows of a version of the schema beside its columns, and in no projection or changelog.
 
         A column's are always the same. Their ids are those of their columns and a multiple of 1,048,576, so that no
@@ -288,7 +288,9 @@ class TableDefinition:
         hidden, number = [], dict.fromkeys(ids, 0)
         for name, part, type_ in self.merging.hidden(schema.columns):
             number[name] += 1
-            hidden.append(Column(ids[name] + _HIDDEN_IDS * number[name], hidden_name(name, part), type_, nullable=True))
+            hidden.append(
+                ColumnDefinition(ids[name] + _HIDDEN_IDS * number[name], hidden_name(name, part), type_, nullable=True)
+            )
         return tuple(hidden)
 
     def add_columns(self, added: pa.Schema, aggregates: Sequence[ColumnAggregate] = ()) -> TableDefinition:
@@ -417,22 +419,24 @@ def _schema_from_json(values: Mapping[str, Any]) -> Schema:
     ids = [column["id"] for column in values["columns"]]
     if len(ids) != len(arrow):
         raise ValueError(f"schema version {values['id']} lists {len(ids)} columns, but its Arrow form has {len(arrow)}")
-    columns = (Column(id_, field.name, field.type, field.nullable) for id_, field in zip(ids, arrow, strict=True))
+    columns = (
+        ColumnDefinition(id_, field.name, field.type, field.nullable) for id_, field in zip(ids, arrow, strict=True)
+    )
     return Schema(values["id"], tuple(columns))
 
 
-def _columns_from(schema: pa.Schema, first_id: int) -> tuple[Column, ...]:
+def _columns_from(schema: pa.Schema, first_id: int) -> tuple[ColumnDefinition, ...]:
     if len(schema) > MAX_COLUMNS:
         raise SchemaMismatch(f"a table must have at most {MAX_COLUMNS:,} columns, not {len(schema):,}")
     for field in schema:
         check_field_name(field.name)
     return tuple(
-        Column(column_id, field.name, storable_type(field.type, field.name), field.nullable)
+        ColumnDefinition(column_id, field.name, storable_type(field.type, field.name), field.nullable)
         for column_id, field in enumerate(schema, first_id)
     )
 
 
-def _check_columns(columns: Sequence[Column]) -> None:
+def _check_columns(columns: Sequence[ColumnDefinition]) -> None:
     if not 1 <= len(columns) <= MAX_COLUMNS:
         raise SchemaMismatch(f"a table must have between 1 and {MAX_COLUMNS:,} columns, not {len(columns):,}")
     check_unique([column.name for column in columns], "exists twice; column names are unique")

@@ -91,6 +91,6 @@ def test_a_damaged_bucket_is_a_problem_and_the_others_are_checked(tmp_path: Path
         finished = CommandLine(server.url)("check", code=1)
     assert [line.split(": ")[2] for line in finished.stderr.splitlines()] == ["test.damaged, bucket 0"]
     (whole,) = [
-        line.split() for line in finished.text.splitlines() if line.startswith("test.damaged  ") and "consistent" in line
+        line.split() for line in finished.text.splitlines() if line.startswith("test.damaged ") and "consistent" in line
     ]
     assert whole[1:] == ["1", "rows", f"{2000 - len(keys):,}", "consistent"]
