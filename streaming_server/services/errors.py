@@ -1,4 +1,4 @@
-"""The seam between our errors and gRPC's: one place turns a `ScanKvError` into a status with a typed detail."""
+"""Turns a `ScanKvError` into a gRPC status with a typed detail. No other module does."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def mapped_errors(request: Message, context: grpc.aio.ServicerContext[Any,
 
 
 async def end_with(context: grpc.aio.ServicerContext[Any, Any], error: ScanKvError) -> None:
-    """Ends a call with the status of an error; raises what gRPC ends handlers by."""
+    """Ends a call with the status of an error. Raises the exception by which gRPC ends handlers."""
     status = status_of(error)
     metadata = ((_DETAILS_KEY, status.SerializeToString()),)
     await context.abort(grpc.StatusCode[error.code], status.message, trailing_metadata=metadata)
@@ -93,7 +93,7 @@ def _pack(message: Message) -> any_pb2.Any:
 
 
 def refuse_unknown_fields(message: Message) -> None:
-    """Refuses a message that has, or any message in it has, a field that is not known here.
+    """Refuses a message if it, or any message in it, has an unknown field.
 
     Raises:
         UnknownField: There is one.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LockService(lock_pb2_grpc.LockServiceServicer):
-    """Serves the column locks. See `protos/scankv/v1/lock.proto` for what they promise."""
+    """Serves the column locks. See `protos/scankv/v1/lock.proto` for the contract."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables

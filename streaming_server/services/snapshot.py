@@ -1,4 +1,4 @@
-"""`SnapshotService`: pinning a table's state, and handing it out in parts."""
+"""`SnapshotService`: pinned snapshots and their splits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
-    """Serves pinned snapshots. See `protos/scankv/v1/snapshot.proto` for what it promises."""
+    """Serves pinned snapshots. See `protos/scankv/v1/snapshot.proto` for the contract."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -45,7 +45,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.RenewSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.RenewSnapshotRequest, snapshot_pb2.RenewSnapshotResponse],
     ) -> snapshot_pb2.RenewSnapshotResponse:
-        """Begins a lease's time to live anew."""
+        """Restarts the time to live of a lease."""
         async with mapped_errors(request, context):
             info = await self._snapshots.renew(request.snapshot_id, _ttl(request.ttl_millis))
         return snapshot_pb2.RenewSnapshotResponse(snapshot=_snapshot(info))
@@ -55,7 +55,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.ReleaseSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.ReleaseSnapshotRequest, snapshot_pb2.ReleaseSnapshotResponse],
     ) -> snapshot_pb2.ReleaseSnapshotResponse:
-        """Gives a lease back."""
+        """Ends a lease."""
         async with mapped_errors(request, context):
             await self._snapshots.release(request.snapshot_id)
         return snapshot_pb2.ReleaseSnapshotResponse()
@@ -76,7 +76,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         request: snapshot_pb2.SplitSnapshotRequest,
         context: grpc.aio.ServicerContext[snapshot_pb2.SplitSnapshotRequest, snapshot_pb2.SplitSnapshotResponse],
     ) -> snapshot_pb2.SplitSnapshotResponse:
-        """Cuts a snapshot into key ranges."""
+        """Divides a snapshot into key ranges."""
         async with mapped_errors(request, context):
             ranges = await self._snapshots.split(
                 request.snapshot_id,

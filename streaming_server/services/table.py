@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TableService(table_pb2_grpc.TableServiceServicer):
-    """Serves table definitions. See `protos/scankv/v1/table.proto` for what it promises."""
+    """Serves table definitions. See `protos/scankv/v1/table.proto` for the contract."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables

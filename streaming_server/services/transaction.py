@@ -26,7 +26,7 @@ _MODES: Final = transaction_pb2.ConflictMode
 
 
 class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
-    """Serves transactions. See `protos/scankv/v1/transaction.proto` for what they promise."""
+    """Serves transactions. See `protos/scankv/v1/transaction.proto` for the contract."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WriteService(write_pb2_grpc.WriteServiceServicer):
-    """Serves the writes. See `protos/scankv/v1/write.proto` for what they promise.
+    """Serves the writes. See `protos/scankv/v1/write.proto` for the contract.
 
     Attributes:
         rows_written: Rows and keys acknowledged since the start.

@@ -36,9 +36,9 @@ _UPPER: Final = (Operator.LESS, Operator.LESS_EQUAL)
 
 
 class KnownValues(NamedTuple):
-    """What one part of a predicate says of a column: true of exactly the rows with one of these encodings in it.
+    """The values that one part of a predicate allows in a column: it is true for exactly the rows with one of them.
 
-    They ascend. Of values that no row can have in it, such as a text longer than any key, there is none.
+    The encodings ascend. Values that no row can have, such as a text longer than any key, have none.
     """
 
     part: Predicate

@@ -1,4 +1,4 @@
-"""What a scan asks for, as plain values: without a connection, so that it can be kept, compared and sent elsewhere."""
+"""The specification of a scan as plain values without a connection, which can be stored, compared and sent."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MAX_VERSION_BYTES = 1024
 
 
 class Resume(enum.StrEnum):
-    """Whether a scan that was cut goes on by itself.
+    """Whether an interrupted scan continues by itself.
 
     Without a choice, a scan of a pinned snapshot goes on, because that is exact, and one of the live table does not.
     """
 
     NEVER = "never"
-    """The error is raised, with the token to go on with."""
+    """Raise the error. It has the resume token."""
 
     LATEST = "latest"
     """The scan goes on. Over the live table with a fresh view, so that its rows come from several instants: which ones,
@@ -40,7 +40,7 @@ class Resume(enum.StrEnum):
 
 
 READ_PATHS: Final = ("auto", "rocksdb", "columnar")
-"""What rows of a live table can be asked to be read from."""
+"""The values of `read_path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ScanSpec:
     if_changed_since: bytes | None = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a value that no scan can have, naming the field and its range."""
+        """Raises UsageError for an invalid value, naming the field and its range."""
         try:
             TableName.parse(self.table)
         except InvalidRequest as error:

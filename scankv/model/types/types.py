@@ -1,4 +1,4 @@
-"""Which Arrow types a table can hold, the one form in which it holds each of them, and their text form."""
+"""The Arrow types that a table can store, their normal forms, and their text form."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def check_unique(names: Iterable[str], complaint: str, error: type[InvalidReques
 
 
 def find_duplicate(names: Iterable[str]) -> str | None:
-    """The first name that occurred before, or None."""
+    """The first name that occurs twice, or None."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
