@@ -22,7 +22,7 @@ def check(
 ) -> None:
     """Read complete tables at the server, and check that rows, row counts and indexes are consistent.
 
-    Tables are read and written meanwhile. The exit code is 1 when something is wrong, or a table is so damaged that it
+    Tables stay readable and writable. The exit code is 1 if something is wrong, or a table is so damaged that it
     cannot be read.
     """
     checked: dict[str, list[BucketCheck]] = {}

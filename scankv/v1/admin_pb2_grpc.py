@@ -88,7 +88,7 @@ class AdminServiceServicer:
         the rows. Sends one message for each bucket, in ascending order, each as of one instant. The call is admitted,
         listed and cancelled like a scan. Damage is reported in the messages and is not an error.
 
-        Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise. Damage is no error here, but told.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

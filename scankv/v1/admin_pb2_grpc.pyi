@@ -46,7 +46,7 @@ class AdminServiceStub:
     the rows. Sends one message for each bucket, in ascending order, each as of one instant. The call is admitted,
     listed and cancelled like a scan. Damage is reported in the messages and is not an error.
 
-    Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise. Damage is no error here, but told.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise.
     """
 
 @_typing.type_check_only
@@ -67,7 +67,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     the rows. Sends one message for each bucket, in ascending order, each as of one instant. The call is admitted,
     listed and cancelled like a scan. Damage is reported in the messages and is not an error.
 
-    Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise. Damage is no error here, but told.
+    Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -109,7 +109,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         the rows. Sends one message for each bucket, in ascending order, each as of one instant. The call is admitted,
         listed and cancelled like a scan. Damage is reported in the messages and is not an error.
 
-        Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise. Damage is no error here, but told.
+        Errors: NOT_FOUND TABLE_NOT_FOUND; as for ScanKv otherwise.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

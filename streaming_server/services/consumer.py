@@ -57,7 +57,6 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         request: consumer_pb2.ResetConsumerRequest,
         context: grpc.aio.ServicerContext[consumer_pb2.ResetConsumerRequest, consumer_pb2.ResetConsumerResponse],
     ) -> consumer_pb2.ResetConsumerResponse:
-        """Moves a consumer to any position."""
         async with mapped_errors(request, context):
             start = request.start
             if start.WhichOneof("start") is None:

@@ -64,7 +64,7 @@ async def indexed_top_n(
         request: The question, which was checked.
         spec: The same.
         peer: The client that asks.
-        computation: Is told when the view is taken, and its version.
+        computation: Gets the version of the view, and when it was taken.
 
     Raises:
         ScanKvError: As `top_by_index`, and as `ScanKv`.

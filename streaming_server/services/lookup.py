@@ -50,20 +50,20 @@ _FUNCTIONS = {
 }
 
 
-# Of what a call has left until its deadline: that it may wait, so that there is time to answer it.
+# The share of the time until its deadline that a call may wait, so that there is time to answer it.
 _SHARE_OF_DEADLINE = 0.9
 
 
 class LookupService:
     """Serves lookups, counts, aggregates and top-N. See `protos/scankv/v1/lookup.proto` for the contract.
 
-    Answers leave the service serialised, so handlers of its own register it and not by the generated ones.
+    Results are cached as serialized responses, so the service registers its own handlers instead of the generated ones.
 
     Args:
-        tables: What is read.
-        registry: Admits, lists and ends what reads whole views, as it does with scans.
+        tables: The tables to read.
+        registry: Admits, lists and ends queries that read complete views, as it does scans.
         results: Computes each result once for all callers that ask for it.
-        waiting: Has calls wait until there is another answer.
+        waiting: Holds calls until their result changes.
     """
 
     def __init__(self, tables: Tables, registry: ScanRegistry, results: ResultCache, waiting: WaitingCalls) -> None:
@@ -89,7 +89,6 @@ class LookupService:
     async def Lookup(
         self, request: lookup_pb2.LookupRequest, context: grpc.aio.ServicerContext[lookup_pb2.LookupRequest, bytes]
     ) -> bytes:
-        """Reads the rows of some keys."""
         async with mapped_errors(request, context):
             columns = column_names(request.columns) if request.HasField("columns") else None
             table = self._tables.table(request.table)
@@ -108,7 +107,6 @@ class LookupService:
     async def Count(
         self, request: lookup_pb2.CountRequest, context: grpc.aio.ServicerContext[lookup_pb2.CountRequest, bytes]
     ) -> bytes:
-        """Counts the rows of a table. Reads them only if it must."""
         async with mapped_errors(request, context):
             if not request.HasField("where") and (counted := await self._count_all(request)) is not None:
                 return counted
@@ -130,7 +128,6 @@ class LookupService:
     async def TopN(
         self, request: lookup_pb2.TopNRequest, context: grpc.aio.ServicerContext[lookup_pb2.TopNRequest, bytes]
     ) -> bytes:
-        """Finds the first rows in the order of a column."""
         async with mapped_errors(request, context):
             return await self._answer(request, context, lookup_pb2.TopNResponse, _check_top_n, self._top_n)
         raise AssertionError("mapped_errors ends the call")

@@ -186,7 +186,7 @@ async def whole_view(
         registry: Admits, lists and ends it.
         request: What would be scanned, checked against the table's columns.
         peer: The client that reads it.
-        computation: Is told when the view is taken, and its version.
+        computation: Gets the version of the view, and when it was taken.
         stored_rows: Whether the rows as they are stored are one more column.
 
     Raises:

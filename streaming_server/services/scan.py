@@ -219,7 +219,7 @@ class ScanService:
 async def _one_in_flight(
     context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes], scan: LiveScan
 ) -> AsyncIterator[Send]:
-    """Gives a `send` that returns while its message is on its way, so that the next one is made meanwhile.
+    """Makes a `send` that returns while its message is being sent, so that the next one is built concurrently.
 
     One is built, one in flight, never more. The block ends, also with an error, when the last message has been sent:
     gRPC takes one operation of a kind at a time, so a status sent beside a message would be lost, and the call hang.

@@ -108,7 +108,7 @@ def chunk_spec(
 def heartbeat_seconds(request: scan_pb2.ScanKvRequest, most: float) -> float:
     """The interval of heartbeats of a stream: as its reader needs it, within the bounds of the server.
 
-    The rule: a reader's patience is its own, so the server asks nobody to wait for longer than the reader said.
+    The rule: the server lets no reader wait longer than the reader has said.
 
     Args:
         request: What was asked.

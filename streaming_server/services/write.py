@@ -41,7 +41,6 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.UpsertRequest,
         context: grpc.aio.ServicerContext[write_pb2.UpsertRequest, write_pb2.WriteResponse],
     ) -> write_pb2.WriteResponse:
-        """Inserts or replaces rows."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
@@ -56,7 +55,6 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.DeleteRequest,
         context: grpc.aio.ServicerContext[write_pb2.DeleteRequest, write_pb2.WriteResponse],
     ) -> write_pb2.WriteResponse:
-        """Deletes rows by key."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
@@ -97,7 +95,6 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.UndoRequest,
         context: grpc.aio.ServicerContext[write_pb2.UndoRequest, write_pb2.UndoResponse],
     ) -> write_pb2.UndoResponse:
-        """Takes back what a writer has done."""
         async with mapped_errors(request, context):
             check_writer_id(request.writer)
             to = log_offsets(request.log_offsets)
@@ -122,7 +119,6 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         request: write_pb2.OpenWriterRequest,
         context: grpc.aio.ServicerContext[write_pb2.OpenWriterRequest, write_pb2.OpenWriterResponse],
     ) -> write_pb2.OpenWriterResponse:
-        """Begins a new epoch of a writer."""
         async with mapped_errors(request, context):
             check_writer_id(request.id)
             epoch, sequence = await self._tables.table(request.table).writes.open_writer(request.id)

@@ -167,7 +167,7 @@ class LogSpec:
         consumer_must_exist: Whether a consumer that there is not is refused instead of begun.
         catch_up: What a backlog of changes is read as.
         lag_threshold: A bucket with a greater lag, in changes, gives net changes. None: the server's setting.
-        unmatched: What comes of rows that do not match, where nobody knows if they did before.
+        unmatched: How rows are treated that do not match and may have matched before.
     """
 
     start: StartFrom = field(default_factory=lambda: StartFrom.LATEST)

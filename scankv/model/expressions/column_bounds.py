@@ -79,13 +79,13 @@ class ColumnBounds:
         self._codecs: dict[int, KeyCodec] = {}
 
     def truth(self, position: int, atom: Predicate, longest: int) -> Truth | None:
-        """Where one comparison with a column is true; None when that cannot be told, or it is of another column.
+        """Where one comparison with a column is true. None if that is not known, or if it compares another column.
 
         Args:
             position: The column.
             atom: A node without operands.
-            longest: The most values of a list that are told apart. Of a longer one, values near to each other count as
-                one range, in which it may be true; over 10,000 values are one range.
+            longest: The most values of a list that are distinguished. In a longer list, neighbouring values
+                count as one range, in which it may be true; over 10,000 values are one range.
         """
         path = self._path(position)
         match atom:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MOST_CELLS: Final = 1_000_000
 """Nodes times intervals for which answers are worked out. Beyond it, lists count as one range."""
 _MOST_LISTED: Final = 1024
-"""Values of a list that are told apart."""
+"""Most values of a list that are distinguished."""
 _NEGATED: Final = [2, 3, 0, 1]
 
 

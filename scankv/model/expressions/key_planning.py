@@ -67,19 +67,19 @@ def _listed_keys(parts: Sequence[Predicate], codec: KeyCodec) -> RangePlan | Non
     if not any(isinstance(part, IsIn) and len(part.values) > _SHORT_LIST for part in parts):
         return None
     bounds = ColumnBounds(codec, parts)
-    told: list[KnownValues] = []
+    known: list[KnownValues] = []
     for position in range(len(codec.names)):
         one = bounds.equal(position) or bounds.listed(position, MAX_POINTS)
         if one is None:
             return None
-        told.append(one)
-    keys = prod(len(one.encoded) for one in told)
-    longest = sum(max(map(len, one.encoded), default=0) for one in told)
-    if len(told) > 1 and (keys > MAX_POINTS or keys * longest > _MOST_BYTES_OF_LISTS):
+        known.append(one)
+    keys = prod(len(one.encoded) for one in known)
+    longest = sum(max(map(len, one.encoded), default=0) for one in known)
+    if len(known) > 1 and (keys > MAX_POINTS or keys * longest > _MOST_BYTES_OF_LISTS):
         return None
-    bounds.take(*(one.part for one in told))
+    bounds.take(*(one.part for one in known))
     # No encoding is the beginning of another one, so that these ascend, too.
-    found = map(b"".join, product(*(one.encoded for one in told)))
+    found = map(b"".join, product(*(one.encoded for one in known)))
     points = KeyRanges.of_keys([key for key in found if len(key) <= MAX_KEY_BYTES])  # no row has a longer one
     return RangePlan(points, tuple(bounds.left))
 

@@ -34,7 +34,7 @@ MAX_DEPTH: Final = 90
 """Nodes inside one another. Protocol buffers read at most 100 messages inside one another, and the request has some."""
 
 MAX_SEARCHED_BYTES: Final = 64 * 1024
-"""Of all texts and bytes together that one expression looks for: each is prepared anew for every chunk of rows."""
+"""Most bytes of all texts that one expression searches for: each is prepared again for every chunk of rows."""
 
 NO_TRUTH: Final = (
     "a predicate has no truth value before it meets rows: combine predicates with & and | and ~ (not with and, or, "

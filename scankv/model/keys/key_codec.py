@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 _END: Final = b"\x00\x00"
 _ESCAPED_ZERO: Final = b"\x00\xff"
 NOT_NULL_MARK: Final = b"\x01"
-"""What a value begins with in a column that takes nulls."""
+"""The first byte of a value in a nullable column."""
 NULL_MARK: Final = b"\x02"
-"""All there is of a null."""
+"""The encoding of null."""
 TEXT_END_BYTES: Final = len(_END)
 """Bytes that end a string or binary column: without them, its encoding begins the keys that begin with it."""
 

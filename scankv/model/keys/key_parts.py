@@ -1,4 +1,4 @@
-"""An encoded key taken apart again: its columns, their values, and a range of keys as a person reads it."""
+"""Decodes keys: their columns and values, and ranges of keys as readable text."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def is_one_value(start: bytes, end: bytes | None, codec: KeyCodec, position: int
 
 
 def keys_within(key_range: KeyRange, codec: KeyCodec) -> KeyRanges:
-    """A range as a list: of one single key, where it has room for no other."""
+    """A range as a list: a single key if the range has room for no other."""
     start = key_range.start
     if start is not None and key_range.end == KeyRange.under(start).end:
         columns, rest = leading_columns(start, codec.types)
@@ -85,7 +85,7 @@ def range_text(key_range: KeyRange, codec: KeyCodec) -> str:
 
 
 def _columns_behind(codec: KeyCodec, count: int) -> KeyCodec:
-    """The codec of the columns behind the first `count`."""
+    """The codec of the columns after the first `count`."""
     return KeyCodec(codec.types[count:], codec.names[count:], codec.nullable[count:])
 
 
@@ -96,7 +96,7 @@ def point_text(key: bytes, codec: KeyCodec) -> str:
 
 
 def _equal_text(columns: Sequence[bytes], codec: KeyCodec) -> str:
-    """The values of leading columns; those that are null are said behind the others."""
+    """The values of leading columns, nulls after the others."""
     values, nulls = {}, []
     for name, column, value, has_mark in zip(
         codec.names, columns, _values(columns, codec), codec.nullable, strict=False

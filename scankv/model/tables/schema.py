@@ -1,4 +1,4 @@
-"""What a table is made of: columns with permanent ids, versions of its schema, key, buckets and options."""
+"""Table definitions: columns with permanent ids, schema versions, key, buckets, indexes and options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _HIDDEN_IDS: Final = 1 << 20
 
 CHANGE_TYPE: Final = "_change_type"
-"""The column that says what became of a row, or what is to: `+I`, `+U`, `-U` or `-D`."""
+"""The column with the row kind: `+I`, `+U`, `-U` or `-D`."""
 
 CHANGE_COLUMNS: Final = (CHANGE_TYPE, "_log_offset", "_bucket", "_commit_timestamp")
 """The columns that a changelog adds to those of its table; no table has columns of these names."""
@@ -134,7 +134,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Entries in the order of some columns, kept with the rows. Immutable.
+    """An index: entries in the order of some columns, written with the rows. Immutable.
 
     Attributes:
         id: Never used again for another index of its table. The first is 1.
@@ -148,7 +148,7 @@ class Index:
 
 @dataclass(frozen=True, kw_only=True)
 class TableDefinition:
-    """Everything that is fixed about a table, and all versions of its schema. Immutable.
+    """The definition of a table, with all versions of its schema. Immutable.
 
     Attributes:
         name: `database.table`.
@@ -192,7 +192,7 @@ class TableDefinition:
         incarnation: str,
         created_millis: int,
     ) -> TableDefinition:
-        """Defines a new table, checked whole.
+        """Defines a new table, and checks the complete definition.
 
         Args:
             name: `database.table`.
@@ -267,7 +267,7 @@ class TableDefinition:
 
     @cached_property
     def _keys_alone(self) -> dict[int, pa.Schema]:
-        """For each version of the schema the same columns, with those beside the key nullable."""
+        """Each version of the schema with all columns outside the key nullable."""
         return {
             schema.id: pa.schema([field.with_nullable(field.name not in self.primary_key) for field in schema.arrow])
             for schema in self.schemas
@@ -279,7 +279,7 @@ class TableDefinition:
         return self.schema.select(self.primary_key)
 
     def hidden_columns(self, schema: Schema) -> tuple[ColumnDefinition, ...]:
-        """What is stored in rows of a version of the schema beside its columns, and in no projection or changelog.
+        """The hidden columns that rows of a schema version store. No projection or changelog has them.
 
         A column's are always the same. Their ids are those of their columns and a multiple of 1,048,576, so that no
         column has them.
@@ -344,7 +344,7 @@ class TableDefinition:
         return replace(self, indexes=tuple(indexes), last_index_id=last_id)
 
     def drop_indexes(self, dropped: Sequence[Sequence[str]]) -> TableDefinition:
-        """The table without some indexes, named by their columns. Raises InvalidRequest when there is no such index."""
+        """The table without some indexes, named by their columns. Raises InvalidRequest if one does not exist."""
         indexes = list(self.indexes)
         for columns in map(tuple, dropped):
             found = [index for index in indexes if index.columns == columns]
@@ -358,7 +358,7 @@ class TableDefinition:
         return replace(self, indexes=tuple(indexes))
 
     def to_json(self) -> dict[str, Any]:
-        """The definition as JSON values, for the catalog: types in Arrow's own form, and readable beside it."""
+        """The definition as JSON values for the catalog, with types both in Arrow's own form and readable."""
         return {
             "name": self.name,
             "incarnation": self.incarnation,
@@ -399,7 +399,7 @@ class TableDefinition:
 
 
 def hidden_name(column: str, part: str) -> str:
-    """What a hidden column is called where merges work on it; no column has a name with this character."""
+    """The name of a hidden column in merges. No other column name contains this character."""
     return f"{column}\0{part}"
 
 
