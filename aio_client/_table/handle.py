@@ -28,7 +28,7 @@ class TableHandle:
 
     def __init__(self, transport: Transport, description: table_pb2.Table) -> None:
         self.transport = transport
-        self.shape = TableShape.of(description)
+        self.shape: TableShape = TableShape.of(description)
 
     @property
     def name(self) -> str:

@@ -221,7 +221,7 @@ def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
         try:
             link_base(view.base.path, paths[number])
         except OSError as error:
-            _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
+            _log.warning("a snapshot goes without the columnar base of %s: %s", view.location, error)
             del bases[number]
 
 
