@@ -1,4 +1,4 @@
-"""Predicates written as `pyarrow.compute.Expression`, as far as they mean the same here."""
+"""Converts predicates from `pyarrow.compute.Expression`, as far as their meaning is the same."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NULLS_MATCH, _NULLS_SKIPPED = 0, 1  # arrow::compute::SetLookupOptions::NullMat
 
 
 def from_pyarrow(expression: pc.Expression) -> Predicate:
-    """The predicate that means exactly what an Arrow expression means, null for null.
+    """Converts an Arrow expression into a predicate with exactly the same meaning, also for nulls.
 
     Comparisons of columns with values or columns, `&`, `|`, `~`, `isin`, `is_null`, `is_valid`, `starts_with` and
     `match_substring`. Arrow's `isin` is false for a null where SQL's is unknown; the result has what makes it the same.

@@ -1,4 +1,4 @@
-"""What the parts of a predicate say about the columns of a key or an index, as bytes and ranges of their encoding."""
+"""The bounds that the parts of a predicate set to encoded columns of a key or an index."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Truth(NamedTuple):
 
 
 class ColumnBounds:
-    """The parts of a conjunction, and what they say about the columns of a key or an index.
+    """The parts of a conjunction, and their bounds on the columns of a key or an index.
 
     Attributes:
         codec: Encodes the columns.
@@ -133,7 +133,7 @@ class ColumnBounds:
             self.left.remove(part)
 
     def equal(self, position: int) -> KnownValues | None:
-        """The first part that says that a column has one value, or is null."""
+        """The first part that restricts a column to one value, or to null."""
         path = self._path(position)
         for part in self.left:
             match part:
@@ -144,7 +144,7 @@ class ColumnBounds:
         return None
 
     def listed(self, position: int, most: int) -> KnownValues | None:
-        """The first part that says that a column has one of at most so many values."""
+        """The first part that restricts a column to at most `most` values."""
         for part in self._lists(position):
             if len(part.values) <= most:
                 encoded = self._encodings(position, part.values.candidates).to_pylist()

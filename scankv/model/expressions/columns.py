@@ -1,4 +1,4 @@
-"""How predicates are written in Python: `(col("score") > 100) & col("player").is_in(["ann", "bob"])`."""
+"""Predicates in Python: `(col("score") > 100) & col("player").is_in(["ann", "bob"])`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def col(name: str) -> Column:
 
 
 class Column:
-    """A column, or a field inside of one, to be compared. Immutable, hashable, picklable.
+    """A column, or a field within a struct column, for comparisons. Immutable, hashable, picklable.
 
     `==` and the other comparisons make predicates; a boolean column is one by itself: `col("active") & ~col("gone")`.
     To tell whether two columns are the same one, compare their `path`.
@@ -85,7 +85,7 @@ class Column:
         return self._compare(Operator.GREATER_EQUAL, other)
 
     def is_in(self, values: object) -> Predicate:
-        """Whether it equals one of up to 100,000 values: a list, set, NumPy array, pandas Series or Arrow array.
+        """Whether the column is one of up to 100,000 values: a list, set, NumPy array, pandas Series or Arrow array.
 
         As in SQL, a None among the values makes the answer unknown where no other value is equal: `~is_in` then keeps
         no row at all.
@@ -93,15 +93,15 @@ class Column:
         return IsIn(self.path, values_of(values))
 
     def is_null(self) -> Predicate:
-        """Whether it is null. NaN is not."""
+        """Whether the column is null. NaN is not null."""
         return IsNull(self.path)
 
     def is_not_null(self) -> Predicate:
-        """Whether it is not null."""
+        """Whether the column is not null."""
         return Not(IsNull(self.path))
 
     def between(self, low: object, high: object) -> Predicate:
-        """Whether it is at least `low` and at most `high`; both belong to it."""
+        """Whether the column is at least `low` and at most `high`, both inclusive."""
         return all_of([self >= low, self <= high])
 
     def starts_with(self, text: str | bytes) -> Predicate:
@@ -109,7 +109,7 @@ class Column:
         return self._match(Match.STARTS_WITH, text)
 
     def contains(self, text: str | bytes) -> Predicate:
-        """Whether a text or bytes, of up to 64 KiB, occur anywhere in this string or binary column; case matters."""
+        """Whether this string or binary column contains a text or bytes, of up to 64 KiB; case matters."""
         return self._match(Match.CONTAINS, text)
 
     def __and__(self, other: object) -> Predicate:

@@ -1,4 +1,4 @@
-"""Which keys, or entries of an index, can hold the rows that a predicate is true of, and what else to ask of them."""
+"""Plans which keys can have the rows that match a predicate, and the residual predicate for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_BYTES_OF_LISTS: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class KeyPlan:
-    """Where to look for the rows of a predicate. Immutable, picklable.
+    """The keys to read for a predicate, and its residual. Immutable, picklable.
 
     The predicate is true of exactly the rows whose keys are in one of the ranges, and of which the residual is true.
 
@@ -40,7 +40,7 @@ class KeyPlan:
 
 
 def plan_keys(bound: BoundPredicate, codec: KeyCodec) -> KeyPlan:
-    """Turns what a predicate says about the key into ranges of keys and single keys.
+    """Converts a predicate into ranges of keys, single keys and a residual predicate.
 
     Everything that compares key columns with values counts, however it is joined by AND, OR and NOT: values, lists,
     `<`, `<=`, `>`, `>=`, `!=` and `starts_with` of the first column, and below each single value of it the same of the
@@ -85,7 +85,7 @@ def _listed_keys(parts: Sequence[Predicate], codec: KeyCodec) -> RangePlan | Non
 
 
 def residual_of(parts: Sequence[Predicate], columns: Sequence[str]) -> BoundPredicate | None:
-    """The parts of a bound predicate that are left to be asked, None for none; `columns` are those of the predicate."""
+    """The residual predicate of some parts, None if nothing remains; `columns` are those of the predicate."""
     if not parts:
         return None
     predicate = all_of(parts)

@@ -1,4 +1,4 @@
-"""From a predicate to the ranges of encoded keys, or index entries, that can hold the rows it is true of.
+"""Converts a predicate into the ranges of encoded keys, or index entries, that can have matching rows.
 
 A key sorts by its first column, then by its second, and so on. So the planner takes the columns one after another. It
 cuts the first column into the intervals on which the predicate's comparisons with that column do not change; drops the
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from scankv.model.expressions.nodes import Predicate
 
 MAX_POINTS: Final = 10_000
-"""Keys that are looked up one by one, and ranges, together."""
+"""Most single keys and ranges together."""
 MAX_RANGES: Final = 512
-"""Ranges that are no single keys. Where a plan has more, near ones are read as one."""
+"""Most ranges that are not single keys. If a plan has more, neighbouring ranges are read as one."""
 _MOST_BYTES: Final = 4 * 1024 * 1024
 _WORTH_SKIPPING: Final = 16
-"""Up to so many ranges, a single key between two of them is left out; with more, it is read and filtered."""
+"""Up to this number of ranges, a single key between two of them is skipped; with more, it is read and filtered."""
 
 Asked: TypeAlias = "tuple[Predicate | None, ...]"
-"""What is left of each part of a conjunction; None: nothing."""
+"""The residual of each part of a conjunction; None: nothing remains."""
 
 
 class RangePiece(NamedTuple):
@@ -85,7 +85,7 @@ def plan_ranges(parts: Sequence[Predicate], bounds: ColumnBounds, most_ranges: i
 
 
 class _TooLong(Exception):
-    """The pieces take too many bytes."""
+    """Raised if the pieces take too many bytes."""
 
 
 def _join(pieces: Sequence[RangePiece]) -> Iterator[RangePiece]:
@@ -109,7 +109,7 @@ def _is_too_long(piece: RangePiece) -> bool:
 
 @dataclass(slots=True)
 class _Planner:
-    """One planning. Remembers what is left to be asked in all the pieces it makes.
+    """One run of the planner. Collects the residuals of all pieces that it makes.
 
     Attributes:
         bounds: Knows the columns.
@@ -127,7 +127,7 @@ class _Planner:
         return [piece for piece in _join(self.plan(tuple(parts), 0, self.most)) if not _is_too_long(piece)]
 
     def left(self, parts: Sequence[Predicate]) -> tuple[Predicate, ...]:
-        """What is left of each part in all pieces: the same where it is so everywhere, else the part as it was."""
+        """The residual of each part for all pieces: the common one if all are the same, else the complete part."""
         found = []
         for part, forms in zip(parts, zip(*self._asked.values(), strict=True), strict=True):
             first, *others = {id(form): form for form in forms}.values()
@@ -160,7 +160,7 @@ class _Planner:
         return found
 
     def note(self, asked: Asked) -> None:
-        """Remembers what is left to be asked in a piece."""
+        """Records the residual of a piece."""
         self._asked[tuple(map(id, asked))] = asked
 
 
@@ -230,7 +230,7 @@ class _Level:
         return tuple(None if part is None else self._truth.left(part, place) for part in self._asked)
 
     def _asks_next(self, asked: Asked) -> bool:
-        """Whether something is asked of the next column."""
+        """Whether the predicate restricts the next column."""
         name = self._codec.names[self._position + 1]
         return any(
             path.names == (name,) for part in asked if part is not None for node in part.walk() for path in node.paths

@@ -43,7 +43,7 @@ SUPPORTED: Final = (
     "FALSE, NULL"
 )
 MAX_TEXT_LENGTH: Final = 4 * 1024 * 1024
-"""Characters of a predicate's text."""
+"""Most characters of the text of a predicate."""
 
 _RESERVED: Final = frozenset({"AND", "OR", "NOT", "IN", "BETWEEN", "IS", "LIKE", "NULL", "TRUE", "FALSE"})
 _BEHIND: Final = frozenset({"AND", "OR", ")"})
@@ -100,7 +100,7 @@ def _tokens(text: str) -> list[Token]:
 
 
 def _at(text: str, position: int, message: str, supported: str = "") -> str:
-    """The message with line and column, and the line with a caret below the place."""
+    """The message with line and column, and the line with a caret below the location."""
     line_start = text.rfind("\n", 0, position) + 1
     line_end = text.find("\n", position)
     line = text[line_start : line_end if line_end >= 0 else len(text)]
@@ -116,7 +116,7 @@ def _at(text: str, position: int, message: str, supported: str = "") -> str:
 
 
 class _PredicateParser:
-    """Reads by recursive descent: OR, then AND, then NOT, then comparisons. Remembers where it is."""
+    """A recursive-descent parser: OR, then AND, then NOT, then comparisons."""
 
     def __init__(self, text: str, schema: pa.Schema | None) -> None:
         self.text, self.schema = text, schema
@@ -184,7 +184,7 @@ class _PredicateParser:
         return Comparison(column, operator.mirrored, value)
 
     def _about(self, column: FieldPath) -> Predicate:
-        """What is asked of a column, which was read before; nothing for a boolean column."""
+        """The comparison after a column that was read before; none for a boolean column."""
         if self._word() in _OPERATORS:
             return Comparison(column, self._operator(), self._operand())
         if self._skip("IS"):
@@ -315,7 +315,7 @@ class _PredicateParser:
         return self._word() in {"DATE", "TIMESTAMP"} and self._is_string(1)
 
     def _word(self, ahead: int = 0) -> str:
-        """The next word or sign in capitals; empty at the end and for anything in quotes."""
+        """The next word or symbol in capitals. Empty at the end, and for quoted text."""
         token = self._peek(ahead)
         return "" if token is None or self._is_string(ahead) or self._is_quoted(ahead) else token.text.upper()
 
@@ -341,7 +341,7 @@ class _PredicateParser:
         return len(self.text) if token is None else token.start
 
     def _check_depth(self, start: int, predicate: Predicate) -> Predicate:
-        """The predicate, once its columns and types are found right."""
+        """The predicate, after its columns and types were checked."""
         if self.schema is not None:
             try:
                 bind(predicate, self.schema)
