@@ -33,7 +33,7 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 # Names in docstrings, as `Scan.stream`, become links where there is something to link to.
 default_role = "py:obj"
 add_module_names = False
-autodoc_member_order = "bysource"
+autodoc_member_order = "groupwise"
 autodoc_typehints_format = "short"
 autodoc_class_signature = "separated"
 python_use_unqualified_type_names = True

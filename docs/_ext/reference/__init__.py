@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from reference import command_line, docstrings, errors, python_api, settings, wire
+from reference import command_line, cross_references, docstrings, errors, python_api, settings, wire
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -42,4 +42,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("env-get-outdated", list_reference_pages)
     # Before napoleon, which has 500.
     app.connect("autodoc-process-docstring", docstrings.convert_to_rst, priority=400)
+    app.add_post_transform(cross_references.ExactReferences)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,9 +14,7 @@ SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Example|Examples|N
 ITEM = re.compile(r" *[-*] ")
 
 
-def convert_to_rst(
-    app: Sphinx, what: str, name: str, documented: object, options: object, lines: list[str]
-) -> None:
+def convert_to_rst(app: Sphinx, what: str, name: str, documented: object, options: object, lines: list[str]) -> None:
     """Mark code blocks, separate lists, and keep as a reference only the code spans that are names."""
     converted: list[str] = []
     in_section = False

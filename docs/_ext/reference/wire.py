@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+import textwrap
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -27,7 +28,7 @@ PROTOS = Path(__file__).parents[3] / "protos"
 MESSAGES, ENUMS, SERVICES = 4, 5, 6
 FIELDS, NESTED, NESTED_ENUMS, ONEOFS = 2, 3, 4, 8
 VALUES, METHODS, SYNTAX = 2, 2, 12
-Path_ = tuple[int, ...]
+CommentPath = tuple[int, ...]
 
 
 @cache
@@ -73,7 +74,7 @@ class _FilePage:
         for number, enum in enumerate(self._file.enum_type):
             yield from self._describe_enum(enum, (ENUMS, number), "")
 
-    def _describe_service(self, service: ServiceDescriptorProto, path: Path_) -> Iterator[str]:
+    def _describe_service(self, service: ServiceDescriptorProto, path: CommentPath) -> Iterator[str]:
         yield f"## service {service.name}\n\n{self._comment(path)}\n"
         for number, method in enumerate(service.method):
             request = f"{'stream ' if method.client_streaming else ''}{_short(method.input_type)}"
@@ -81,7 +82,7 @@ class _FilePage:
             yield f"### {method.name}\n\n`rpc {method.name}({request}) returns ({response})`\n"
             yield f"{self._comment((*path, METHODS, number))}\n"
 
-    def _describe_message(self, message: DescriptorProto, path: Path_, prefix: str) -> Iterator[str]:
+    def _describe_message(self, message: DescriptorProto, path: CommentPath, prefix: str) -> Iterator[str]:
         if message.options.map_entry:
             return
         name = f"{prefix}{message.name}"
@@ -99,27 +100,26 @@ class _FilePage:
         message: DescriptorProto,
         field: FieldDescriptorProto,
         maps: dict[str, DescriptorProto],
-        path: Path_,
-        message_path: Path_,
+        path: CommentPath,
+        message_path: CommentPath,
     ) -> Iterator[str]:
         one_of = ""
         if field.HasField("oneof_index") and not field.proto3_optional:
-            first = next(each for each in message.field if each.HasField("oneof_index") and each.oneof_index == field.oneof_index)
             choice = message.oneof_decl[field.oneof_index].name
-            if first is field or first.number == field.number:
+            if next(each.number for each in message.field if _is_of(each, field.oneof_index)) == field.number:
                 yield f"**One of `{choice}`.** {self._comment((*message_path, ONEOFS, field.oneof_index))}\n"
             one_of = f", one of `{choice}`"
-        comment = self._comment(path)
+        comment = self._comment(path) or "—"
         yield f"`{field.name}` = {field.number} · `{_kind(field, maps)}`{one_of}\n"
-        yield "".join(f": {line}\n" if number == 0 else f"  {line}\n" for number, line in enumerate((comment or "—").splitlines()))
+        yield f": {textwrap.indent(comment, '  ').lstrip()}\n"
 
-    def _describe_enum(self, enum: EnumDescriptorProto, path: Path_, prefix: str) -> Iterator[str]:
+    def _describe_enum(self, enum: EnumDescriptorProto, path: CommentPath, prefix: str) -> Iterator[str]:
         yield f"## enum {prefix}{enum.name}\n\n{self._comment(path)}\n"
         for number, value in enumerate(enum.value):
             comment = " ".join(self._comment((*path, VALUES, number)).split())
             yield f"- `{value.name}` = {value.number}" + (f": {comment}" if comment else "") + "\n"
 
-    def _comment(self, path: Path_) -> str:
+    def _comment(self, path: CommentPath) -> str:
         return self._comments.get(path, "")
 
 
@@ -134,8 +134,12 @@ def _format(comment: str) -> str:
                 lines.append("")
         elif text.startswith("    ") and lines and lines[-1].startswith(("* ", "  ")):
             text = f"  {text.strip()}"
-        lines.append(re.sub(r"<", "&lt;", text))
+        lines.append(text.replace("<", "&lt;"))
     return "\n".join(lines).strip()
+
+
+def _is_of(field: FieldDescriptorProto, one_of: int) -> bool:
+    return field.HasField("oneof_index") and field.oneof_index == one_of
 
 
 def _short(name: str) -> str:
@@ -143,7 +147,8 @@ def _short(name: str) -> str:
 
 
 def _kind(field: FieldDescriptorProto, maps: dict[str, DescriptorProto]) -> str:
-    name = _short(field.type_name) if field.type_name else FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    scalar = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    name = _short(field.type_name) or scalar
     entry = maps.get(name.rpartition(".")[2])
     if entry is not None:
         key, value = (_kind(each, {}) for each in entry.field)
