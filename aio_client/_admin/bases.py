@@ -14,13 +14,14 @@ class BaseStatistics:
     """The columnar base of one bucket; zeros where there is none. Costs are since the start of the server.
 
     Attributes:
-        why_none: Why scans read none, in words; None where they read one.
+        unused_reason: Why scans do not read a base of the bucket, in words. None if they read one.
         log_offset: The offset of the first change that is not in it.
         rows: Rows in it.
         disk_bytes: Bytes of its files.
         changes_since: How many changes there are since, as log offsets count them.
-        overlay_rows: Rows and deletions since that are kept in memory; a key that was written again may count again.
-        overlay_bytes: What they take, with those of older states that scans still read.
+        delta_rows: Rows and deletions in the delta, which is in memory. A key that was written several times may count
+            several times.
+        delta_bytes: Memory of the delta, including older states of it that scans still read.
         age_seconds: Since its building was begun.
         builds: Bases that were built.
         build_cpu_seconds: What building took of one core, also where no base came of it.
@@ -29,13 +30,13 @@ class BaseStatistics:
         last_written_bytes: Bytes of the files of that.
     """
 
-    why_none: str | None
+    unused_reason: str | None
     log_offset: int
     rows: int
     disk_bytes: int
     changes_since: int
-    overlay_rows: int
-    overlay_bytes: int
+    delta_rows: int
+    delta_bytes: int
     age_seconds: float
     builds: int
     build_cpu_seconds: float
@@ -47,13 +48,13 @@ class BaseStatistics:
     def of(cls, message: table_pb2.BaseStatistics) -> Self:
         """The figures in an answer."""
         return cls(
-            why_none=message.why_none or None,
+            unused_reason=message.unused_reason or None,
             log_offset=message.log_offset,
             rows=message.rows,
             disk_bytes=message.disk_bytes,
             changes_since=message.changes_since,
-            overlay_rows=message.overlay_rows,
-            overlay_bytes=message.overlay_bytes,
+            delta_rows=message.delta_rows,
+            delta_bytes=message.delta_bytes,
             age_seconds=message.age_millis / 1000,
             builds=message.builds,
             build_cpu_seconds=message.build_cpu_micros / 1_000_000,
@@ -74,13 +75,13 @@ class TableBases:
         rows: Rows in bases.
         disk_bytes: Bytes of their files.
         changes_since: Changes since.
-        overlay_rows: Rows and deletions since that are kept in memory.
-        overlay_bytes: What they take.
+        delta_rows: Rows and deletions in the deltas, which are in memory.
+        delta_bytes: Memory of the deltas.
         age_seconds: Since the building of the oldest was begun.
         builds: Bases that were built.
         build_cpu_seconds: What building took of one core.
         written_bytes: Bytes of the files of all that were built.
-        why_none: Why buckets have none, each reason once.
+        unused_reasons: Why scans do not read bases of some buckets, each reason once.
     """
 
     table: str
@@ -89,13 +90,13 @@ class TableBases:
     rows: int
     disk_bytes: int
     changes_since: int
-    overlay_rows: int
-    overlay_bytes: int
+    delta_rows: int
+    delta_bytes: int
     age_seconds: float
     builds: int
     build_cpu_seconds: float
     written_bytes: int
-    why_none: tuple[str, ...]
+    unused_reasons: tuple[str, ...]
 
     @classmethod
     def of(cls, message: admin_pb2.TableBases) -> Self:
@@ -107,11 +108,11 @@ class TableBases:
             rows=message.rows,
             disk_bytes=message.disk_bytes,
             changes_since=message.changes_since,
-            overlay_rows=message.overlay_rows,
-            overlay_bytes=message.overlay_bytes,
+            delta_rows=message.delta_rows,
+            delta_bytes=message.delta_bytes,
             age_seconds=message.age_millis / 1000,
             builds=message.builds,
             build_cpu_seconds=message.build_cpu_micros / 1_000_000,
             written_bytes=message.written_bytes,
-            why_none=tuple(message.why_none),
+            unused_reasons=tuple(message.unused_reasons),
         )

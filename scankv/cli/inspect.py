@@ -20,13 +20,13 @@ _BASE_HEADERS: Final = [
     "rows",
     "on disk",
     "changes since",
-    "rows since",
-    "in memory",
+    "delta rows",
+    "delta memory",
     "age",
     "builds",
     "cpu",
     "written",
-    "why not all",
+    "unused because",
 ]
 
 _SECONDS_OF: Final = {"micros": 1e-6, "millis": 1e-3, "seconds": 1.0}
@@ -34,7 +34,7 @@ _LABELS: Final = {
     "resident_bytes": "memory",
     "peak_resident_bytes": "memory at its peak",
     "snapshot_bytes": "kept on disk by snapshots",
-    "cached_bytes": "memory of cached answers",
+    "result_cache_bytes": "memory of the result cache",
     "bytes_returned": "returned by scans",
 }
 
@@ -43,7 +43,7 @@ def tables(json: Json = False, url: Url = None) -> None:
     """List the tables, also those that are damaged, with the reasons."""
     with sync.connect(url) as client:
         found, damaged = client.tables(), {table.name: table for table in client.damaged_tables()}
-    gone = [table for table in damaged.values() if not table.partly]
+    gone = [table for table in damaged.values() if not table.partial]
     if json:
         listed = [_summary(table) | _damage(damaged.get(table.name)) for table in found]
         listed += [{"name": table.name} | _damage(table) for table in gone]
@@ -112,14 +112,14 @@ def describe(
     if indexes:
         show_table(["index", "state"], [[", ".join(index.columns), _state(index)] for index in indexes])
     show_table(
-        ["bucket", "rows", "log offset", "on disk", "changes", "held by", "damage"],
+        ["bucket", "rows", "log offset", "on disk", "changes", "retention hold", "damage"],
         [_bucket_cells(bucket) for bucket in buckets],
     )
     bases = [(bucket.bucket, bucket.base) for bucket in buckets if bucket.base is not None]
     if bases:
         show_table(
-            ["columnar base of bucket", "log offset", *_BASE_HEADERS[:-1], "why none"],
-            [[number, base.log_offset, *_base_cells(base), base.why_none or ""] for number, base in bases],
+            ["columnar base of bucket", "log offset", *_BASE_HEADERS],
+            [[number, base.log_offset, *_base_cells(base), base.unused_reason or ""] for number, base in bases],
         )
 
 
@@ -141,7 +141,7 @@ def stats(json: Json = False, url: Url = None) -> None:
 def _damage(table: DamagedTable | None) -> dict[str, object]:
     if table is None:
         return {}
-    return {"state": "partly damaged" if table.partly else "damaged", "damage": table.reason}
+    return {"state": "partly damaged" if table.partial else "damaged", "damage": table.reason}
 
 
 def _disk(use: DiskUse) -> str:
@@ -158,14 +158,15 @@ def _bucket_cells(bucket: BucketStatistics) -> list[object]:
         bucket.log_offset,
         decimal(bucket.disk_bytes),
         decimal(bucket.log_bytes),
-        f"{bucket.log_holder}, {decimal(bucket.held_log_bytes)}" if bucket.log_holder else "",
+        f"{bucket.retention_holder}, {decimal(bucket.retention_hold_bytes)}" if bucket.retention_holder else "",
         bucket.damage or "",
     ]
 
 
 def _bases(tables: Sequence[TableBases]) -> tuple[list[str], list[list[object]]]:
     return ["columnar bases of", "buckets", *_BASE_HEADERS], [
-        [each.table, f"{each.bases} of {each.buckets}", *_base_cells(each), "; ".join(each.why_none)] for each in tables
+        [each.table, f"{each.bases} of {each.buckets}", *_base_cells(each), "; ".join(each.unused_reasons)]
+        for each in tables
     ]
 
 
@@ -174,8 +175,8 @@ def _base_cells(base: BaseStatistics | TableBases) -> list[object]:
         base.rows,
         decimal(base.disk_bytes),
         base.changes_since,
-        base.overlay_rows,
-        decimal(base.overlay_bytes),
+        base.delta_rows,
+        decimal(base.delta_bytes),
         duration(base.age_seconds),
         base.builds,
         duration(base.build_cpu_seconds),

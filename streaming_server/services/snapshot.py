@@ -32,13 +32,13 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         """Takes a lease on a view of a table."""
         async with mapped_errors(request, context):
             info = await self._snapshots.pin(
-                self._tables.table(request.table),
+                self._tables.table(request.table).pinning,
                 lease_id=request.lease_id,
                 ttl=_ttl(request.ttl_millis),
                 same_view_as=request.same_view_as,
                 shared=request.shared,
             )
-        return snapshot_pb2.PinSnapshotResponse(snapshot=_snapshot(info), held_micros=info.held_micros)
+        return snapshot_pb2.PinSnapshotResponse(snapshot=_snapshot(info), write_pause_micros=info.write_pause_micros)
 
     async def RenewSnapshot(
         self,

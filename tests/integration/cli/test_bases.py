@@ -27,7 +27,7 @@ def based(scankv: CommandLine, table: str) -> str:
     columns = ["--schema", "player string, score int64", "--key", "player", "--buckets", "1"]
     scankv("create", table, *columns, "--set", "columnar_base=eager")
     scankv("load", table, "-", stdin="player,score\nann,31\nbob,27\ncem,\n")
-    wait_until(lambda: bases_of(scankv, table)[0]["why_none"] is None, "a base", timeout=30)
+    wait_until(lambda: bases_of(scankv, table)[0]["unused_reason"] is None, "a base", timeout=30)
     return table
 
 
@@ -36,12 +36,12 @@ def test_the_figures_of_a_base_are_shown_by_bucket_and_by_table(scankv: CommandL
     scankv("delete", based, "ann")
     (base,) = bases_of(scankv, based)
     table = all_bases(scankv, based)
-    assert (base["rows"], base["changes_since"], base["overlay_rows"], base["log_offset"]) == (3, 2, 2, 3)
+    assert (base["rows"], base["changes_since"], base["delta_rows"], base["log_offset"]) == (3, 2, 2, 3)
     assert (base["builds"], base["written_bytes"]) == (1, base["last_written_bytes"])
-    assert min(base["disk_bytes"], base["overlay_bytes"], base["last_build_cpu_seconds"]) > 0
+    assert min(base["disk_bytes"], base["delta_bytes"], base["last_build_cpu_seconds"]) > 0
     assert 0 <= base["age_seconds"] < 600
-    assert (table["buckets"], table["bases"], table["why_none"]) == (1, 1, [])
-    shared = set(base) & set(table) - {"why_none", "age_seconds"}
+    assert (table["buckets"], table["bases"], table["unused_reasons"]) == (1, 1, [])
+    shared = set(base) & set(table) - {"unused_reason", "unused_reasons", "age_seconds"}
     assert {name: table[name] for name in shared} == {name: base[name] for name in shared}
     text = scankv("describe", based).text
     line = text[text.index("columnar base of bucket") :].splitlines()[2]
@@ -58,7 +58,7 @@ def test_a_table_says_why_it_has_no_base(scankv: CommandLine, table: str, scores
     scankv("create", small, "--schema", "k int64", "--key", "k", "--buckets", "1", "--set", "columnar_base=auto")
     scankv("put", small, "k=1")
     why = "it has fewer than 100,000 rows (base_min_rows)"
-    wait_until(lambda: bases_of(scankv, small)[0]["why_none"] == why, "a look at the bucket", timeout=30)
+    wait_until(lambda: bases_of(scankv, small)[0]["unused_reason"] == why, "a look at the bucket", timeout=30)
     assert why in scankv("describe", small).text
-    assert all_bases(scankv, small)["why_none"] == [why]
+    assert all_bases(scankv, small)["unused_reasons"] == [why]
     assert why in scankv("stats").text

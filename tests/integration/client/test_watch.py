@@ -155,7 +155,7 @@ async def test_a_table_that_changes_behind_its_first_rows_tells_nothing_and_read
     await await_until(polled_more, "asked three more times")
     after = await client.server_stats()
     assert after.rows_scanned == before.rows_scanned
-    assert after.unchanged_answers - before.unchanged_answers >= 3
+    assert after.unchanged_results - before.unchanged_results >= 3
     await table.upsert(scores(["cid"], [4]))
     assert pairs((await waiting).entered) == [("cid", 2)]
 
@@ -181,13 +181,13 @@ async def test_while_nothing_changes_watches_wait_at_the_server_and_ask_nothing(
     await await_until(five_times_as_often_as_they_may_ask, "some time")
     after = await client.server_stats()
     assert after.waiting_calls == before.waiting_calls
-    assert after.unchanged_answers == before.unchanged_answers
+    assert after.unchanged_results == before.unchanged_results
     assert after.rows_scanned == before.rows_scanned
     await table.upsert(scores(["cid"], [4]))
     assert [pairs(top.entered) for top in await asyncio.gather(*reads)] == [[("cid", 2)]] * len(watches)
     told_all = await client.server_stats()
-    assert told_all.computed_answers - after.computed_answers == 1
-    assert told_all.cached_answers - after.cached_answers == len(watches) - 1
+    assert told_all.computed_results - after.computed_results == 1
+    assert told_all.cached_results - after.cached_results == len(watches) - 1
 
 
 @pytest.mark.asyncio
@@ -214,7 +214,7 @@ async def test_a_busy_table_costs_one_answer_a_period_and_a_change_is_told_withi
         assert ranks(await told(watch)) == [("ann", 100 + number)]
         waits.append(time.monotonic() - written)
     took, after = time.monotonic() - began, await client.server_stats()
-    assert after.computed_answers - before.computed_answers <= took / every + 1
+    assert after.computed_results - before.computed_results <= took / every + 1
     assert min(waits) < every + 0.05, waits
     assert max(waits) > every / 2, waits
 
@@ -268,14 +268,14 @@ async def test_a_server_that_falls_silent_is_noticed_and_asked_over_another_conn
         try:
 
             async def troubled() -> bool:
-                return isinstance(watch.trouble, DeadlineExceeded)
+                return isinstance(watch.current_error, DeadlineExceeded)
 
             await await_until(troubled, "noticed that the server is silent")
         finally:
             os.kill(server.process.pid, signal.SIGCONT)
 
         async def answered() -> bool:
-            return watch.trouble is None
+            return watch.current_error is None
 
         await await_until(answered, "answered again")
         await table.upsert(scores(["ann"], [6]))
@@ -416,7 +416,7 @@ async def test_a_watch_rides_through_a_restart_of_the_server(server: ServerProce
         await asyncio.to_thread(server.kill if end == "kill" else server.stop)
 
         async def troubled() -> bool:
-            return isinstance(watch.trouble, Unavailable | ServerDraining)
+            return isinstance(watch.current_error, Unavailable | ServerDraining)
 
         await await_until(troubled, "noticed that the server is away")
         await asyncio.to_thread(server.restart)
@@ -426,7 +426,7 @@ async def test_a_watch_rides_through_a_restart_of_the_server(server: ServerProce
             return watch.unchanged > polls
 
         await await_until(polled, "answered again")
-        assert watch.trouble is None
+        assert watch.current_error is None
         assert not waiting.done()
         assert (await client.server_stats()).rows_scanned == 0
         await table.upsert(scores(["bob"], [7]))

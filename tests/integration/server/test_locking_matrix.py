@@ -208,7 +208,7 @@ def allowed(one: str, other: str) -> tuple[type[ScanKvError], ...]:
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that looks after its tables all the time."""
-    settings = (*ALL_THE_TIME, "--set", "log_upkeep_seconds=0.02")
+    settings = (*ALL_THE_TIME, "--set", "log_maintenance_seconds=0.02")
     with ServerProcess(tmp_path_factory.mktemp("matrix") / "data", *settings) as server:
         yield server
 
@@ -263,6 +263,6 @@ async def _check(client: Client, name: str, before: Rows, applied: list[Callable
         orders.append(made)
     for key in {*rows, *before, *itertools.chain.from_iterable(orders)} - {FILLER}:
         assert rows.get(key) in [made.get(key) for made in orders], f"key {key} is {rows.get(key)}"
-    assert all(bucket.agrees for bucket in await client.check_table(name))
+    assert all(bucket.is_consistent for bucket in await client.check_table(name))
     await log(client, table)
     assert await client.column_locks(name) == []

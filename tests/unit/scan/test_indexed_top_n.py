@@ -46,9 +46,9 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def by_index(table: IndexedTable, spec: TopNSpec, where: Predicate | None = None) -> FoundRows | None:
-    held = table.held()
-    choice = chosen_order(spec, where, table.codec, table.keys, held.indexes)
-    found = None if choice is None else asyncio.run(top_by_index(spec, choice, held))
+    locked = table.locked_view()
+    choice = chosen_order(spec, where, table.codec, table.keys, locked.indexes)
+    found = None if choice is None else asyncio.run(top_by_index(spec, choice, locked))
     assert BucketCursor.open_cursors == 0
     return found
 
@@ -169,6 +169,7 @@ def test_an_index_is_given_up_where_it_would_not_find_the_rows_soon(tmp_path: Pa
         assert last.scanned < 60
 
 
+@pytest.mark.timeout(180)  # writes megabytes of entries
 def test_an_index_of_very_long_entries_is_given_up(tmp_path: Path) -> None:
     long = pa.RecordBatch.from_pydict(
         {"k": range(5000), "score": range(5000), "text": [f"{k:05}" + "x" * 16_000 for k in range(5000)]},
@@ -180,6 +181,7 @@ def test_an_index_of_very_long_entries_is_given_up(tmp_path: Path) -> None:
             assert (by_index(table, spec) is None) == given_up
 
 
+@pytest.mark.timeout(180)  # indexes 100,003 rows
 def test_more_than_a_hundred_thousand_ties_are_refused_in_both_ways(tmp_path: Path) -> None:
     rows = [5] * 100_002 + [9]
     with indexed_table(tmp_path, numbers(rows), buckets=2, indexes=[["score"]]) as table:
@@ -206,10 +208,10 @@ def test_a_row_that_is_missing_behind_an_entry_is_data_loss(tmp_path: Path) -> N
 
 def test_an_index_that_is_not_whole_in_every_bucket_is_not_used(tmp_path: Path) -> None:
     with indexed_table(tmp_path, numbers(list(range(50))), buckets=2, indexes=[["score"]]) as table:
-        held = table.held()
-        assert len(held.indexes) == 1
+        locked = table.locked_view()
+        assert len(locked.indexes) == 1
         state = table.buckets[1].bucket.state
         object.__setattr__(state, "ready_indexes", ())
-        assert not table.held().indexes
+        assert not table.locked_view().indexes
         assert by_index(table, top(3)) is None
         object.__setattr__(state, "ready_indexes", (1,))

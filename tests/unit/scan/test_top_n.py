@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
@@ -15,6 +15,7 @@ from streaming_server.scan.chunk_source import Chunk
 from streaming_server.scan.queries import top_n
 from streaming_server.scan.queries.top_n import TopN, TopNSpec
 from streaming_server.storage.rows.row_codec import RowCodec
+from tests.support.examples import examples
 from tests.support.tables import define
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def spec(
 
 
 @given(st.data())
-@settings(max_examples=60)
+@examples(25)
 def test_top_n_is_the_beginning_of_a_sort_for_every_type_and_both_directions(data: st.DataObject) -> None:
     keys = [
         (place // 3 - 5, ["", "x", "x\0"][place % 3]) for place in range(data.draw(st.sampled_from([0, 5, 30, 60])))
