@@ -106,7 +106,7 @@ class ServerConfig:
         bucket_idle_seconds: A bucket that nobody has used for so long is closed.
         storage_threads: Threads for writes, lookups and syncs.
         max_clock_step_seconds: Commit times follow the machine's clock forward over at most so much at once; more is a
-            jump, which is logged, reported by `stats`, and not followed. See docs/clocks.md.
+            jump, which is logged, reported by `stats`, and not followed. See docs/operations/clocks.md.
         clock_trust_seconds: A jump forward is followed once the machine's clock has kept it for as long as it is wide,
             or for so long where it is wider.
         aggregate_functions: The names of aggregate functions of other packages that are loaded, as their entry points

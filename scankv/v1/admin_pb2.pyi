@@ -334,7 +334,7 @@ class StatsResponse(_message.Message):
     longest_commit_micros: _builtins.int
     clock_offset_millis: _builtins.int
     """How far the clock of the server's machine is ahead of the time that commits get, and how often it has jumped since
-    the server started. See docs/clocks.md.
+    the server started. See docs/operations/clocks.md.
     """
     clock_jumps: _builtins.int
     request_bytes_in_flight: _builtins.int

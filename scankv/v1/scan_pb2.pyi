@@ -237,7 +237,7 @@ class Changelog(_message.Message):
     NET_BEHIND_FIELD_NUMBER: _builtins.int
     timestamp_micros: _builtins.int
     """The first change committed at or after this time, in microseconds since 1970; the oldest there is when that is later.
-    INVALID_REQUEST, as is such a stop, around a jump of the server's clock: see docs/clocks.md.
+    INVALID_REQUEST, as is such a stop, around a jump of the server's clock: see docs/operations/clocks.md.
     """
     last: _builtins.int
     """The last so many changes there are, over all buckets together; about equally many of each, newest kept."""
