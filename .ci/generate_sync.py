@@ -1,4 +1,4 @@
-"""Writes the classes of the blocking client, `aio_client/_sync_generated.py`, from those of the asynchronous client.
+"""Writes the classes of the blocking client, `aio_client/_sync/generated.py`, from those of the asynchronous client.
 
 Each public method and property of an asynchronous class gets a blocking twin with the same parameters, defaults and
 docstring. A twin of a coroutine function runs the coroutine in the client's event loop. What it returns is wrapped in
@@ -28,19 +28,19 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import aio_client  # noqa: E402
-from aio_client._awaitable import NotOpened  # noqa: E402
+from aio_client._input.awaitable import NotOpened  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FILE = ROOT / "aio_client" / "_sync_generated.py"
+FILE = ROOT / "aio_client" / "_sync" / "generated.py"
 WIDTH = 120
 METHOD_WIDTH = WIDTH - 8
 
 GENERATED = ("Client", "Table", "Scan", "Snapshot", "ColumnLock", "Writer", "TransactionPart", "Transaction")
 """The classes to generate, bases before the classes that derive from them."""
 
-BY_HAND = {"ScanStream": "aio_client._sync_stream", "TopNWatch": "aio_client._sync_watch"}
+BY_HAND = {"ScanStream": "aio_client._sync.stream", "TopNWatch": "aio_client._sync.watch"}
 """Classes with logic of their own, and where they are written by hand."""
 
 SHARED = ("ScanBuilder", "ChangesBuilder")
@@ -54,7 +54,7 @@ BASES = {
     "Writer": ("Entered",),
     "Transaction": ("TransactionPart", "Entered"),
 }
-"""The bases of the blocking classes, in `aio_client._sync_base`, where they are not `Blocking` alone."""
+"""The bases of the blocking classes, in `aio_client._sync.base`, where they are not `Blocking` alone."""
 
 WRAPPED_BY = {"Scan": "Scan._of"}
 """What makes a blocking object of an asynchronous one, where it is not the class."""
@@ -122,7 +122,7 @@ REWORDED = {
 """By function or class: phrases that another phrase replaces, before the rules below are applied."""
 
 OWN = ("Blocking", "BlockingClient", "BlockingScan", "Entered", "EnteredLease", "to_duckdb", "to_polars", "unwrap")
-"""What the generated module uses of `aio_client._sync_base`."""
+"""What the generated module uses of `aio_client._sync.base`."""
 
 RULES = [
     (r"(?<!\w)\(await ([\w.]+\([^()]*\))\)", r"\1"),
@@ -199,7 +199,7 @@ def main() -> None:
 
 def module_text() -> str:
     """The generated module, formatted."""
-    imports = Imports({"import aio_client", f"from aio_client._sync_base import {', '.join(OWN)}"})
+    imports = Imports({"import aio_client", f"from aio_client._sync.base import {', '.join(OWN)}"})
     classes = [class_text(name, imports) for name in GENERATED]
     opening = function_text(connect_member(), imports)
     for name in BY_HAND:  # a test compares these docstrings

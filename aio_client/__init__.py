@@ -10,30 +10,31 @@ Every error is a `ScanKvError`. `scankv.sync` is the same for code that blocks.
 
 from typing import TYPE_CHECKING, Any
 
-from aio_client._admin import LiveScan, ServerStats
-from aio_client._bases import BaseStatistics, TableBases
-from aio_client._blocking_stream import BlockingStream, register_opener
-from aio_client._check import BucketCheck, IndexCheck
-from aio_client._client import Client, connect
-from aio_client._column_locks import ColumnLock
-from aio_client._config import ClientConfig
-from aio_client._consumers import Consumer
-from aio_client._damaged_table import DamagedTable
-from aio_client._disk_use import DiskUse
-from aio_client._explanation import ScanExplanation
-from aio_client._indexes import IndexStatus
-from aio_client._lookup import VersionedRows
-from aio_client._resume import Resumption
-from aio_client._scan import Scan
-from aio_client._snapshot import Snapshot
-from aio_client._stream import ScanStatistics, ScanStream
-from aio_client._table import BucketStatistics, Table
-from aio_client._transaction import CommitResult, LostWrites, Transaction, TransactionInfo, TransactionPart
-from aio_client._versioned import Versioned
-from aio_client._watch import TopN, TopNWatch
-from aio_client._write_requests import UndoReport, WriteResult
-from aio_client._writer import Writer
-from scankv.model import agg
+from aio_client._admin.admin import LiveScan, ServerStats
+from aio_client._admin.bases import BaseStatistics, TableBases
+from aio_client._admin.check import BucketCheck, IndexCheck
+from aio_client._admin.damaged_table import DamagedTable
+from aio_client._admin.disk_use import DiskUse
+from aio_client._admin.indexes import IndexStatus
+from aio_client._client.client import Client, connect
+from aio_client._client.table import BucketStatistics, Table
+from aio_client._client.transaction import CommitResult, LostWrites, Transaction, TransactionInfo, TransactionPart
+from aio_client._integrations.blocking_stream import BlockingStream, register_opener
+from aio_client._queries.lookup import VersionedRows
+from aio_client._queries.versioned import Versioned
+from aio_client._queries.watch import TopN, TopNWatch
+from aio_client._scan.consumers import Consumer
+from aio_client._scan.explanation import ScanExplanation
+from aio_client._scan.resume import Resumption
+from aio_client._scan.scan import Scan
+from aio_client._scan.snapshot import Snapshot
+from aio_client._scan.stream import ScanStatistics, ScanStream
+from aio_client._transport.config import ClientConfig
+from aio_client._write.column_locks import ColumnLock
+from aio_client._write.write_requests import UndoReport, WriteResult
+from aio_client._write.writer import Writer
+from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.changes.log_positions import ScanSource, StartFrom, StopAt
 from scankv.model.errors import (
     ColumnLocked,
     ConnectionFailed,
@@ -85,10 +86,9 @@ from scankv.model.errors import (
     WriterFenced,
 )
 from scankv.model.expressions import Column, Predicate, col
-from scankv.model.log_offsets import LogOffsets
-from scankv.model.log_positions import ScanSource, StartFrom, StopAt
 from scankv.model.public_names import set_public_module
-from scankv.model.scan_spec import Resume, ScanSpec
+from scankv.model.scans.scan_spec import Resume, ScanSpec
+from scankv.model.tables import agg
 
 if TYPE_CHECKING:
     from aio_client import sync
@@ -193,7 +193,7 @@ set_public_module("scankv", globals(), set(__all__) - {"sync"})
 
 
 def _open_blocking_stream(config: ClientConfig, spec: ScanSpec) -> BlockingStream:
-    from aio_client._sync_stream import stream_once
+    from aio_client._sync.stream import stream_once
 
     return stream_once(config, spec)
 

@@ -22,23 +22,23 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
-from aio_client._keys import is_one_key, keys_of
-from aio_client._optional import to_pylist
+from aio_client._input.keys import is_one_key, keys_of
+from aio_client._input.optional import to_pylist
 from scankv.model import lazy_compute as pc
+from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
+from scankv.model.changes.log_positions import ScanSource, StartFrom
 from scankv.model.errors import InvalidKey, UsageError
-from scankv.model.key_codec import KeyCodec
-from scankv.model.log_offsets import LogOffsets, check_incarnation
-from scankv.model.log_positions import ScanSource, StartFrom
+from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.public_names import set_public_module
-from scankv.model.schema import CHANGE_COLUMNS
+from scankv.model.tables.schema import CHANGE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from aio_client._scan import Scan
-    from aio_client._stream import ScanStream
-    from aio_client._table import Table
+    from aio_client._client.table import Table
+    from aio_client._scan.scan import Scan
+    from aio_client._scan.stream import ScanStream
     from scankv.model.expressions import Where
 
 __all__ = ["Mirror", "MirrorState", "mirror"]

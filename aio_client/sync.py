@@ -12,7 +12,7 @@ when nothing refers to it and its tables, scans and streams any more, and when t
 fork, not before it.
 """
 
-from aio_client._sync_generated import (
+from aio_client._sync.generated import (
     Client,
     ColumnLock,
     Scan,
@@ -23,8 +23,8 @@ from aio_client._sync_generated import (
     Writer,
     connect,
 )
-from aio_client._sync_stream import ScanStream
-from aio_client._sync_watch import TopNWatch
+from aio_client._sync.stream import ScanStream
+from aio_client._sync.watch import TopNWatch
 from scankv.model.public_names import set_public_module
 
 __all__ = [

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from benchmarks import t4
 from streaming_server.clock import ServerClock
 from streaming_server.config import ServerConfig
-from streaming_server.storage.bucket import Bucket
-from streaming_server.storage.catalog import Catalog
-from streaming_server.storage.data_directory import DataDirectory
-from streaming_server.storage.rocks import RocksResources, RocksStore
+from streaming_server.storage.bucket.bucket import Bucket
+from streaming_server.storage.rocks.store import RocksResources, RocksStore
+from streaming_server.storage.tables.catalog import Catalog
+from streaming_server.storage.tables.data_directory import DataDirectory
 
 if TYPE_CHECKING:
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
 
 
 def definition(data: Path) -> TableDefinition:

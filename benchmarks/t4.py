@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scankv.model.schema import TableDefinition
+from scankv.model.tables.schema import TableDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

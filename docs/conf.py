@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "repository_links",
+    "reference",
 ]
 exclude_patterns = ["_ext", "_incoming", "Thumbs.db"]
 source_suffix = {".md": "markdown"}
@@ -28,6 +29,18 @@ highlight_language = "none"
 # Anchors of headings are those that GitHub makes, so that one link works in both places.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist"]
+
+# Names in docstrings, as `Scan.stream`, become links where there is something to link to.
+default_role = "py:obj"
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_class_signature = "separated"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_custom_sections = ["What to do"]
 
 html_theme = "furo"
 html_title = "ScanKV"

@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from aio_client import ScanKvError, StartFrom, StopAt
+from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
+from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import ConsumerNotFound, PositionExpired, PositionOutOfRange
-from scankv.model.log_offsets import LogOffsets, check_incarnation
-from scankv.model.log_positions import PositionKind
 from spark_bridge.change_rows import another_table
 from spark_bridge.options import wrong
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from aio_client import sync
-from aio_client.read_ahead import gather
+from aio_client._sync.read_ahead import gather
 from spark_bridge.conform import conform
 from spark_bridge.executions import Execution
 from spark_bridge.frozen_worker import freeze_worker

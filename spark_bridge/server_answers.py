@@ -72,7 +72,7 @@ def tables(spark: SparkSession, url: str | None) -> DataFrame:
     import pyarrow as pa
 
     from aio_client import sync
-    from scankv.model.types import format_schema
+    from scankv.model.types.types import format_schema
 
     with sync.connect(url) as client:
         found = client.tables()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import UsageError
-from scankv.model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

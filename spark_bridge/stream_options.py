@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.changes.log_positions import StartFrom, StopAt
 from scankv.model.errors import InvalidRequest, UsageError
-from scankv.model.log_offsets import LogOffsets
-from scankv.model.log_positions import StartFrom, StopAt
 from scankv.model.names import check_consumer_id
 from spark_bridge.options import STREAM_NAMES, ReadOptions, check_number, named, whole_number, wrong
 

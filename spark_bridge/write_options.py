@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from scankv.model.agg import Aggregator
 from scankv.model.limits import MAX_BUCKETS, MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
-from scankv.model.types import first_repeated
+from scankv.model.tables.agg import Aggregator
+from scankv.model.types.types import first_repeated
 from spark_bridge.options import check_number, listed, named, seconds, whole_number, wrong
 from spark_bridge.sql_tables import NO_INSERT
 

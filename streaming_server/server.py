@@ -36,11 +36,11 @@ from scankv.v1 import (
     write_pb2_grpc,
 )
 from streaming_server.config import address_of, is_loopback
-from streaming_server.engine.tables import Tables
-from streaming_server.scan.admission import Admission, AdmissionLimits
-from streaming_server.scan.answers import Answers
-from streaming_server.scan.registry import ScanRegistry
-from streaming_server.scan.waiting_calls import WaitingCalls
+from streaming_server.engine.tables.tables import Tables
+from streaming_server.scan.admission.admission import Admission, AdmissionLimits
+from streaming_server.scan.admission.live_scans import ScanRegistry
+from streaming_server.scan.admission.waiting_calls import WaitingCalls
+from streaming_server.scan.queries.result_cache import Answers
 from streaming_server.services.admin import AdminService
 from streaming_server.services.consumer import ConsumerService
 from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake
@@ -51,8 +51,8 @@ from streaming_server.services.snapshot import SnapshotService
 from streaming_server.services.table import TableService
 from streaming_server.services.transaction import TransactionService
 from streaming_server.services.write import WriteService
-from streaming_server.storage.data_directory import DirectoryLocked, ForeignDirectory
-from streaming_server.storage.file_limit import raise_file_limit
+from streaming_server.storage.files.file_limit import raise_file_limit
+from streaming_server.storage.tables.data_directory import DirectoryLocked, ForeignDirectory
 
 if TYPE_CHECKING:
     from streaming_server.clock import MachineClocks

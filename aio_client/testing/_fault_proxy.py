@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
-from aio_client._config import ClientConfig
+from aio_client._transport.config import ClientConfig
 from aio_client.testing._fault_connection import LINGER_ZERO, FaultConnection
 from aio_client.testing._faults import Direction, Fault, FaultKind, FaultMade, RandomFaults
 from scankv.model.errors import UsageError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import google_crc32c
 import pyarrow as pa
 
-from scankv.model.chunk_checksum import chunk_crc32c
+from scankv.model.changes.chunk_checksum import chunk_crc32c
 from scankv.model.errors import InvalidRequest, ScanKvError, UsageError, did_you_mean
 from scankv.v1 import scan_pb2
 

@@ -6,9 +6,9 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from aio_client._client import Client
-from aio_client._config import ClientConfig
-from aio_client._framing import ScanMessage
+from aio_client._client.client import Client
+from aio_client._transport.config import ClientConfig
+from aio_client._transport.framing import ScanMessage
 from aio_client.testing._script import Answer, Script, Step, checked
 from scankv.model.errors import DeadlineExceeded, TableNotFound, UsageError
 from scankv.v1 import table_pb2
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from aio_client._transport import Transport
+    from aio_client._transport.transport import Transport
 
 _NAME = "scripted:1"
 

@@ -16,11 +16,12 @@ from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
 from benchmarks.workers import Worker
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 from streaming_server.clock import ServerClock
+from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.outcome import merge_upsert
-from streaming_server.engine.prepare import KeyEncoder, prepare
-from streaming_server.storage import rocks
-from streaming_server.storage.bucket import Bucket
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.engine.merging.prepared_rows import prepare
+from streaming_server.storage.bucket.bucket import Bucket
+from streaming_server.storage.rocks import store as rocks
+from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,16 +11,16 @@ from pyarrow import flight
 from benchmarks.files import definition, open_bucket
 from benchmarks.measure import Timing
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
-from streaming_server.engine.prepare import KeyEncoder
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.engine.bucket.key_encoder import KeyEncoder
+from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from scankv.model.key_codec import KeyCodec
-    from streaming_server.storage.bucket import Bucket
-    from streaming_server.storage.cursor import BucketCursor
+    from scankv.model.keys.key_codec import KeyCodec
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.cursors.cursor import BucketCursor
 
 
 class FlightServer:

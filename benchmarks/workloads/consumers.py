@@ -18,7 +18,7 @@ from benchmarks.workers import Worker
 if TYPE_CHECKING:
     from aio_client import ScanStream
     from benchmarks.bench import Bench
-    from scankv.model.scan_spec import ScanSpec
+    from scankv.model.scans.scan_spec import ScanSpec
 
 _CONSUMERS: Final = 1000
 _ROWS_OF_A_CONSUMER: Final = 200

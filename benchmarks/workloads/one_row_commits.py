@@ -16,16 +16,17 @@ from benchmarks.proc import cpu_seconds
 from benchmarks.readers.changes import ChangesReader
 from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker, run_alone
-from streaming_server.engine.prepare import KeyEncoder, prepare
-from streaming_server.storage.bucket import BucketChange
-from streaming_server.storage.changelog import MAX_CHANGES_PER_RECORD, Changes, RowKind
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.engine.bucket.key_encoder import KeyEncoder
+from streaming_server.engine.merging.prepared_rows import prepare
+from streaming_server.storage.bucket.bucket import BucketChange
+from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, Changes, RowKind
+from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.bench import Bench
-    from streaming_server.engine.prepare import PreparedRows
+    from streaming_server.engine.merging.prepared_rows import PreparedRows
 
 _MOST_ROWS: Final = 500_000
 _PREPARED_ROWS: Final = 1000

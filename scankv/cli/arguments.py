@@ -13,9 +13,9 @@ from scankv.formats.columns import check_no_others
 from scankv.formats.csv_reader import values_of
 from scankv.formats.jsonl_reader import JsonlBlock, Lines
 from scankv.formats.text import from_text
-from scankv.model.conform import conform
 from scankv.model.errors import UsageError
-from scankv.model.types import format_type
+from scankv.model.types.conform import conform
+from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

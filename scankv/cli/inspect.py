@@ -14,7 +14,7 @@ from scankv.cli.outcome import complain
 from scankv.cli.show import duration, show_json, show_pairs, show_table
 from scankv.formats.table_files import definition_of, to_toml
 from scankv.model.errors import UsageError
-from scankv.model.types import format_type
+from scankv.model.types.types import format_type
 
 _BASE_HEADERS: Final = [
     "rows",

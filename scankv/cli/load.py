@@ -22,7 +22,7 @@ from scankv.formats.origin import Origin
 from scankv.formats.printable import printable
 from scankv.formats.reader import infer_schema, read_blocks
 from scankv.model.errors import ScanKvError, TableExists, TableNotFound, UsageError
-from scankv.model.types import format_schema
+from scankv.model.types.types import format_schema
 
 _MOST_SHOWN: Final = 20
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from aio_client import WriteResult
-    from aio_client._merging import WriteMode
+    from aio_client._write.merging import WriteMode
     from aio_client.sync import Client, Table
     from scankv.formats.blocks import BadRows, Block, GoodRows
 

@@ -10,7 +10,7 @@ from aio_client import sync
 from scankv.cli.options import Buckets, Indexes, KeyColumns, Settings, TableName, Url, names_of, table_settings_of
 from scankv.formats.table_files import read_table_file
 from scankv.model.errors import DataLoss, UsageError
-from scankv.model.types import parse_schema
+from scankv.model.types.types import parse_schema
 
 
 def create(

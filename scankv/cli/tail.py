@@ -17,8 +17,8 @@ from scankv.formats.debezium import debezium_lines
 from scankv.formats.json_text import json_lines
 from scankv.formats.printable import printable
 from scankv.model import lazy_compute as pc
-from scankv.model.log_positions import Unmatched
-from scankv.model.schema import CHANGE_COLUMNS
+from scankv.model.changes.log_positions import Unmatched
+from scankv.model.tables.schema import CHANGE_COLUMNS
 
 _STYLES: Final = {"+I": "green", "-U": "dim", "+U": "yellow", "-D": "red"}
 

@@ -12,7 +12,7 @@ from scankv.formats.csv_dialect import CsvOptions
 from scankv.formats.files import open_input
 from scankv.formats.reader import read_blocks
 from scankv.model.errors import UsageError
-from scankv.model.types import parse_schema
+from scankv.model.types.types import parse_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scankv.formats.blocks import BadRowError
-from scankv.model.conform import conform
 from scankv.model.errors import SchemaMismatch, did_you_mean
+from scankv.model.types.conform import conform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

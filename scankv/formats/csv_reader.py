@@ -14,7 +14,7 @@ from scankv.formats.columns import check_columns, conform_block
 from scankv.formats.csv_rows import read_header, read_rows
 from scankv.formats.text import from_text
 from scankv.model import lazy_compute as pc
-from scankv.model.types import format_type
+from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
     import io

@@ -12,7 +12,7 @@ from scankv.formats.blocks import BadRowError
 from scankv.formats.columns import check_no_others, conform_block
 from scankv.formats.json_text import read_json_lines, schema_of_json_lines
 from scankv.model.errors import SchemaMismatch
-from scankv.model.types import format_type
+from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
     import io

@@ -14,7 +14,7 @@ import pyarrow as pa
 from scankv.formats.parquet_types import parquet_schema
 from scankv.formats.table_files import TableFile
 from scankv.model.errors import UsageError
-from scankv.model.types import storable_type
+from scankv.model.types.types import storable_type
 
 _PREFIX: Final = "scankv."
 

@@ -7,7 +7,7 @@ import io
 import pyarrow as pa
 
 from scankv.model.errors import UsageError
-from scankv.model.types import format_type
+from scankv.model.types.types import format_type
 
 
 def parquet_schema(schema: pa.Schema) -> pa.Schema:

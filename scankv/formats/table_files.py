@@ -24,10 +24,10 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from scankv.model.agg import Aggregator
 from scankv.model.errors import UsageError, did_you_mean
+from scankv.model.tables.agg import Aggregator
 from scankv.model.toml import toml_value
-from scankv.model.types import format_schema, parse_schema
+from scankv.model.types.types import format_schema, parse_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

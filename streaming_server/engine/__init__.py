@@ -1,1 +1,1 @@
-"""What tables do: writes with their changelog, lookups, counts and views, over the buckets of the storage room."""
+"""Tables in operation: writes, reads, merging, snapshots, changelog and transactions."""

@@ -1,1 +1,1 @@
-"""How a scan runs: where its chunks come from, what the stream carries, and which scans are live."""
+"""Reading: cursors and sources of rows and changes, and what a stream of them carries."""

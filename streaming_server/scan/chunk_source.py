@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from scankv.model.change_columns import ChangeColumns
+    from scankv.model.changes.change_columns import ChangeColumns
     from scankv.model.errors import ScanKvError
 
     StoredRows: TypeAlias = Callable[[pa.Array], pa.Array]

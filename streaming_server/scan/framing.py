@@ -3,7 +3,7 @@
 Setting a `bytes` field copies it, serialising the message copies it again, and both touch fresh memory; for chunks of
 some 400 KB that was 7 % of a scan. Only the framing of the one large field is written here: tag and length as in
 https://protobuf.dev/programming-guides/encoding; the small fields come from protobuf, and their order does not matter.
-`aio_client/_framing.py` is the other end.
+`aio_client/_transport/framing.py` is the other end.
 """
 
 from __future__ import annotations

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pyarrow as pa
 
 from scankv.model.expressions import bind, evaluate, plan_keys
-from scankv.model.key_parts import keys_within
+from scankv.model.keys.key_parts import keys_within
+from streaming_server.scan.covered_rows import KnownRows
 from streaming_server.scan.cursor_chain import CursorChain
-from streaming_server.scan.known_rows import KnownRows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from scankv.model.expressions import BoundPredicate, Predicate
-    from scankv.model.key_codec import KeyCodec
-    from scankv.model.key_range import KeyRange
-    from scankv.model.key_ranges import KeyRanges
+    from scankv.model.keys.key_codec import KeyCodec
+    from scankv.model.keys.key_range import KeyRange
+    from scankv.model.keys.key_ranges import KeyRanges
     from streaming_server.scan.chunk_source import Cursor
-    from streaming_server.storage.entry_cursor import EntryCursor
-    from streaming_server.storage.index_codec import IndexCodec
-    from streaming_server.storage.row_codec import Decoder, RowCodec
+    from streaming_server.storage.cursors.entry_cursor import EntryCursor
+    from streaming_server.storage.rows.index_codec import IndexCodec
+    from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 
 
 _FEW_RANGES: Final = 4

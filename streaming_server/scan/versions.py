@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh3_128_digest
 
-from streaming_server.storage.offsets import count_of
+from streaming_server.storage.changelog.offsets import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
 
 # Part of every version, so that none of another making is ever taken for one of these.
 _FORMAT: Final = b"scankv version 1"

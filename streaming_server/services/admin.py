@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss
 from scankv.v1 import admin_pb2, admin_pb2_grpc
-from streaming_server.scan.registry import LiveScan
+from streaming_server.scan.admission.live_scans import LiveScan
 from streaming_server.services.bases import table_bases
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.table import disk_use_to_proto
-from streaming_server.storage.cursor import BucketCursor
-from streaming_server.storage.file_limit import file_limit, open_files
+from streaming_server.storage.cursors.cursor import BucketCursor
+from streaming_server.storage.files.file_limit import file_limit, open_files
 
 if TYPE_CHECKING:
     import grpc
 
-    from streaming_server.engine.bucket_check import BucketFindings
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
-    from streaming_server.scan.answers import Answers
-    from streaming_server.scan.registry import ScanRegistry
-    from streaming_server.scan.waiting_calls import WaitingCalls
+    from streaming_server.engine.bucket.bucket_check import BucketFindings
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.scan.admission.live_scans import ScanRegistry
+    from streaming_server.scan.admission.waiting_calls import WaitingCalls
+    from streaming_server.scan.queries.result_cache import Answers
     from streaming_server.services.intake import Intake
     from streaming_server.services.write import WriteService
 

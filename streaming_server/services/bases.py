@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scankv.v1 import admin_pb2, table_pb2
-from streaming_server.engine.base_figures import base_figures_of
+from streaming_server.engine.columnar.base_stats import base_figures_of
 
 if TYPE_CHECKING:
-    from streaming_server.engine.live_bucket import LiveBucket
-    from streaming_server.engine.live_table import LiveTable
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.tables.live_table import LiveTable
 
 
 def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatistics:

@@ -13,8 +13,8 @@ from streaming_server.services.log_request import log_start
 if TYPE_CHECKING:
     import grpc
 
-    from streaming_server.engine.consumer import ConsumerInfo
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.changelog.consumer import ConsumerInfo
+    from streaming_server.engine.tables.tables import Tables
 
 
 class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):

@@ -15,7 +15,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from scankv.model.errors import InternalError, InvalidRequest, ScanKvError, UnknownField
-from streaming_server.storage.disk_space import want_of
+from streaming_server.storage.files.disk_space import want_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.expressions.wire import from_proto
-from streaming_server.scan.indexed_top_n import chosen_order, top_by_index
-from streaming_server.scan.opening import is_planned_at_once
-from streaming_server.scan.registry import LiveScan
+from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.queries.indexed_top_n import chosen_order, top_by_index
+from streaming_server.scan.read_plan import is_planned_at_once
 from streaming_server.scan.versions import version_of
 from streaming_server.services.reading import definition_of
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from scankv.model.expressions import Predicate
     from scankv.v1 import lookup_pb2
-    from streaming_server.engine.tables import Tables
-    from streaming_server.scan.answers import Computation
-    from streaming_server.scan.held_view import HeldView
-    from streaming_server.scan.indexed_top_n import FoundRows
-    from streaming_server.scan.registry import ScanRegistry
-    from streaming_server.scan.top_n import TopNSpec
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.scan.admission.live_scans import ScanRegistry
+    from streaming_server.scan.queries.indexed_top_n import FoundRows
+    from streaming_server.scan.queries.result_cache import Computation
+    from streaming_server.scan.queries.top_n import TopNSpec
+    from streaming_server.scan.rows.locked_view import HeldView
 
 _QUICK_ROWS: Final = 1000
 """Rows that are found in a few milliseconds, for which nothing is admitted, listed or ended."""

@@ -10,8 +10,8 @@ from streaming_server.services.errors import mapped_errors
 if TYPE_CHECKING:
     import grpc
 
-    from streaming_server.engine.column_locks import ColumnLock
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.engine.writes.column_locks import ColumnLock
 
 
 class LockService(lock_pb2_grpc.LockServiceServicer):

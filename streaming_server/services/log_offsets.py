@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import InvalidRequest
 from scankv.model.limits import MAX_BUCKETS
-from scankv.model.log_offsets import LogOffsets
 
 if TYPE_CHECKING:
     from scankv.v1 import scan_pb2

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from scankv.model.changes.log_positions import PositionKind, StartFrom, StopAt
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
 from scankv.model.expressions.wire import from_proto
 from scankv.model.limits import MAX_LAST_CHANGES, MAX_NET_BEHIND, MAX_RESUME_TOKEN_BYTES
-from scankv.model.log_positions import PositionKind, StartFrom, StopAt
 from scankv.model.names import check_consumer_id
-from streaming_server.scan.log_plan import LogPlan
+from streaming_server.scan.changes.log_plan import LogPlan
 from streaming_server.services.log_offsets import log_offsets
 from streaming_server.services.scan_request import bucket_numbers, column_names
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 import pyarrow as pa
 
-from scankv.model.aggregates import Aggregate, AggregateFunction
 from scankv.model.errors import InvalidRequest, RequestTooLarge
 from scankv.model.expressions import bind
 from scankv.model.expressions.wire import from_proto
 from scankv.model.limits import MAX_COLUMNS, MAX_REQUEST_BYTES, MAX_WAIT_MILLIS
+from scankv.model.tables.aggregates import Aggregate, AggregateFunction
 from scankv.v1 import lookup_pb2, scan_pb2
-from streaming_server.scan.aggregation import Aggregation, RowCounter
-from streaming_server.scan.answers import Answer
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.framing import frame_answer
-from streaming_server.scan.top_n import TopN, TopNSpec
+from streaming_server.scan.queries.aggregation import Aggregation, RowCounter
+from streaming_server.scan.queries.result_cache import Answer
+from streaming_server.scan.queries.top_n import TopN, TopNSpec
 from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.indexed_top_n import indexed_top_n
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from scankv.model.schema import Schema
-    from streaming_server.engine.tables import Tables
-    from streaming_server.scan.answers import Answers, Computation
-    from streaming_server.scan.registry import ScanRegistry
-    from streaming_server.scan.waiting_calls import WaitingCalls
+    from scankv.model.tables.schema import Schema
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.scan.admission.live_scans import ScanRegistry
+    from streaming_server.scan.admission.waiting_calls import WaitingCalls
+    from streaming_server.scan.queries.result_cache import Answers, Computation
     from streaming_server.services.indexed_top_n import IndexedAnswer
     from streaming_server.services.intake import GuardedServer
     from streaming_server.services.reading import Current

@@ -9,23 +9,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
-from streaming_server.scan.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
-from streaming_server.scan.registry import LiveScan
+from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.versions import version_of
 from streaming_server.services.scan_request import read_plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
     from scankv.v1 import lookup_pb2, scan_pb2
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
-    from streaming_server.scan.answers import Computation
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.scan.admission.live_scans import ScanRegistry
+    from streaming_server.scan.admission.waiting_calls import Changing
     from streaming_server.scan.chunk_source import Chunk, View
-    from streaming_server.scan.opening import OpenedScan, ReadPlan
-    from streaming_server.scan.registry import ScanRegistry
-    from streaming_server.scan.waiting_calls import Changing
+    from streaming_server.scan.execution.open_scan import OpenedScan
+    from streaming_server.scan.queries.result_cache import Computation
+    from streaming_server.scan.read_plan import ReadPlan
 
 # Turns of the event loop between chunks. A call takes several, so with one it would wait for as many chunks.
 _TURNS = 4

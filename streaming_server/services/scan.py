@@ -19,9 +19,9 @@ import grpc
 from scankv.model.expressions import bind
 from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 from scankv.v1 import scan_pb2
-from streaming_server.scan.change_stream import ChangeStream
-from streaming_server.scan.producer import stream_messages, unchanged_messages
-from streaming_server.scan.registry import LiveScan
+from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.changes.change_stream import ChangeStream
+from streaming_server.scan.execution.producer import stream_messages, unchanged_messages
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.log_request import log_plan
 from streaming_server.services.reading import current_of, definition_of, opened_view
@@ -30,13 +30,14 @@ from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_bas
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
-    from streaming_server.scan.answers import Answers
-    from streaming_server.scan.log_plan import LogPlan, OpenedLog
-    from streaming_server.scan.opening import OpenedScan, ReadPlan
-    from streaming_server.scan.producer import ChunkSpec
-    from streaming_server.scan.registry import ScanRegistry
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.scan.admission.live_scans import ScanRegistry
+    from streaming_server.scan.changes.log_plan import LogPlan, OpenedLog
+    from streaming_server.scan.execution.open_scan import OpenedScan
+    from streaming_server.scan.execution.producer import ChunkSpec
+    from streaming_server.scan.queries.result_cache import Answers
+    from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.services.intake import GuardedServer
 
 Send: TypeAlias = Callable[[bytes], Awaitable[None]]

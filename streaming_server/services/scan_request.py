@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
 from scankv.model.expressions.wire import from_proto
-from scankv.model.key_range import KeyRange
+from scankv.model.keys.key_range import KeyRange
 from scankv.model.limits import (
     DEFAULT_CHUNK_BYTES,
     DEFAULT_CHUNK_ROWS,
@@ -21,9 +21,9 @@ from scankv.model.limits import (
 )
 from scankv.v1 import scan_pb2
 from streaming_server.config import LARGEST_CHUNK_BYTES
-from streaming_server.scan.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS, Via
-from streaming_server.scan.opening import ReadPlan
-from streaming_server.scan.producer import ChunkSpec
+from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
+from streaming_server.scan.execution.producer import ChunkSpec
+from streaming_server.scan.read_plan import ReadPlan, Via
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,8 +13,8 @@ from streaming_server.services.scan_request import bucket_numbers, key_range
 if TYPE_CHECKING:
     import grpc
 
-    from streaming_server.engine.leases import SnapshotInfo
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.snapshots.leases import SnapshotInfo
+    from streaming_server.engine.tables.tables import Tables
 
 
 class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from scankv.model.errors import InvalidRequest
-from scankv.model.merge_wire import aggregates_from_proto, merging_from_proto, merging_to_proto
+from scankv.model.tables.merge_wire import aggregates_from_proto, merging_from_proto, merging_to_proto
 from scankv.v1 import table_pb2, table_pb2_grpc
 from streaming_server.services.bases import base_statistics
 from streaming_server.services.errors import mapped_errors
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from scankv.model.schema import TableDefinition
-    from streaming_server.engine.index_builds import IndexStatus
-    from streaming_server.engine.live_bucket import BucketFigures
-    from streaming_server.engine.tables import Tables
-    from streaming_server.storage.disk_use import BucketFiles, DiskUse
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.engine.bucket.live_bucket import BucketFigures
+    from streaming_server.engine.indexes.index_builds import IndexStatus
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.storage.files.disk_use import BucketFiles, DiskUse
 
 
 class TableService(table_pb2_grpc.TableServiceServicer):

@@ -9,8 +9,8 @@ from scankv.model.errors import InvalidRequest
 from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
-from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions import StagedAs
+from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions.transactions import StagedAs
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.lookup import ipc_of
 from streaming_server.services.write import overwrites
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import grpc
 
     from scankv.model.errors import ScanKvError
-    from streaming_server.engine.tables import Tables
-    from streaming_server.storage.decisions import Committed, Decision
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.storage.transactions.decisions import Committed, Decision
 
 _MODES: Final = transaction_pb2.ConflictMode
 

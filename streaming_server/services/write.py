@@ -8,20 +8,20 @@ from scankv.model.errors import InvalidRequest
 from scankv.model.names import check_writer_id
 from scankv.v1 import write_pb2, write_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
-from streaming_server.engine.transactions import StagedAs
-from streaming_server.engine.writing import WriteTerms
+from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.writes.writing import WriteTerms
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.log_offsets import log_offsets
-from streaming_server.storage.staging import DELETE, UPSERT
-from streaming_server.storage.writer_states import MAX_SEQUENCE, WriteIdentity
+from streaming_server.storage.bucket.writer_states import MAX_SEQUENCE, WriteIdentity
+from streaming_server.storage.transactions.staging import DELETE, UPSERT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import grpc
 
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
 
 
 class WriteService(write_pb2_grpc.WriteServiceServicer):

@@ -1,1 +1,1 @@
-"""How rows, changelog and table definitions lie on disk. The only room that knows RocksDB."""
+"""Everything on disk. The only package that uses RocksDB."""

@@ -14,10 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
-from streaming_server.storage.bucket_log import BucketLog, ChangeLog, LogHolds, LogSpan
-from streaming_server.storage.changelog import Changes, LogRecord, RowKind, decode_record, encode_segment, key_of
-from streaming_server.storage.offsets import count_of, epoch_of, make_offset
-from streaming_server.storage.rocks import RocksStore
+from streaming_server.storage.changelog.bucket_log import BucketLog, ChangeLog, LogHolds, LogSpan
+from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
+from streaming_server.storage.changelog.records import (
+    Changes,
+    LogRecord,
+    RowKind,
+    decode_record,
+    encode_segment,
+    key_of,
+)
+from streaming_server.storage.rocks.store import RocksStore
 from tests.support.memory_log import MemoryBatch, MemoryLog
 from tests.support.offline import resources
 from tests.support.tables import SCORES, define, exact_rows
@@ -25,7 +32,7 @@ from tests.support.tables import SCORES, define, exact_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
 
 FIRST = define(SCORES)
 DEFINITION = FIRST.add_columns(pa.schema([("team", pa.string())]))

@@ -22,10 +22,11 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DataLoss
-from streaming_server.engine.prepare import KeyEncoder
-from streaming_server.storage import base_writer, checked_json, columnar_base
-from streaming_server.storage.base_writer import BaseWriter
-from streaming_server.storage.columnar_base import ColumnarBase, newest_base, remove_bases
+from streaming_server.engine.bucket.key_encoder import KeyEncoder
+from streaming_server.storage.columnar import base_writer, columnar_base
+from streaming_server.storage.columnar.base_writer import BaseWriter
+from streaming_server.storage.columnar.columnar_base import ColumnarBase, newest_base, remove_bases
+from streaming_server.storage.files import checked_json
 from tests.support.forked import run_forked
 from tests.support.tables import define, exact_rows
 

@@ -11,9 +11,9 @@ import pytest_asyncio
 from aio_client import Client, DataLoss, ScanSource, StartFrom, StopAt, connect
 from scankv.model.errors import DataLoss as StoredDataLoss
 from scankv.model.errors import ScanKvError
-from scankv.model.schema import TableDefinition
-from streaming_server.storage.catalog import Catalog
-from streaming_server.storage.data_directory import DataDirectory
+from scankv.model.tables.schema import TableDefinition
+from streaming_server.storage.tables.catalog import Catalog
+from streaming_server.storage.tables.data_directory import DataDirectory
 from tests.support.offline import EVERYTHING, bucket_path, opened
 from tests.support.prepared import SCHEMA, flip, value_of
 from tests.support.server_process import ServerProcess

@@ -11,9 +11,9 @@ import pytest
 
 from scankv.model.errors import DataLoss
 from scankv.model.expressions import Predicate, col
-from streaming_server.scan.indexed_top_n import chosen_order, top_by_index
-from streaming_server.scan.top_n import TopNSpec
-from streaming_server.storage.cursor import BucketCursor
+from streaming_server.scan.queries.indexed_top_n import chosen_order, top_by_index
+from streaming_server.scan.queries.top_n import TopNSpec
+from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.indexed import IndexedTable, indexed_table, plan_of
 from tests.support.offline import opened
 from tests.support.prepared import flip

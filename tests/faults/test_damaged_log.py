@@ -10,8 +10,8 @@ import pytest
 from aio_client import DataLoss as ClientDataLoss
 from aio_client import sync
 from scankv.model.errors import DataLoss
-from streaming_server.storage.catalog import Catalog
-from streaming_server.storage.data_directory import DataDirectory
+from streaming_server.storage.tables.catalog import Catalog
+from streaming_server.storage.tables.data_directory import DataDirectory
 from tests.support.dying_writer import DEFINITION, write_and_die
 from tests.support.offline import bucket_path, check_bucket, opened
 from tests.support.prepared import flip

@@ -9,12 +9,13 @@ import pytest
 
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.expressions import col
-from scankv.model.key_range import KeyRange
-from streaming_server.scan.base_view import NO_BASES
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.chunk_source import View
-from streaming_server.scan.opening import ReadPlan, open_scan
-from streaming_server.storage.columnar_base import ColumnarBase
-from streaming_server.storage.cursor import BucketCursor
+from streaming_server.scan.columnar.base_view import NO_BASES
+from streaming_server.scan.execution.open_scan import open_scan
+from streaming_server.scan.read_plan import ReadPlan
+from streaming_server.storage.columnar.columnar_base import ColumnarBase
+from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.offline import bucket_path, offline_table
 from tests.support.offline_bases import based_view, flip_in_batch
 from tests.support.prepared import flip, keys_in, prepared_table, rows_file, value_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from streaming_server.scan.base_view import BaseView
+    from streaming_server.scan.columnar.base_view import BaseView
     from tests.support.offline import OfflineBucket
 
 ROWS = 9000

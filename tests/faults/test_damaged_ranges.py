@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DataLoss
-from scankv.model.key_range import KeyRange
-from streaming_server.scan.base_cursor import BaseCursor
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.chunk_source import Cursor
-from streaming_server.scan.overlay import NO_ROWS
-from streaming_server.storage.columnar_base import ColumnarBase
+from streaming_server.scan.columnar.base_cursor import BaseCursor
+from streaming_server.scan.columnar.delta import NO_ROWS
+from streaming_server.storage.columnar.columnar_base import ColumnarBase
 from tests.support.offline import OfflineBucket, bucket_path, definition_in, opened
 from tests.support.offline_bases import BATCH_ROWS, flip_in_batch, written
 from tests.support.prepared import flip, prepared_table, rows_file, value_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from streaming_server.storage.cursor import BucketCursor
+    from streaming_server.storage.cursors.cursor import BucketCursor
 
 MakesCursor: TypeAlias = Callable[[KeyRange, bool], Cursor]
 ROWS = 3000

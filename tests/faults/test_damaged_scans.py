@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from aio_client import Client, DataLoss, connect
-from scankv.model.key_codec import KeyCodec
-from scankv.model.key_range import KeyRange
+from scankv.model.keys.key_codec import KeyCodec
+from scankv.model.keys.key_range import KeyRange
 from tests.support.offline import bucket_path
 from tests.support.prepared import flip, keys_in, prepared_table, rows_file, value_of
 from tests.support.server_process import ServerProcess

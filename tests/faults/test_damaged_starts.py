@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from scankv.model.errors import DataLoss, ScanKvError, TableNotFound
-from streaming_server.storage.data_directory import DataDirectory
+from streaming_server.storage.tables.data_directory import DataDirectory
 from tests.faults.test_transaction_blast_radius import ONE, OTHER, commit, crash, scores_of, started
 from tests.support.snapshots import new_table
 
@@ -35,7 +35,7 @@ async def made(data: Path, tmp_path: Path) -> Path:
 
 
 def _terms(id_: str) -> Any:
-    from streaming_server.engine.open_transaction import BeginTerms
+    from streaming_server.engine.transactions.open_transaction import BeginTerms
 
     return BeginTerms(id=id_, attempt="a", finds_conflicts=False, ttl=60)
 
@@ -99,7 +99,7 @@ async def test_a_committed_transaction_waits_for_a_table_whose_definition_is_dam
         def fails(*_: object) -> None:
             raise OSError(errno.EIO, "input/output error")
 
-        monkeypatch.setattr("streaming_server.engine.roll_forward.apply_rows", fails)
+        monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.apply_rows", fails)
         with pytest.raises(ScanKvError, match="is committed"):
             await commit(tables, 2, ONE, OTHER, id_="job:1")
         monkeypatch.undo()

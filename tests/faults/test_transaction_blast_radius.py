@@ -12,15 +12,15 @@ import pytest
 
 from scankv.model.errors import DataLoss, DiskFull, ScanKvError, TransactionCommitted, TransactionLost, Unavailable
 from streaming_server.config import ServerConfig
-from streaming_server.engine.bucket_steps import apply_rows
 from streaming_server.engine.merging.preparing import MERGE
-from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.tables import Tables
-from streaming_server.engine.transactions import StagedAs
-from streaming_server.storage.decisions import Committed
-from streaming_server.storage.frames import write_at
-from streaming_server.storage.staging import UPSERT
-from streaming_server.storage.transaction_log import TransactionLog
+from streaming_server.engine.tables.tables import Tables
+from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.writes.bucket_steps import apply_rows
+from streaming_server.storage.files.frames import write_at
+from streaming_server.storage.transactions.decisions import Committed
+from streaming_server.storage.transactions.staging import UPSERT
+from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.snapshots import new_table
 from tests.support.tables import SCORES, ipc_stream, scores
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from streaming_server.engine.live_table import LiveTable
+    from streaming_server.engine.tables.live_table import LiveTable
 
 pytestmark = pytest.mark.asyncio
 
@@ -123,7 +123,7 @@ async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_s
         await new_table(tables, ONE)
         await new_table(tables, TWO)
         await commit(tables, 1, ONE, TWO)
-        module = "streaming_server.engine.roll_forward.apply_rows"
+        module = "streaming_server.engine.transactions.roll_forward.apply_rows"
         monkeypatch.setattr(module, failing(no_space, when=lambda *_: True, then=lambda *_: None))
         with pytest.raises(ScanKvError, match="is committed, and could not be written"):
             await commit(tables, 2, ONE, TWO, id_="job:1")
@@ -167,7 +167,7 @@ async def test_damaged_staged_rows_of_a_decided_transaction_block_its_buckets_al
         # One bucket has all of it, one nothing.
         whole = tables.table(ONE).buckets[0]
         monkeypatch.setattr(
-            "streaming_server.engine.roll_forward.apply_rows",
+            "streaming_server.engine.transactions.roll_forward.apply_rows",
             failing(no_space, when=lambda live, *_: live is not whole, then=apply_rows),
         )
         with pytest.raises(ScanKvError, match="is committed"):
@@ -215,7 +215,7 @@ async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_s
         for name in (ONE, TWO):
             await new_table(tables, name)
             await commit(tables, 1, name)
-        monkeypatch.setattr("streaming_server.engine.roll_forward.apply_rows", full)
+        monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.apply_rows", full)
         with pytest.raises(DiskFull, match=r"is committed, and could not be written to bucket 1 of game\.one"):
             await commit(tables, 2, ONE, TWO, id_="job:7")
         data = crash(tmp_path / "data", tmp_path / "crashed")
@@ -230,7 +230,7 @@ async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_s
         assert await scores_of(tables.table(ONE)) == {2}
         assert not list((tmp_path / "data").glob("transactions/*/"))
         assert not tables.transactions.open
-    monkeypatch.setattr("streaming_server.engine.roll_forward.apply_rows", full)
+    monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.apply_rows", full)
     async with started(data) as tables:
         with pytest.raises(Unavailable):
             await scores_of(tables.table(ONE))
@@ -277,7 +277,7 @@ async def stuck_in(
         for name in (ONE, TWO):
             await new_table(tables, name)
             await commit(tables, 1, name)
-        module = "streaming_server.engine.roll_forward.apply_rows"
+        module = "streaming_server.engine.transactions.roll_forward.apply_rows"
         monkeypatch.setattr(module, failing(no_space, when=fails, then=apply_rows))
         with pytest.raises(ScanKvError, match="is committed") if expected else nullcontext():
             await commit(tables, 2, ONE, TWO, id_="job:2")
@@ -289,7 +289,7 @@ async def test_a_transaction_whose_rows_are_lost_can_be_given_up_and_its_tables_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = iter(range(100))
-    monkeypatch.setattr("streaming_server.engine.roll_forward.step_rows", lambda *_: 1)
+    monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.step_rows", lambda *_: 1)
 
     def fails(live: Any, *_: Any) -> bool:
         # One bucket has all of it, one the first key alone, the others nothing.
@@ -352,7 +352,7 @@ async def test_a_transaction_that_may_be_applied_yet_cannot_be_given_up(
 ) -> None:
     data = await stuck_in(tmp_path, monkeypatch, lambda *_: True)
     full = failing(lambda: DiskFull("the disk is full"), when=lambda *_: True, then=apply_rows)
-    monkeypatch.setattr("streaming_server.engine.roll_forward.apply_rows", full)
+    monkeypatch.setattr("streaming_server.engine.transactions.roll_forward.apply_rows", full)
     async with started(data) as tables:
         ((decision, _),) = tables.transactions.stuck
         with pytest.raises(TransactionCommitted, match="may be applied yet: the disk is full"):
@@ -395,7 +395,7 @@ async def test_giving_up_changes_nothing_unless_it_is_written_down(
 async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_again: bool
 ) -> None:
-    module = "streaming_server.storage.transaction_log"
+    module = "streaming_server.storage.transactions.transaction_log"
     full = failing(lambda: DiskFull("the disk is full"), when=lambda *_, sync, **__: sync, then=write_at)
     async with started(tmp_path / "data") as tables:
         for name in (ONE, OTHER):

@@ -14,7 +14,7 @@ import pytest
 
 from aio_client import StartFrom, StopAt, connect
 from aio_client.testing import Fault, FaultProxy
-from streaming_server.storage.offsets import count_of
+from streaming_server.storage.changelog.offsets import count_of
 from tests.support import writing_process
 from tests.support.crashing_server import crashing
 from tests.support.server_process import ServerProcess

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import pyarrow as pa
 
 from aio_client import InvalidRequest
-from streaming_server.storage.offsets import count_of
+from streaming_server.storage.changelog.offsets import count_of
 from tests.model.model_table import ModelTable
 from tests.model.random_rows import ADDED, SCHEMA, Layout, random_key, random_row
 from tests.support.tables import exact_rows

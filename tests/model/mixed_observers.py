@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aio_client import ConnectionFailed, StartFrom
 from aio_client.mirror import mirror
-from streaming_server.storage.offsets import count_of
+from streaming_server.storage.changelog.offsets import count_of
 from tests.model.mixed_world import WRITERS, accounts_of, check_view, group_stamps, is_group_key
 from tests.model.replay import Replay
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from scankv.model.buckets import bucket_of_one
-from scankv.model.key_codec import KeyCodec
+from scankv.model.keys.buckets import bucket_of_one
+from scankv.model.keys.key_codec import KeyCodec
 from tests.support.tables import exact_rows
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streaming_server.storage.changelog import RowKind
+from streaming_server.storage.changelog.records import RowKind
 from tests.support.offline import check_bucket, offline_table, widened
 from tests.support.tables import exact_rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from streaming_server.storage.offsets import count_of
+from streaming_server.storage.changelog.offsets import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import pyarrow as pa
 
-from scankv.model.buckets import bucket_of_one
-from scankv.model.key_codec import KeyCodec
-from scankv.model.key_range import KeyRange
+from scankv.model.keys.buckets import bucket_of_one
+from scankv.model.keys.key_codec import KeyCodec
+from scankv.model.keys.key_range import KeyRange
 
 if TYPE_CHECKING:
     from random import Random

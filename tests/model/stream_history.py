@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from aio_client import ConnectionFailed, ScanSource, StartFrom, StopAt, col, connect
 from aio_client.testing import Fault, FaultProxy
-from scankv.model.buckets import bucket_of_one
-from scankv.model.key_codec import KeyCodec
-from streaming_server.storage.offsets import count_of
+from scankv.model.keys.buckets import bucket_of_one
+from scankv.model.keys.key_codec import KeyCodec
+from streaming_server.storage.changelog.offsets import count_of
 from tests.model.replay import Replay, Row
 
 if TYPE_CHECKING:

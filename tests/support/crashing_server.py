@@ -20,7 +20,7 @@ from threading import Lock
 from typing import Any
 
 from streaming_server.services.write import WriteService
-from streaming_server.storage.rocks import RocksStore
+from streaming_server.storage.rocks.store import RocksStore
 
 
 def crashing(points: Path) -> tuple[str, ...]:

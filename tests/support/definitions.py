@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from scankv.model.agg import Aggregator
-from scankv.model.merge_functions import FUNCTIONS
-from scankv.model.types import is_key_type
+from scankv.model.tables.agg import Aggregator
+from scankv.model.tables.merge_functions import FUNCTIONS
+from scankv.model.types.types import is_key_type
 from tests.unit.model.strategies import field_names, key_types, storable_types
 
 if TYPE_CHECKING:

@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-import streaming_server.engine.delete_all
-import streaming_server.engine.net_rows
-import streaming_server.engine.roll_forward
-import streaming_server.storage.staging
-import streaming_server.storage.transaction_log
+import streaming_server.engine.transactions.delete_all
+import streaming_server.engine.transactions.net_rows
+import streaming_server.engine.transactions.roll_forward
+import streaming_server.storage.transactions.staging
+import streaming_server.storage.transactions.transaction_log
 from scankv.cli.without_pandas import keep_pandas_out
-from scankv.model.merge_functions import ColumnAggregate
-from scankv.model.merge_spec import MergeSpec
+from scankv.model.tables.merge_functions import ColumnAggregate
+from scankv.model.tables.merge_spec import MergeSpec
 from streaming_server.config import ServerConfig
 from streaming_server.engine.merging.preparing import MERGE
-from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.tables import Tables
-from streaming_server.engine.transactions import StagedAs
-from streaming_server.storage.changelog import RowKind
-from streaming_server.storage.rocks import RocksStore
-from streaming_server.storage.staging import DELETE, UPSERT, StagedPart, StagingDirectory
-from streaming_server.storage.transaction_log import TransactionLog
+from streaming_server.engine.tables.tables import Tables
+from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.storage.changelog.records import RowKind
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.transactions.staging import DELETE, UPSERT, StagedPart, StagingDirectory
+from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.tables import ipc_stream
 
 if TYPE_CHECKING:
@@ -96,7 +96,10 @@ class Death:
             (os, "fsync"),
         ):
             self._wrap(owner, name)
-        for module in (streaming_server.storage.staging, streaming_server.storage.transaction_log):
+        for module in (
+            streaming_server.storage.transactions.staging,
+            streaming_server.storage.transactions.transaction_log,
+        ):
             self._tear(module)
 
     def _wrap(self, owner: Any, name: str) -> None:
@@ -275,8 +278,8 @@ def main(directory: Path) -> None:
     import_what_arrow_needs()
     DEATH.install()
     for limit, value in (("_STEP_ROWS", 5), ("_PIECE_ROWS", 7)):
-        setattr(streaming_server.engine.delete_all, limit, value)
-    for module in (streaming_server.engine.roll_forward, streaming_server.engine.net_rows):
+        setattr(streaming_server.engine.transactions.delete_all, limit, value)
+    for module in (streaming_server.engine.transactions.roll_forward, streaming_server.engine.transactions.net_rows):
         setattr(module, "step_rows", lambda *_: _STEP_ROWS)  # noqa: B010 (it is no export)
     in_child(make, directory / "made")
     deaths, ended = 0, False

@@ -10,16 +10,16 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-import streaming_server.engine.undoing
-from scankv.model.log_offsets import LogOffsets
-from streaming_server.engine.writing import WriteTerms
-from streaming_server.storage.writer_states import WriteIdentity
+import streaming_server.engine.transactions.undo
+from scankv.model.changes.log_offsets import LogOffsets
+from streaming_server.engine.writes.writing import WriteTerms
+from streaming_server.storage.bucket.writer_states import WriteIdentity
 from tests.support.dying_transaction import DEATH, SCHEMA, import_what_arrow_needs, in_child, keys_of, opened, rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.tables.tables import Tables
 
 NAME, WRITER = "test.undone", "job-1"
 BEFORE = dict.fromkeys(range(20), 0)
@@ -69,7 +69,7 @@ def main(directory: Path) -> None:
     """Dies everywhere."""
     import_what_arrow_needs()
     DEATH.install()
-    streaming_server.engine.undoing._WRITE_ROWS = 7  # type: ignore[misc]
+    streaming_server.engine.transactions.undo._WRITE_ROWS = 7  # type: ignore[misc]
     in_child(make, directory / "made")
     for deaths in range(1000):
         data = directory / str(deaths)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from scankv.model.key_range import KeyRange
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.scan.held_view import HeldView, whole_indexes
-from streaming_server.scan.index_lookup import read_through_index
-from streaming_server.scan.opening import OpenedScan, ReadPlan, open_scan
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.scan.execution.open_scan import OpenedScan, open_scan
+from streaming_server.scan.read_plan import ReadPlan
+from streaming_server.scan.rows.index_lookup import plan_reads, read_through_index
+from streaming_server.scan.rows.locked_view import HeldView, whole_indexes
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.offline import opened
 from tests.support.tables import define
 
@@ -121,7 +122,7 @@ class IndexedTable:
 
     def opened(self, plan: ReadPlan, *, indexed: bool) -> tuple[OpenedScan, RowReader]:
         """A scan, and how it reads."""
-        reader, choices = plan.reading(self.codec, self.keys, self.held().indexes)
+        reader, choices = plan_reads(plan, self.codec, self.keys, self.held().indexes)
         if indexed:
             reader = asyncio.run(read_through_index(reader, choices, self.held()))
         bucket_of = {number: one.bucket for number, one in self.buckets.items()}.__getitem__

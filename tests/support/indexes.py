@@ -12,9 +12,9 @@ from tests.support.waiting import await_until
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from streaming_server.engine.bucket_check import BucketFindings
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.bucket.bucket_check import BucketFindings
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
 
 INDEXED_TABLE = "game.players"
 PLAYERS = pa.schema([("k", pa.int64()), ("score", pa.int64()), ("name", pa.string())])

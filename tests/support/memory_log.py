@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.bucket_log import LogSpan
-from streaming_server.storage.changelog import Changes, LogRecord, RowKind
-from streaming_server.storage.offsets import count_of, epoch_of
-from streaming_server.storage.rocks import StoreBatch
+from streaming_server.storage.changelog.bucket_log import LogSpan
+from streaming_server.storage.changelog.offsets import count_of, epoch_of
+from streaming_server.storage.changelog.records import Changes, LogRecord, RowKind
+from streaming_server.storage.rocks.store import StoreBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
 
 
 class MemoryBatch(StoreBatch):

@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from scankv.model.merge_functions import aggregate_of
-from scankv.model.merge_spec import MergeSpec, SequenceGroup
-from scankv.model.schema import TableDefinition
+from scankv.model.tables.merge_functions import aggregate_of
+from scankv.model.tables.merge_spec import MergeSpec, SequenceGroup
+from scankv.model.tables.schema import TableDefinition
+from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.merging.preparing import MERGE, WriteKind, prepare_delete, prepare_upsert, request_schema
 from streaming_server.engine.merging.step import merge_rows
-from streaming_server.engine.prepare import KeyEncoder
-from streaming_server.storage.changelog import RowKind
-from streaming_server.storage.index_codec import IndexCodec
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.storage.changelog.records import RowKind
+from streaming_server.storage.rows.index_codec import IndexCodec
+from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from scankv.model.agg import Aggregator
-    from streaming_server.engine.prepare import PreparedRows
-    from streaming_server.storage.bucket import BucketChange
+    from scankv.model.tables.agg import Aggregator
+    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.storage.bucket.bucket import BucketChange
 
 
 def merging_table(

@@ -8,25 +8,26 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from streaming_server.clock import ServerClock
+from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
-from streaming_server.engine.prepare import KeyEncoder, prepare
-from streaming_server.storage.bucket import Bucket
-from streaming_server.storage.catalog import Catalog
-from streaming_server.storage.changelog import RowKind
-from streaming_server.storage.data_directory import DataDirectory
-from streaming_server.storage.index_codec import IndexCodec
-from streaming_server.storage.offsets import count_of, epoch_of
-from streaming_server.storage.rocks import RocksResources
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.engine.merging.prepared_rows import prepare
+from streaming_server.storage.bucket.bucket import Bucket
+from streaming_server.storage.changelog.offsets import count_of, epoch_of
+from streaming_server.storage.changelog.records import RowKind
+from streaming_server.storage.rocks.store import RocksResources
+from streaming_server.storage.rows.index_codec import IndexCodec
+from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.tables.catalog import Catalog
+from streaming_server.storage.tables.data_directory import DataDirectory
 from tests.support.tables import exact_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from scankv.model.schema import TableDefinition
-    from streaming_server.engine.prepare import PreparedRows
-    from streaming_server.storage.changelog import LogRecord
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.storage.changelog.records import LogRecord
 
 EVERYTHING = 2**62
 _MEBIBYTE = 1 << 20

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from streaming_server.scan.base_view import BaseView
-from streaming_server.scan.overlay import NetRows, OverlayView
-from streaming_server.storage import base_writer
-from streaming_server.storage.base_writer import BaseWriter
-from streaming_server.storage.columnar_base import ColumnarBase
+from streaming_server.scan.columnar.base_view import BaseView
+from streaming_server.scan.columnar.delta import NetRows, OverlayView
+from streaming_server.storage.columnar import base_writer
+from streaming_server.storage.columnar.base_writer import BaseWriter
+from streaming_server.storage.columnar.columnar_base import ColumnarBase
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,16 +1,16 @@
 """Runs the code of a page of the documentation, from top to bottom, as its reader would.
 
-A page is Markdown. Its fenced blocks run in order: `bash` in one shell, `python` in one namespace with top-level `await`,
-`sql` in a Spark session. A comment after a `print` is what that line must print. A `text` block is what the block before
-it must print last. A page says three things about its own snippets:
+A page is Markdown. Its fenced blocks run in order: `bash` in one shell, `python` in one namespace with top-level
+`await`, `sql` in a Spark session. A comment after a `print` is what that line must print. A `text` block is what the
+block before it must print last. A page says three things about its own snippets:
 
 - A fence whose info string ends with `no-run` is only shown.
 - A comment `<!-- python ... -->` or `<!-- bash ... -->`, with its code on lines of its own, runs but is not shown. It
   holds what a snippet needs and its reader already has.
 - A comment `<!-- snippets: spark -->` makes the page run in a Spark session, available as `spark`.
 
-A page with a block `python -m asyncio` is typed into that program. All other pages share one server and find `client` and
-`table` as the quickstart leaves them, unless the page starts a server of its own with `scankv serve`.
+A page with a block `python -m asyncio` is typed into that program. All other pages share one server and find `client`
+and `table` as the quickstart leaves them, unless the page starts a server of its own with `scankv serve`.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from scankv.model.schema import TableDefinition
-from streaming_server.storage.catalog import Catalog
-from streaming_server.storage.data_directory import DataDirectory
+from scankv.model.tables.schema import TableDefinition
+from streaming_server.storage.tables.catalog import Catalog
+from streaming_server.storage.tables.data_directory import DataDirectory
 from tests.support.offline import bucket_path, opened
 
 if TYPE_CHECKING:

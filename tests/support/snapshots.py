@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from scankv.model.key_range import KeyRange
+from scankv.model.keys.key_range import KeyRange
 from streaming_server.config import ServerConfig
-from streaming_server.engine.tables import Tables
+from streaming_server.engine.tables.tables import Tables
 from tests.support.tables import SCORES, ipc_stream, scores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.snapshots import Snapshots
-    from streaming_server.storage.cursor import BucketCursor
+    from streaming_server.engine.snapshots.snapshots import Snapshots
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.storage.cursors.cursor import BucketCursor
 
 TABLE = "game.scores"
 EVERY_KEY = KeyRange()

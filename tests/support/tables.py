@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from scankv.model.schema import TableDefinition
+from scankv.model.tables.schema import TableDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streaming_server.scan import entry_merge, index_lookup, ordered_source
-from streaming_server.storage import entry_cursor, range_reader
+from streaming_server.scan.queries import entry_merge
+from streaming_server.scan.rows import index_lookup, ordered_source
+from streaming_server.storage.cursors import entry_cursor, range_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

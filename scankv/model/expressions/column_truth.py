@@ -15,7 +15,7 @@ from scankv.model.expressions.nodes import (
     all_of,
     any_of,
 )
-from scankv.model.key_range import NO_KEYS
+from scankv.model.keys.key_range import NO_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

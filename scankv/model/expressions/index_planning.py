@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from scankv.model.expressions.key_planning import plan_keys
-from scankv.model.key_codec import NOT_NULL_MARK, NULL_MARK, encode_nan
-from scankv.model.key_parts import shared_columns
-from scankv.model.key_range import NO_KEYS, KeyRange
-from scankv.model.key_ranges import ALL_KEY_RANGES, KeyRanges
+from scankv.model.keys.key_codec import NOT_NULL_MARK, NULL_MARK, encode_nan
+from scankv.model.keys.key_parts import shared_columns
+from scankv.model.keys.key_range import NO_KEYS, KeyRange
+from scankv.model.keys.key_ranges import ALL_KEY_RANGES, KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scankv.model.expressions.binding import BoundPredicate
-    from scankv.model.key_codec import KeyCodec
+    from scankv.model.keys.key_codec import KeyCodec
 
 _MOST_RANKED: Final = 64
 """Ranges that are looked at to rank a plan."""

@@ -11,13 +11,13 @@ from scankv.model.expressions.binding import BoundPredicate
 from scankv.model.expressions.column_bounds import ColumnBounds, Told
 from scankv.model.expressions.nodes import IsIn, Predicate, all_of, conjuncts
 from scankv.model.expressions.range_planning import MAX_POINTS, RangePlan, plan_ranges
-from scankv.model.key_ranges import KeyRanges
+from scankv.model.keys.key_ranges import KeyRanges
 from scankv.model.limits import MAX_KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scankv.model.key_codec import KeyCodec
+    from scankv.model.keys.key_codec import KeyCodec
 
 _SHORT_LIST: Final = 256
 _MOST_BYTES_OF_LISTS: Final = 4 * 1024 * 1024

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from scankv.model import lazy_compute as pc
-from scankv.model.casts import cast_exactly
 from scankv.model.errors import SchemaMismatch, UsageError
-from scankv.model.types import storable_type
+from scankv.model.types.casts import cast_exactly
+from scankv.model.types.types import storable_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

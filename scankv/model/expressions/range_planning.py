@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from scankv.model.expressions.column_truth import ColumnTruth
-from scankv.model.key_parts import is_one_value
-from scankv.model.key_range import KeyRange
-from scankv.model.key_ranges import KeyRanges, shared_length
+from scankv.model.keys.key_parts import is_one_value
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.keys.key_ranges import KeyRanges, shared_length
 from scankv.model.limits import MAX_KEY_BYTES
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from scankv.model.expressions.nodes import (
     Predicate,
     TextMatch,
 )
-from scankv.model.types import format_type, parse_schema
+from scankv.model.types.types import format_type, parse_schema
 from scankv.v1 import expression_pb2 as pb
 
 _OPERATORS: Final = {

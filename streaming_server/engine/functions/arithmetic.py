@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from scankv.model.types import format_type
+from scankv.model.types.types import format_type
+from streaming_server.arrays.arrow_buffers import validity_buffer
+from streaming_server.arrays.exact_sums import piece, piece_count
 from streaming_server.engine.functions.function import RefusedValueError, refuse_where, valid
-from streaming_server.scan.exact_sums import piece, piece_count
-from streaming_server.storage.arrow_buffers import validity_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from scankv.model.nested import map_as_list
+from scankv.model.types.nested import map_as_list
 from streaming_server.engine.functions.function import Inputs, behind_old, first_places, last_places, valid
-from streaming_server.storage.shredding import shred
+from streaming_server.storage.rows.shredding import shred
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from streaming_server.arrays.sort_codes import sort_codes, values_of
 from streaming_server.engine.functions.function import Inputs, behind_old, valid
-from streaming_server.scan.sort_codes import sort_codes, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, did_you_mean
-from scankv.model.merge_functions import IGNORE_RETRACT, ColumnAggregate, is_installed
+from scankv.model.tables.merge_functions import IGNORE_RETRACT, ColumnAggregate, is_installed
 from streaming_server.engine.functions.arithmetic import Product, Sum
 from streaming_server.engine.functions.collecting import Collect, ListAgg, MergeMap
 from streaming_server.engine.functions.counting import Average, Count

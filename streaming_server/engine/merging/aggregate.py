@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from scankv.model.merge_functions import IGNORE_RETRACT, ColumnAggregate
+from scankv.model.tables.merge_functions import IGNORE_RETRACT, ColumnAggregate
 from streaming_server.engine.functions.function import Inputs, RefusedValueError, chosen
 from streaming_server.engine.merging.rows import Merged
 

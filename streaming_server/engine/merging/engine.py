@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from scankv.model.errors import InvalidRequest
-from scankv.model.merge_functions import DEFAULT_FUNCTION, IGNORE_RETRACT, ColumnAggregate, hidden_fields, retracts
-from scankv.model.schema import hidden_name
+from scankv.model.tables.merge_functions import (
+    DEFAULT_FUNCTION,
+    IGNORE_RETRACT,
+    ColumnAggregate,
+    hidden_fields,
+    retracts,
+)
+from scankv.model.tables.schema import hidden_name
 from streaming_server.engine.functions.registry import function_of
 from streaming_server.engine.merging.aggregate import AggregatedColumn, Aggregating
 from streaming_server.engine.merging.first_row import FirstRow
@@ -17,7 +23,7 @@ from streaming_server.engine.merging.partial_update import PartialUpdate
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from scankv.model.schema import Column, TableDefinition
+    from scankv.model.tables.schema import Column, TableDefinition
     from streaming_server.engine.functions.function import Places
     from streaming_server.engine.functions.installed import Installed
     from streaming_server.engine.merging.rows import Merged, Standing, Written

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_server.scan.sort_codes import sort_codes
+from streaming_server.arrays.sort_codes import sort_codes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,17 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streaming_server.engine.entry_changes import entries_of_deletes, entries_of_upserts
-from streaming_server.engine.prepare import widen
-from streaming_server.storage.bucket import BucketChange
-from streaming_server.storage.changelog import Changes, RowKind
+from streaming_server.engine.bucket.entry_changes import entries_of_deletes, entries_of_upserts
+from streaming_server.engine.bucket.request_rows import widen
+from streaming_server.storage.bucket.bucket import BucketChange
+from streaming_server.storage.changelog.records import Changes, RowKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from scankv.model.schema import TableDefinition
-    from streaming_server.engine.prepare import PreparedRows
-    from streaming_server.storage.index_codec import IndexCodec
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.storage.rows.index_codec import IndexCodec
 
 _NOTHING = pa.nulls(0, pa.binary())
 

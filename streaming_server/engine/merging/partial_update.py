@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from scankv.model.merge_spec import SequenceGroup
+    from scankv.model.tables.merge_spec import SequenceGroup
     from streaming_server.engine.functions.function import Mask, Places
     from streaming_server.engine.merging.aggregate import AggregatedColumn
     from streaming_server.engine.merging.rows import Standing, Written

@@ -10,22 +10,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scankv.model.errors import InvalidRequest
-from scankv.model.merge_spec import NO_MERGING, partial_schema
-from scankv.model.schema import CHANGE_TYPE
+from scankv.model.tables.merge_spec import NO_MERGING, partial_schema
+from scankv.model.tables.schema import CHANGE_TYPE
+from streaming_server.arrays.sorted_merge import stable_order
+from streaming_server.engine.bucket.request_rows import widen
+from streaming_server.engine.merging.prepared_rows import PreparedRows, prepare
 from streaming_server.engine.merging.rows import ADD, DELETE, RETRACT, Written
-from streaming_server.engine.prepare import PreparedRows, prepare, widen
-from streaming_server.scan.sorted_merge import stable_order
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.engine.bucket.key_encoder import KeyEncoder
     from streaming_server.engine.functions.function import Mask
     from streaming_server.engine.merging.engine import Engines
     from streaming_server.engine.merging.rows import Kinds
-    from streaming_server.engine.prepare import KeyEncoder
-    from streaming_server.storage.index_codec import IndexCodec
-    from streaming_server.storage.row_codec import RowCodec
+    from streaming_server.storage.rows.index_codec import IndexCodec
+    from streaming_server.storage.rows.row_codec import RowCodec
 
 CHANGE_TYPE_FIELD: Final = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 """The column that a request's rows may have beside those of the table."""

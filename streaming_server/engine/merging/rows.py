@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from streaming_server.engine.functions.function import Mask, Places
-    from streaming_server.storage.row_codec import RowCodec
+    from streaming_server.storage.rows.row_codec import RowCodec
 
     Kinds = npt.NDArray[np.uint8]
 

@@ -22,7 +22,7 @@ from aio_client import agg, sync
 from scankv.formats.origin import Origin
 from scankv.formats.parquet_types import parquet_schema
 from scankv.model.errors import UsageError
-from scankv.model.types import parse_schema
+from scankv.model.types.types import parse_schema
 from tests.support.command_line import CommandLine
 from tests.support.definitions import RandomDefinition, definitions
 from tests.unit.cli.test_text import COLUMNS

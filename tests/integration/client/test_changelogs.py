@@ -13,7 +13,7 @@ import pytest
 from aio_client import InvalidOption, InvalidRequest, ScanSource, StartFrom, StopAt, UsageError, sync
 from aio_client.mirror import mirror
 from scankv.formats.debezium import debezium_lines
-from streaming_server.storage.offsets import count_of
+from streaming_server.storage.changelog.offsets import count_of
 from tests.support.command_line import CommandLine
 
 if TYPE_CHECKING:

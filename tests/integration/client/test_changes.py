@@ -29,7 +29,7 @@ from aio_client import (
     connect,
 )
 from aio_client.testing import Fault, FaultProxy
-from streaming_server.storage.offsets import make_offset
+from streaming_server.storage.changelog.offsets import make_offset
 from tests.model.replay import Replay
 from tests.support.bases import await_bases
 from tests.support.server_process import ServerProcess

@@ -22,7 +22,7 @@ from aio_client import (
     sync,
 )
 from aio_client.testing import Fault, FaultProxy
-from scankv.model.scan_spec import ScanSpec
+from scankv.model.scans.scan_spec import ScanSpec
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import SchemaMismatch, TableNotFound, UsageError, connect, sync
-from aio_client import _lazy_polars as lazy_polars
+from aio_client._integrations import polars_frames as lazy_polars
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

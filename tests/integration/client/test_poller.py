@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import StartFrom, UsageError, connect, sync
-from aio_client._poller import ignore_stray_events
+from aio_client._transport.poller import ignore_stray_events
 
 if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from aio_client import Client, InvalidKey, RequestTooLarge, SchemaMismatch, Table, UsageError
-from aio_client._requests import REQUEST_ROWS
+from aio_client._input.requests import REQUEST_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from aio_client import (
     connect,
     sync,
 )
-from aio_client._snapshot import splits
+from aio_client._scan.snapshot import splits
 from tests.support.waiting import await_until, wait_until
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from aio_client import (
     UsageError,
     sync,
 )
-from aio_client._sync_stream import stream_once
+from aio_client._sync.stream import stream_once
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from aio_client.sync import connect
 from examples.leaderboard.replay import FLIGHTS
 from examples.leaderboard.totals import CARRIER_DAY, PROGRESS, ROUTE
 from scankv.demo.flights import KEY, SCHEMA
-from scankv.model.buckets import bucket_of_one
-from scankv.model.key_codec import KeyCodec
+from scankv.model.keys.buckets import bucket_of_one
+from scankv.model.keys.key_codec import KeyCodec
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import in_time, wait_until
 

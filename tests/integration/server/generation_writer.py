@@ -13,8 +13,8 @@ import sys
 import pyarrow as pa
 
 from aio_client import connect
-from scankv.model.buckets import bucket_of_one
-from scankv.model.key_codec import KeyCodec
+from scankv.model.keys.buckets import bucket_of_one
+from scankv.model.keys.key_codec import KeyCodec
 
 SCHEMA = pa.schema([("key", pa.string()), ("generation", pa.int64())])
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from scankv.v1 import admin_pb2, expression_pb2, scan_pb2, table_pb2, write_pb2
-from streaming_server.scan.registry import MAX_UNREAD_ENDINGS
+from streaming_server.scan.admission.live_scans import MAX_UNREAD_ENDINGS
 from tests.support.server_process import ServerProcess
 from tests.support.tables import ipc_stream
 from tests.support.waiting import in_time, wait_until

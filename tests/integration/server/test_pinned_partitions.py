@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from aio_client import connect
-from streaming_server.storage.changelog import RowKind
+from streaming_server.storage.changelog.records import RowKind
 from tests.integration.server import partition_worker
 from tests.integration.server.partition_worker import KEYS, SCHEMA, rows_of
 from tests.support.forked import ForkedProcess, run_forked

@@ -7,7 +7,7 @@ import pytest
 from scankv.cli.arguments import parse_keys, parse_rows
 from scankv.cli.options import names_of, settings_of
 from scankv.model.errors import ScanKvError, UsageError
-from scankv.model.types import parse_schema
+from scankv.model.types.types import parse_schema
 
 KEY = parse_schema("day date32 not null, name string not null")
 ROW = parse_schema("name string not null, score int64, tags list<item: string>, data binary")

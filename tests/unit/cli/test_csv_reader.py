@@ -9,7 +9,7 @@ from scankv.formats.csv_dialect import parse_delimiter
 from scankv.formats.csv_text import csv_header, csv_lines
 from scankv.formats.files import BadFile
 from scankv.model.errors import UsageError
-from scankv.model.types import parse_schema
+from scankv.model.types.types import parse_schema
 from tests.unit.cli.reading import read
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.formats.files import BadFile
-from scankv.model.types import parse_schema
+from scankv.model.types.types import parse_schema
 from tests.unit.cli.reading import read
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import pyarrow as pa
 
-from aio_client._framing import ScanMessage
+from aio_client._transport.framing import ScanMessage
 from scankv.v1.scan_pb2 import (
     ResumedView,
     ScanChunk,

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from aio_client._call_queue import SHORT_CALLS
+from aio_client._transport.call_queue import SHORT_CALLS
 from scankv.v1 import table_pb2
 from scankv.v1.scan_pb2 import ScanChunk, ScanKvRequest, ScanKvResponse
 from scankv.v1.scan_pb2_grpc import ScanServiceServicer, add_ScanServiceServicer_to_server

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from aio_client import DeadlineExceeded, ScanSpec, Unavailable, UsageError, connect
-from aio_client._call_queue import LONG_CALLS, SHORT_CALLS, STREAMS_PER_CONNECTION, CallQueue
+from aio_client._transport.call_queue import LONG_CALLS, SHORT_CALLS, STREAMS_PER_CONNECTION, CallQueue
 from scankv.model.limits import MIN_CALLS_PER_CONNECTION
 from tests.support.waiting import await_until
 from tests.unit.client.misbehaving import AnswersTogether, NeverEnds, ShedsTables, serving

@@ -8,8 +8,8 @@ import pickle
 import pytest
 
 from aio_client import ClientConfig, UsageError, connect, sync
-from aio_client._client import Connecting
-from aio_client._config import default_url
+from aio_client._client.client import Connecting
+from aio_client._transport.config import default_url
 
 MIB = 1 << 20
 

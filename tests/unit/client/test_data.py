@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from aio_client import SchemaMismatch, UsageError
-from aio_client._data import rows_of
-from scankv.model.types import parse_schema
+from aio_client._input.data import rows_of
+from scankv.model.types.types import parse_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable

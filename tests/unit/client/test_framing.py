@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aio_client._framing import ScanMessage
+from aio_client._transport.framing import ScanMessage
 from scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
 from streaming_server.scan.framing import frame_chunk
 from tests.unit.client.messages import batch, chunk, header, heartbeat, response, trailer

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aio_client import InvalidKey, ScanSpec, UsageError, sync
-from aio_client._key_bounds import Inclusive, range_between, range_of_prefix
-from aio_client._scan import Scan
-from aio_client._shards import ScannedTable
-from scankv.model.key_codec import KeyCodec
-from scankv.model.key_range import KeyRange
+from aio_client._input.key_bounds import Inclusive, range_between, range_of_prefix
+from aio_client._scan.scan import Scan
+from aio_client._scan.shards import ScannedTable
+from scankv.model.keys.key_codec import KeyCodec
+from scankv.model.keys.key_range import KeyRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable

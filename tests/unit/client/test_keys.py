@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from aio_client import InvalidKey
-from aio_client._keys import check_key_sizes, is_one_key, keys_of
-from scankv.model.types import parse_schema
+from aio_client._input.keys import check_key_sizes, is_one_key, keys_of
+from scankv.model.types.types import parse_schema
 
 ONE = parse_schema("player string not null")
 TWO = parse_schema("day date32 not null, id int32 not null")

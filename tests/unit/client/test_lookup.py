@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from aio_client import ProtocolViolation
-from aio_client._lookup import LookupAnswer, assemble
-from aio_client._requests import to_ipc
-from scankv.model.types import parse_schema
+from aio_client._input.requests import to_ipc
+from aio_client._queries.lookup import LookupAnswer, assemble
+from scankv.model.types.types import parse_schema
 from scankv.v1.lookup_pb2 import LookupResponse
 
 SCHEMA = parse_schema("id double not null, name string not null, tags list<item: int64>")

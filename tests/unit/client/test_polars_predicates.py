@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aio_client._polars_predicates import pushed_down
+from aio_client._integrations.polars_predicates import pushed_down
 from scankv.model.expressions import bind, col, evaluate
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aio_client import ProtocolViolation, ScanSpec
-from aio_client._protocol import ScanLedger, scan_request
-from scankv.model.change_columns import CHANGE_FIELDS, ChangeColumns
-from scankv.model.key_range import KeyRange
-from scankv.model.log_positions import LogSpec, StartFrom
+from aio_client._scan.protocol import ScanLedger, scan_request
+from scankv.model.changes.change_columns import CHANGE_FIELDS, ChangeColumns
+from scankv.model.changes.log_positions import LogSpec, StartFrom
+from scankv.model.keys.key_range import KeyRange
 from scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
 from tests.unit.client.messages import (
     LOG_OFFSETS,

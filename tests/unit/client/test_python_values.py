@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aio_client._python_values import NotAValueError, column_of
-from scankv.model.types import parse_schema
+from aio_client._input.python_values import NotAValueError, column_of
+from scankv.model.types.types import parse_schema
 from tests.unit.model.strategies import columns, key_types, order_of
 
 NOON = dt.datetime(2020, 1, 1, 12)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aio_client import RequestTooLarge
-from aio_client._requests import cut, to_ipc
+from aio_client._input.requests import cut, to_ipc
 
 SIZES = st.lists(st.lists(st.integers(0, 300), max_size=20), max_size=8)
 

@@ -30,10 +30,10 @@ from aio_client import (
     TooManyScans,
     Unavailable,
 )
-from aio_client._progress import ScanProgress
-from aio_client._protocol import EndedWithoutTrailer
-from aio_client._resume import Verdict, verdict
-from scankv.model.log_positions import LogSpec, StartFrom
+from aio_client._scan.progress import ScanProgress
+from aio_client._scan.protocol import EndedWithoutTrailer
+from aio_client._scan.resume import Verdict, verdict
+from scankv.model.changes.log_positions import LogSpec, StartFrom
 from tests.unit.client.messages import (
     LOG_OFFSETS,
     chunks,

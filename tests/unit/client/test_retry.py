@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aio_client import DataLoss, DeadlineExceeded, ScanKvError, TooManyScans, Unavailable, UsageError
-from aio_client._retry import backoff, with_retries
+from aio_client._transport.retry import backoff, with_retries
 
 pytestmark = pytest.mark.asyncio
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from aio_client import Resume, ScanSpec, UsageError, sync
-from aio_client._config import ClientConfig
-from aio_client._scan import Scan
+from aio_client._scan.scan import Scan
+from aio_client._transport.config import ClientConfig
 
 SPEC = ScanSpec("game.scores")
 

@@ -24,8 +24,8 @@ from aio_client import (
     UsageError,
     connect,
 )
-from aio_client._snapshot import splits
-from scankv.model.key_range import KeyRange
+from aio_client._scan.snapshot import splits
+from scankv.model.keys.key_range import KeyRange
 from scankv.v1 import scan_pb2, snapshot_pb2, table_pb2
 from scankv.v1.snapshot_pb2_grpc import SnapshotServiceServicer, add_SnapshotServiceServicer_to_server
 from tests.support.waiting import await_until
@@ -35,7 +35,7 @@ from tests.unit.client.misbehaving import FOREVER, RefusesTables, end_with, serv
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from aio_client._transport import Transport
+    from aio_client._transport.transport import Transport
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, None, None)
 LOST = (grpc.StatusCode.FAILED_PRECONDITION, "SNAPSHOT_LOST", None)
@@ -331,7 +331,7 @@ async def test_a_release_that_is_not_answered_holds_nobody_up_and_is_noted(
         async def ReleaseSnapshot(self, request: snapshot_pb2.ReleaseSnapshotRequest, context: Any) -> Any:
             await asyncio.sleep(FOREVER)
 
-    monkeypatch.setattr("aio_client._lease._RELEASE_SECONDS", 0.2)
+    monkeypatch.setattr("aio_client._transport.lease._RELEASE_SECONDS", 0.2)
     caplog.set_level(logging.INFO, "aio_client")
     async with table_of(NeverReleases()) as table, table.snapshot() as snapshot:
         pass

@@ -69,7 +69,7 @@ def generator() -> ModuleType:
 def test_the_committed_module_is_what_the_generator_writes(tmp_path: Path) -> None:
     made = tmp_path / "made.py"
     subprocess.run([sys.executable, GENERATOR, made], check=True, timeout=120)
-    assert made.read_bytes() == (ROOT / "aio_client" / "_sync_generated.py").read_bytes(), "run `make sync`"
+    assert made.read_bytes() == (ROOT / "aio_client" / "_sync" / "generated.py").read_bytes(), "run `make sync`"
 
 
 def test_a_docstring_without_blocking_wording_is_refused(generator: ModuleType) -> None:
@@ -157,7 +157,7 @@ def test_the_blocking_classes_have_nothing_that_is_not_declared() -> None:
 def test_the_asynchronous_client_is_imported_without_the_blocking_one() -> None:
     code = "import aio_client, aio_client.mirror, sys; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120).stdout
-    blocking = {"aio_client.sync", "aio_client._runner", "aio_client.read_ahead"}
+    blocking = {"aio_client.sync", "aio_client._sync.runner", "aio_client._sync.read_ahead"}
     assert not [name for name in found.split() if name in blocking or name.startswith("aio_client._sync_")]
 
 

@@ -24,7 +24,7 @@ from aio_client import (
     UsageError,
 )
 from aio_client.testing import ScriptedServer, Step
-from scankv.model.scan_spec import Resume, ScanSpec
+from scankv.model.scans.scan_spec import Resume, ScanSpec
 
 pytestmark = pytest.mark.asyncio
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aio_client import UsageError
-from aio_client._watch import Ranking, TopNPolls, compared
+from aio_client._queries.watch import Ranking, TopNPolls, compared
 from scankv.model.errors import SchemaMismatch
 from scankv.v1 import lookup_pb2
 from tests.support.tables import exact_rows

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from aio_client._unnamed_writers import UnnamedWriters
-from aio_client._write_requests import TableShape
-from aio_client._writer_lanes import LaneOfKeys
-from scankv.model.buckets import bucket_of
-from scankv.model.key_codec import KeyCodec
+from aio_client._transport.anonymous_writers import UnnamedWriters
+from aio_client._write.write_requests import TableShape
+from aio_client._write.writer_lanes import LaneOfKeys
+from scankv.model.keys.buckets import bucket_of
+from scankv.model.keys.key_codec import KeyCodec
 from scankv.v1 import table_pb2
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("x", pa.float64(), nullable=False)])

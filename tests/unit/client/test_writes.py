@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from aio_client import connect
-from aio_client._writes import _uptime, write_until_answered
+from aio_client._write.repeatable_writes import _uptime, write_until_answered
 from scankv.v1 import write_pb2
 from scankv.v1.write_pb2_grpc import WriteServiceServicer, add_WriteServiceServicer_to_server
 from tests.unit.client.misbehaving import RefusesTables, end_with, serving

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.types as pat
 import pytest
 
-from scankv.model import agg
-from scankv.model.agg import Aggregator
 from scankv.model.errors import InvalidRequest, SchemaMismatch
-from scankv.model.merge_functions import FUNCTIONS
-from scankv.model.types import format_type
+from scankv.model.tables import agg
+from scankv.model.tables.agg import Aggregator
+from scankv.model.tables.merge_functions import FUNCTIONS
+from scankv.model.types.types import format_type
 from tests.support.merge_model import Function, RefusedError
 from tests.support.merged_table import MergedTable, merging_table, replayed
 

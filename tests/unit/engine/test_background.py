@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streaming_server.engine.background import Background, repeat
+from streaming_server.engine.tasks.background import Background, repeat
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

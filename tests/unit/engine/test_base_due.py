@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from streaming_server.engine.base_due import BaseLimits, BaseRecord, BucketNow, why_not
+from streaming_server.engine.bucket.base_record import BaseRecord
+from streaming_server.engine.columnar.base_due import BaseLimits, BucketNow, why_not
 
 LIMITS = BaseLimits(
     min_rows=1000,

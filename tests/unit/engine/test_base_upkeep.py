@@ -14,15 +14,15 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DiskFull, ScanCancelled
-from scankv.model.key_range import KeyRange
-from streaming_server.engine import base_build, base_replay, live_bucket
-from streaming_server.engine.base_figures import base_figures_of
-from streaming_server.engine.bucket_steps import apply_rows
-from streaming_server.engine.prepare import prepare
-from streaming_server.scan.base_view import Via
-from streaming_server.scan.opening import ReadPlan
-from streaming_server.scan.overlay import Overlay
-from streaming_server.storage.offsets import make_offset
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.engine.bucket import live_bucket
+from streaming_server.engine.columnar import base_build, base_replay
+from streaming_server.engine.columnar.base_stats import base_figures_of
+from streaming_server.engine.merging.prepared_rows import prepare
+from streaming_server.engine.writes.bucket_steps import apply_rows
+from streaming_server.scan.columnar.delta import Overlay
+from streaming_server.scan.read_plan import ReadPlan, Via
+from streaming_server.storage.changelog.offsets import make_offset
 from tests.support.snapshots import tables_in
 from tests.support.tables import SCORES, ipc_stream
 from tests.support.waiting import await_until
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from streaming_server.engine.base_due import BaseRecord
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
-    from streaming_server.scan.opening import OpenedScan
+    from streaming_server.engine.bucket.base_record import BaseRecord
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.scan.execution.open_scan import OpenedScan
 
 pytestmark = pytest.mark.asyncio
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.model.errors import DataLoss, ScanCancelled, TableNotFound
-from streaming_server.engine import index_builds
-from streaming_server.storage.cursor import BucketCursor
+from streaming_server.engine.indexes import index_builds
+from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.indexes import INDEXED_TABLE, findings, player, players_table, put_players
 from tests.support.offline import bucket_path, offline_table
 from tests.support.prepared import flip, rows_file
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from streaming_server.engine.bucket_check import BucketFindings
-    from streaming_server.storage.rocks import StoreBatch
+    from streaming_server.engine.bucket.bucket_check import BucketFindings
+    from streaming_server.storage.rocks.store import StoreBatch
     from tests.support.offline import OfflineBucket
 
 pytestmark = pytest.mark.asyncio

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streaming_server.engine.committed_transactions import UNNAMED_SECONDS, CommittedTransactions
-from streaming_server.storage.decisions import Committed
+from streaming_server.engine.transactions.committed_transactions import UNNAMED_SECONDS, CommittedTransactions
+from streaming_server.storage.transactions.decisions import Committed
 
 DAY = 86_400
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from scankv.model.changes.log_positions import StartFrom
 from scankv.model.errors import (
     ConsumerFenced,
     ConsumerNotFound,
@@ -17,9 +18,8 @@ from scankv.model.errors import (
     ScanKvError,
     TooManyConsumers,
 )
-from scankv.model.log_positions import StartFrom
-from streaming_server.scan.log_plan import LogPlan
-from streaming_server.storage.offsets import count_of
+from streaming_server.scan.changes.log_plan import LogPlan
+from streaming_server.storage.changelog.offsets import count_of
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 from tests.support.waiting import await_until
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
-    from streaming_server.scan.log_plan import OpenedLog
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.scan.changes.log_plan import OpenedLog
 
 pytestmark = pytest.mark.asyncio
 

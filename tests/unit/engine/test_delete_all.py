@@ -11,19 +11,19 @@ import pytest_asyncio
 
 from scankv.model.errors import RequestTooLarge, TableNotFound, TransactionLost, Unavailable
 from streaming_server.config import ServerConfig
-from streaming_server.engine import delete_all
 from streaming_server.engine.merging.preparing import MERGE
-from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.tables import Tables
-from streaming_server.engine.transactions import StagedAs
-from streaming_server.storage.cursor import BucketCursor
+from streaming_server.engine.tables.tables import Tables
+from streaming_server.engine.transactions import delete_all
+from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.tables import ipc_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from streaming_server.engine.live_table import LiveTable
+    from streaming_server.engine.tables.live_table import LiveTable
 
 pytestmark = pytest.mark.asyncio
 

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_KEY_BYTES
+from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
-from streaming_server.engine.prepare import KeyEncoder, prepare
-from streaming_server.storage.index_codec import IndexCodec
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.engine.merging.prepared_rows import prepare
+from streaming_server.storage.rows.index_codec import IndexCodec
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.tables import define
 
 if TYPE_CHECKING:
-    from scankv.model.schema import TableDefinition
-    from streaming_server.storage.bucket import BucketChange
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.storage.bucket.bucket import BucketChange
 
 PLAIN = define(
     pa.schema([("k", pa.int8()), ("score", pa.float64()), ("text", pa.string()), ("more", pa.list_(pa.int8()))])

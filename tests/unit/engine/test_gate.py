@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-import streaming_server.engine.roll_forward as roll_forward_module
+import streaming_server.engine.transactions.roll_forward as roll_forward_module
 from scankv.model.errors import Unavailable
-from streaming_server.engine.bucket_steps import apply_rows
-from streaming_server.engine.lookups import looked_up as looked_up_in
 from streaming_server.engine.merging.preparing import MERGE
-from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions import StagedAs
-from streaming_server.storage.staging import UPSERT
+from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.writes.bucket_steps import apply_rows
+from streaming_server.engine.writes.lookups import looked_up as looked_up_in
+from streaming_server.storage.transactions.staging import UPSERT
 from tests.support.snapshots import new_table, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
 from tests.support.waiting import await_until
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
-    from streaming_server.storage.decisions import Committed
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.storage.transactions.decisions import Committed
 
 pytestmark = pytest.mark.asyncio
 

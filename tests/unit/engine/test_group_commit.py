@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from streaming_server.engine.executor import StorageExecutor
-from streaming_server.engine.group_commit import GroupCommit
+from streaming_server.engine.bucket.group_commit import GroupCommit
+from streaming_server.engine.tasks.executor import StorageExecutor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

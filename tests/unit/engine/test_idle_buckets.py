@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.model.errors import WriterFenced
-from scankv.model.key_range import KeyRange
-from streaming_server.engine.idle_buckets import IdleBuckets
-from streaming_server.engine.writing import WriteTerms
-from streaming_server.scan.opening import ReadPlan
-from streaming_server.storage.offsets import epoch_of
-from streaming_server.storage.writer_states import WriteIdentity
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.engine.tables.idle_buckets import IdleBuckets
+from streaming_server.engine.writes.writing import WriteTerms
+from streaming_server.scan.read_plan import ReadPlan
+from streaming_server.storage.bucket.writer_states import WriteIdentity
+from streaming_server.storage.changelog.offsets import epoch_of
 from tests.support.snapshots import TABLE, new_table, pinned_rows, put, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
 from tests.support.waiting import await_until
@@ -22,8 +22,8 @@ from tests.support.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
 
 pytestmark = pytest.mark.asyncio
 

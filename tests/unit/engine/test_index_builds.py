@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
-from scankv.model.key_ranges import KeyRanges
+from scankv.model.keys.key_ranges import KeyRanges
 from scankv.model.limits import MAX_KEY_BYTES
-from streaming_server.engine import index_builds
-from streaming_server.storage.index_codec import IndexCodec
+from streaming_server.engine.indexes import index_builds
+from streaming_server.storage.rows.index_codec import IndexCodec
 from tests.support.indexes import (
     INDEXED_TABLE,
     assert_sound,
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from streaming_server.engine.live_bucket import LiveBucket
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.storage.index_build import IndexBuild
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.storage.bucket.index_build import IndexBuild
 
 pytestmark = pytest.mark.asyncio
 

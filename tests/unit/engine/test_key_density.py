@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.model.key_range import KeyRange
-from streaming_server.engine.key_density import KEYS_A_LOOK, Stretch, stretches
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.engine.snapshots.key_density import KEYS_A_LOOK, Stretch, stretches
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,18 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.model.options import TableOptions
+from scankv.model.tables.options import TableOptions
+from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
-from streaming_server.engine.prepare import KeyEncoder, prepare
-from streaming_server.storage.changelog import RowKind
-from streaming_server.storage.index_codec import IndexCodec
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.engine.merging.prepared_rows import prepare
+from streaming_server.storage.changelog.records import RowKind
+from streaming_server.storage.rows.index_codec import IndexCodec
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.tables import define
 
 if TYPE_CHECKING:
-    from scankv.model.schema import TableDefinition
-    from streaming_server.engine.prepare import PreparedRows
-    from streaming_server.storage.bucket import BucketChange
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.storage.bucket.bucket import BucketChange
 
 Change = tuple[str, dict[str, Any]]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from streaming_server.clock import ServerClock
-from streaming_server.engine.log_upkeep import _trim
+from streaming_server.engine.changelog.log_maintenance import _trim
 from tests.support.clocks import DAY, FakeClocks
 from tests.support.offline import opened
 from tests.support.tables import define

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.model import agg
 from scankv.model.errors import InvalidRequest, SchemaMismatch
-from scankv.model.merge_functions import aggregate_of
+from scankv.model.tables import agg
+from scankv.model.tables.merge_functions import aggregate_of
 from tests.support.merge_model import Function, MergeModel
 from tests.support.merged_table import MergedTable, merging_table, replayed
 
 if TYPE_CHECKING:
-    from scankv.model.agg import Aggregator
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.agg import Aggregator
+    from scankv.model.tables.schema import TableDefinition
 
 SCHEMA = pa.schema(
     [

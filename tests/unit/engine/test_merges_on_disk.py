@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import InvalidRequest, UsageError
-from scankv.model.merge_functions import aggregate_of
-from scankv.model.merge_spec import MergeSpec
+from scankv.model.tables.merge_functions import aggregate_of
+from scankv.model.tables.merge_spec import MergeSpec
 from scankv.v1 import write_pb2
 from streaming_server.config import load_config
 from streaming_server.engine.merging.preparing import WriteKind
@@ -20,8 +20,8 @@ from tests.support.tables import ipc_stream
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
 
 MEANS = pa.schema([pa.field("k", pa.int64(), nullable=False), ("mean", pa.float64()), ("total", pa.int64())])
 SPEC = MergeSpec(aggregates=(aggregate_of("mean", "avg"), aggregate_of("total", "sum")))

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.model.merge_functions import ColumnAggregate
-from scankv.model.merge_spec import MergeSpec
-from streaming_server.engine import net_rows, roll_forward
+from scankv.model.tables.merge_functions import ColumnAggregate
+from scankv.model.tables.merge_spec import MergeSpec
 from streaming_server.engine.merging.preparing import MERGE, WriteKind
-from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.repeated_keys import RepeatedKeys
-from streaming_server.engine.transactions import StagedAs
-from streaming_server.storage.staging import DELETE, UPSERT
+from streaming_server.engine.transactions import net_rows, roll_forward
+from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
+from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.storage.transactions.staging import DELETE, UPSERT
 from tests.support.snapshots import tables_in
 from tests.support.tables import ipc_stream
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
-    from streaming_server.storage.decisions import Committed
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
+    from streaming_server.storage.transactions.decisions import Committed
 
     Request = tuple[LiveTable, str, list[dict[str, Any]], WriteKind]
 

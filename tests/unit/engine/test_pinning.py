@@ -14,7 +14,7 @@ from tests.support.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.tables.tables import Tables
 
 pytestmark = pytest.mark.asyncio
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streaming_server.storage.file_limit import open_files
-from streaming_server.storage.small_files import FEW_FILES, SMALL_BYTES, TableFile, small_runs
+from streaming_server.storage.files.file_limit import open_files
+from streaming_server.storage.rocks.small_files import FEW_FILES, SMALL_BYTES, TableFile, small_runs
 from tests.support.snapshots import TABLE, new_table, pinned_rows, put, tables_in
 
 if TYPE_CHECKING:

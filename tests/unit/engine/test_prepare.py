@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.model.buckets import bucket_of_one
 from scankv.model.errors import InvalidKey, RequestTooLarge
+from scankv.model.keys.buckets import bucket_of_one
 from scankv.model.limits import MAX_KEY_BYTES, MAX_ROW_BYTES
-from scankv.model.schema import TableDefinition
+from scankv.model.tables.schema import TableDefinition
+from streaming_server.engine.bucket.key_encoder import KeyEncoder
+from streaming_server.engine.merging.prepared_rows import PreparedRows, prepare
 from streaming_server.engine.merging.rows import Written
-from streaming_server.engine.prepare import KeyEncoder, PreparedRows, prepare
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.tables import bits_of, define
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
 from scankv.model.limits import MAX_REQUEST_BYTES
-from streaming_server.engine.prepare import read_request
+from streaming_server.engine.bucket.request_rows import read_request
 from tests.support.hostile_requests import (
     SCHEMA,
     binary_bomb,

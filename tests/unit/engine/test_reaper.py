@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streaming_server.clock import ServerClock
-from streaming_server.engine.reaper import Reaper
+from streaming_server.engine.tasks.reaper import Reaper
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.model.errors import DataLoss, DiskFull, Unavailable
-from streaming_server.storage.bucket import Bucket
+from streaming_server.storage.bucket.bucket import Bucket
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 from tests.support.tables import ipc_stream, scores
 from tests.unit.engine.test_idle_buckets import rows_of
@@ -17,7 +17,7 @@ from tests.unit.engine.test_idle_buckets import rows_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from streaming_server.engine.live_bucket import LiveBucket
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
 
 pytestmark = pytest.mark.asyncio
 

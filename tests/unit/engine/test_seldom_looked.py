@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streaming_server.engine.seldom_looked import SeldomLooked
+from streaming_server.engine.tasks.throttled_value import SeldomLooked
 
 pytestmark = pytest.mark.asyncio
 

@@ -22,16 +22,16 @@ from scankv.model.errors import (
     TableNotFound,
     TooManySnapshots,
 )
-from streaming_server.storage.cursor import BucketCursor
-from streaming_server.storage.ended_leases import MOST_IDS, EndedLeases
+from streaming_server.storage.cursors.cursor import BucketCursor
+from streaming_server.storage.snapshots.ended_leases import MOST_IDS, EndedLeases
 from tests.support.snapshots import EVERY_KEY, TABLE, new_table, pinned_scores, put, tables_in, views_on_disk
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from streaming_server.engine.pinned_view import SnapshotReader
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.snapshots.pinned_view import SnapshotReader
+    from streaming_server.engine.tables.tables import Tables
 
 pytestmark = pytest.mark.asyncio
 

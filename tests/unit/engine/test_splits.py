@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, InvalidRequest, SnapshotLost, TableNotFound
 from scankv.model.expressions import col
-from scankv.model.key_range import KeyRange
-from streaming_server.engine import splits as splits_module
-from streaming_server.engine.splits import KeySample
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.engine.snapshots import splits as splits_module
+from streaming_server.engine.snapshots.splits import KeySample
 from tests.support.snapshots import EVERY_KEY, new_table, pinned_rows, tables_in, views_on_disk
 from tests.support.tables import ipc_stream
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scankv.model.expressions import Predicate
-    from streaming_server.engine.live_table import LiveTable
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tables.tables import Tables
 
 Buckets = dict[int, list[bytes]]
 

@@ -17,10 +17,10 @@ from scankv.model.errors import (
     TransactionLost,
 )
 from streaming_server.engine.merging.preparing import MERGE
-from streaming_server.engine.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions import StagedAs
-from streaming_server.storage.decisions import Committed
-from streaming_server.storage.staging import UPSERT, StagingDirectory
+from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.storage.transactions.decisions import Committed
+from streaming_server.storage.transactions.staging import UPSERT, StagingDirectory
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from streaming_server.engine.tables import Tables
+    from streaming_server.engine.tables.tables import Tables
 
 pytestmark = pytest.mark.asyncio
 

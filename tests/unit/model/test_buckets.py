@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.model.buckets import KeyPlaces, bucket_of, bucket_of_one
-from scankv.model.key_codec import KeyCodec
-from scankv.model.key_range import KeyRange
-from scankv.model.key_ranges import KeyRanges
+from scankv.model.keys.buckets import KeyPlaces, bucket_of, bucket_of_one
+from scankv.model.keys.key_codec import KeyCodec
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.keys.key_ranges import KeyRanges
 
 
 @given(st.lists(st.binary(max_size=20), max_size=20), st.integers(1, 1024))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.model.change_columns import CHANGE_FIELDS, CHANGE_SYMBOLS, ChangeColumns
+from scankv.model.changes.change_columns import CHANGE_FIELDS, CHANGE_SYMBOLS, ChangeColumns
 from scankv.v1 import scan_pb2
 
 if TYPE_CHECKING:
-    from scankv.model.change_columns import Numbers
+    from scankv.model.changes.change_columns import Numbers
 
 FIRST = 1 << 40
 # Mostly a run, at times a gap; or the next epoch.

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.model.conform import check_batch, conform
 from scankv.model.errors import SchemaMismatch
-from scankv.model.types import parse_schema
+from scankv.model.types.conform import check_batch, conform
+from scankv.model.types.types import parse_schema
 from tests.unit.model.strategies import columns, key_types, storable_types, values_of, with_broken_names
 
 UTC = dt.UTC

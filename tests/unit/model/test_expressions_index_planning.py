@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from scankv.model.expressions import IndexPlan, Predicate, bind, col, evaluate, plan_index, plan_order
 from scankv.model.expressions.nodes import Constant, FieldPath
-from scankv.model.key_codec import KeyCodec
-from scankv.model.key_range import KeyRange
-from scankv.model.key_ranges import KeyRanges
+from scankv.model.keys.key_codec import KeyCodec
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.keys.key_ranges import KeyRanges
 from tests.unit.model.expression_strategies import answers, conjunctions, disjunctions, nullable
 from tests.unit.model.strategies import key_types
 

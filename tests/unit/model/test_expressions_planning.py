@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from scankv.model.expressions import KeyPlan, Predicate, all_of, any_of, bind, col, conjuncts, evaluate, plan_keys
 from scankv.model.expressions.nodes import Constant, FieldPath
-from scankv.model.key_codec import KeyCodec
-from scankv.model.key_range import KeyRange
-from scankv.model.key_ranges import ALL_KEY_RANGES, NO_KEY_RANGES, KeyRanges
+from scankv.model.keys.key_codec import KeyCodec
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.keys.key_ranges import ALL_KEY_RANGES, NO_KEY_RANGES, KeyRanges
 from scankv.model.limits import MAX_KEY_BYTES
 from tests.unit.model.expression_strategies import (
     answers,

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidKey, SchemaMismatch
-from scankv.model.key_codec import KeyCodec
+from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.limits import MAX_KEY_BYTES
 from tests.unit.model.strategies import columns, key_types, order_of
 

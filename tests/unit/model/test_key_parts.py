@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.model.key_codec import KeyCodec
-from scankv.model.key_parts import leading_columns, point_text, range_text
-from scankv.model.key_range import NO_KEYS, KeyRange
+from scankv.model.keys.key_codec import KeyCodec
+from scankv.model.keys.key_parts import leading_columns, point_text, range_text
+from scankv.model.keys.key_range import NO_KEYS, KeyRange
 
 NAMES = ["n", "s", "b"]
 CODEC = KeyCodec([pa.int32(), pa.string(), pa.binary()], NAMES)

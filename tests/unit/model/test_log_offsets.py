@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
+from scankv.model.changes.log_positions import StartFrom, StopAt
 from scankv.model.errors import TableRecreated, UsageError
 from scankv.model.limits import MAX_BUCKETS
-from scankv.model.log_offsets import LogOffsets, check_incarnation
-from scankv.model.log_positions import StartFrom, StopAt
 
 OFFSETS = st.dictionaries(st.integers(0, MAX_BUCKETS - 1), st.integers(0, 2**63 - 1), max_size=8)
 TABLES = st.text("0123456789abcdef", max_size=32)

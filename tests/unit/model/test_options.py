@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scankv.model.errors import InvalidOption
-from scankv.model.options import TableOptions
+from scankv.model.tables.options import TableOptions
 
 
 def test_options_have_their_defaults() -> None:

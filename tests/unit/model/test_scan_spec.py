@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scankv.model.errors import UsageError
-from scankv.model.key_range import KeyRange
-from scankv.model.scan_spec import Resume, ScanSpec
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.scans.scan_spec import Resume, ScanSpec
 
 EVERYTHING = ScanSpec(
     "a.b",

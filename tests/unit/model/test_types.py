@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidRequest, SchemaMismatch
 from scankv.model.limits import MAX_NESTING
-from scankv.model.types import format_schema, format_type, is_key_type, is_storable, parse_schema, storable_type
+from scankv.model.types.types import format_schema, format_type, is_key_type, is_storable, parse_schema, storable_type
 from tests.unit.model.strategies import FLOATS, INTEGERS, TIMES, schemas, storable_types
 
 SCALARS = [*INTEGERS, *FLOATS, *TIMES, pa.bool_(), pa.string(), pa.binary(), pa.decimal128(38, 38)]

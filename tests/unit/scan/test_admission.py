@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from scankv.model.errors import ServerDraining, TooManyScans
-from streaming_server.scan.admission import Admission, AdmissionLimits
+from streaming_server.scan.admission.admission import Admission, AdmissionLimits
 
 FOREVER = 60.0
 pytestmark = pytest.mark.asyncio

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.model.aggregates import Aggregate, AggregateFunction
 from scankv.model.errors import InvalidRequest, SchemaMismatch
-from streaming_server.scan.aggregation import Aggregation
+from scankv.model.tables.aggregates import Aggregate, AggregateFunction
 from streaming_server.scan.chunk_source import Chunk
+from streaming_server.scan.queries.aggregation import Aggregation
 from tests.support.tables import define
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.model.errors import DataLoss
-from streaming_server.scan.answers import Answer, Answers
+from streaming_server.scan.queries.result_cache import Answer, Answers
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from streaming_server.scan.answers import Computation
+    from streaming_server.scan.queries.result_cache import Computation
 
 pytestmark = pytest.mark.asyncio
 

@@ -8,15 +8,15 @@ import pytest
 
 from scankv.model.limits import DEFAULT_CHUNK_BYTES
 from scankv.v1.scan_pb2 import ChunkBounds, ScanKvRequest
-from streaming_server.scan.admission import Admission, AdmissionLimits
-from streaming_server.scan.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
-from streaming_server.scan.registry import (
+from streaming_server.scan.admission.admission import Admission, AdmissionLimits
+from streaming_server.scan.admission.live_scans import (
     MAX_LARGE_CHUNKS,
     MAX_UNPROVEN_LARGE_CHUNKS,
     PROVEN_BYTES,
     LiveScan,
     ScanRegistry,
 )
+from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_base
 
 

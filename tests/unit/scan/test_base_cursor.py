@@ -20,18 +20,19 @@ from scankv.model.errors import DataLoss
 from scankv.model.expressions import bind
 from scankv.model.expressions.columns import col
 from scankv.model.expressions.nodes import FieldPath
-from scankv.model.key_range import KeyRange
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
-from streaming_server.engine.prepare import KeyEncoder, prepare
-from streaming_server.scan.base_cursor import BaseCursor
+from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.scan.chunk_source import BatchMessage
-from streaming_server.scan.ordered_forms import KeyedForm
-from streaming_server.scan.overlay import NO_ROWS, NetRows, Overlay
+from streaming_server.scan.columnar.base_cursor import BaseCursor
+from streaming_server.scan.columnar.delta import NO_ROWS, NetRows, Overlay
 from streaming_server.scan.row_reader import _FilteringDecoder
-from streaming_server.storage import base_writer
-from streaming_server.storage.base_writer import BaseWriter
-from streaming_server.storage.columnar_base import ColumnarBase
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.scan.rows.row_representations import KeyedForm
+from streaming_server.storage.columnar import base_writer
+from streaming_server.storage.columnar.base_writer import BaseWriter
+from streaming_server.storage.columnar.columnar_base import ColumnarBase
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.offline import OfflineBucket
 from tests.support.tables import define, exact_rows
 from tests.unit.model.expression_strategies import predicates
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from scankv.model.expressions import BoundPredicate
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
     from streaming_server.scan.chunk_source import StoredRows
 
 ROOM = 1 << 20

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scankv.model.change_columns import CHANGE_FIELDS, ChangeColumns
+from scankv.model.changes.change_columns import CHANGE_FIELDS, ChangeColumns
 from scankv.model.errors import SchemaMismatch
 from scankv.model.expressions import col
-from streaming_server.scan.change_rows import ChangeRows
+from streaming_server.scan.changes.change_rows import ChangeRows
 from streaming_server.scan.chunk_source import Chunk
-from streaming_server.storage.changelog import Changes, LogRecord, RowKind
-from streaming_server.storage.offsets import make_offset
+from streaming_server.storage.changelog.offsets import make_offset
+from streaming_server.storage.changelog.records import Changes, LogRecord, RowKind
 from tests.support.tables import define
 
 if TYPE_CHECKING:
     from scankv.model.expressions import Predicate
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
 FIRST = define(SCHEMA)

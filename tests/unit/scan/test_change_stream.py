@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from scankv.model.expressions import Predicate, col
 from scankv.v1 import scan_pb2
-from streaming_server.scan.change_rows import ChangeRows
-from streaming_server.scan.change_stream import ChangeStream
+from streaming_server.scan.admission.live_scans import LiveScan
+from streaming_server.scan.changes.change_rows import ChangeRows
+from streaming_server.scan.changes.change_stream import ChangeStream
+from streaming_server.scan.changes.log_plan import OpenedLog
+from streaming_server.scan.changes.log_source import LogSource
+from streaming_server.scan.changes.log_token import LogTokenWriter, read_log_token
 from streaming_server.scan.chunk_source import View
-from streaming_server.scan.log_plan import OpenedLog
-from streaming_server.scan.log_source import LogSource
-from streaming_server.scan.log_token import LogTokenWriter, read_log_token
-from streaming_server.scan.producer import ChunkSpec
-from streaming_server.scan.registry import LiveScan
+from streaming_server.scan.execution.producer import ChunkSpec
 from streaming_server.scan.resume_token import Fingerprint
 from tests.support.memory_log import MemoryTail, StopsAt
 from tests.support.tables import define

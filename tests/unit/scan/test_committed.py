@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidResumeToken
+from streaming_server.scan.changes.consumer_progress import Committed, views_of
+from streaming_server.scan.changes.log_token import LaterView, LogPosition, NetPosition
 from streaming_server.scan.chunk_source import Position
-from streaming_server.scan.committed import Committed, views_of
-from streaming_server.scan.log_token import LaterView, LogPosition, NetPosition
-from streaming_server.storage.offsets import count_of, make_offset
+from streaming_server.storage.changelog.offsets import count_of, make_offset
 
 TABLE = b"tabl"
 OFFSETS = st.dictionaries(st.integers(0, 4), st.builds(make_offset, st.just(0), st.integers(0, 9)), min_size=1)

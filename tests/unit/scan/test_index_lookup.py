@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from scankv.model.errors import DataLoss
 from scankv.model.expressions import MAX_POINTS, Predicate, all_of, col
 from scankv.model.expressions.nodes import FieldPath
-from scankv.model.key_range import KeyRange
-from streaming_server.scan.base_view import Via
-from streaming_server.scan.explaining import explain
-from streaming_server.scan.index_lookup import chosen_index, index_choices
-from streaming_server.storage.cursor import BucketCursor
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.scan.execution.explain import explain
+from streaming_server.scan.read_plan import Via
+from streaming_server.scan.rows.index_lookup import chosen_index, index_choices
+from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
 from tests.support.tables import exact_rows
 from tests.unit.model.expression_strategies import disjunctions, leaves_of
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from streaming_server.scan.opening import OpenedScan, ReadPlan
+    from streaming_server.scan.execution.open_scan import OpenedScan
+    from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import RowReader
 
 _ALL_KEYS = KeyRange()

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scankv.model.errors import DataLoss, InvalidRequest
 from scankv.model.expressions import Predicate, all_of, col
 from scankv.model.expressions.nodes import Comparison, FieldPath, Operator
-from streaming_server.scan.indexed_top_n import FoundRows, chosen_order, top_by_index
-from streaming_server.scan.top_n import TopN, TopNSpec
-from streaming_server.storage.cursor import BucketCursor
+from streaming_server.scan.queries.indexed_top_n import FoundRows, chosen_order, top_by_index
+from streaming_server.scan.queries.top_n import TopN, TopNSpec
+from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
 from tests.support.tables import exact_rows
 from tests.unit.model.expression_strategies import leaves_of

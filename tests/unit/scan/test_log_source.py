@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DataLoss, ScanCancelled
-from streaming_server.scan.change_rows import ChangeRows
+from streaming_server.scan.changes.change_rows import ChangeRows
+from streaming_server.scan.changes.log_source import LogSource
 from streaming_server.scan.chunk_source import WAITING, Chunk, View
-from streaming_server.scan.log_source import LogSource
-from streaming_server.storage.changelog import RowKind
+from streaming_server.storage.changelog.records import RowKind
 from tests.support.memory_log import MemoryTail, StopsAt
 from tests.support.tables import define
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
+from streaming_server.scan.changes.log_token import LaterView, LogPosition, LogTokenWriter, read_log_token
 from streaming_server.scan.chunk_source import Position
-from streaming_server.scan.log_token import LaterView, LogPosition, LogTokenWriter, read_log_token
 from streaming_server.scan.resume_token import Fingerprint
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streaming_server.engine.executor import StorageExecutor
-from streaming_server.scan.log_token import NetPosition
-from streaming_server.scan.net_changes import NetChanges
-from streaming_server.storage.changelog import Changes, LogRecord
+from streaming_server.engine.tasks.executor import StorageExecutor
+from streaming_server.scan.changes.log_token import NetPosition
+from streaming_server.scan.changes.net_changes import NetChanges
+from streaming_server.storage.changelog.records import Changes, LogRecord
 from tests.support.waiting import await_until
 
 if TYPE_CHECKING:

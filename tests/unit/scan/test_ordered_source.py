@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
 from scankv.model.expressions import col
-from scankv.model.key_range import KeyRange
-from scankv.model.schema import TableDefinition
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.tables.schema import TableDefinition
 from streaming_server.scan.chunk_source import Position, View
-from streaming_server.scan.opening import OpenedScan, ReadPlan, open_scan
-from streaming_server.storage.cursor import BucketCursor
+from streaming_server.scan.execution.open_scan import OpenedScan, open_scan
+from streaming_server.scan.read_plan import ReadPlan
+from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.offline import OfflineBucket, opened
 from tests.support.offline_bases import based_view
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from scankv.model.errors import ScanKvError
     from scankv.model.expressions import Predicate
-    from streaming_server.scan.base_view import BaseView
+    from streaming_server.scan.columnar.base_view import BaseView
 
 SCHEMA = pa.schema(
     [pa.field("a", pa.int32(), nullable=False), pa.field("b", pa.string(), nullable=False), ("v", pa.int64())]

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.model.key_codec import KeyCodec
-from streaming_server.scan.overlay import NO_ROWS, NetRows, Overlay
+from scankv.model.keys.key_codec import KeyCodec
+from streaming_server.scan.columnar.delta import NO_ROWS, NetRows, Overlay
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping, Sequence
 
-    from streaming_server.scan.overlay import OverlayView
+    from streaming_server.scan.columnar.delta import OverlayView
 
 MUCH = 1 << 30
 

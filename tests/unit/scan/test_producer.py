@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from scankv.v1 import scan_pb2
+from streaming_server.scan.admission.live_scans import LiveScan
 from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, View
-from streaming_server.scan.opening import OpenedScan
-from streaming_server.scan.producer import ChunkSpec, stream_messages
-from streaming_server.scan.registry import LiveScan
+from streaming_server.scan.execution.open_scan import OpenedScan
+from streaming_server.scan.execution.producer import ChunkSpec, stream_messages
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
 from tests.support.tables import define
 

@@ -7,10 +7,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streaming_server.scan.changes.already_applied import SeenBefore
+from streaming_server.scan.changes.log_token import LaterView
 from streaming_server.scan.chunk_source import Position
-from streaming_server.scan.log_token import LaterView
-from streaming_server.scan.seen_before import SeenBefore
-from streaming_server.storage.changelog import Changes, LogRecord, RowKind
+from streaming_server.storage.changelog.records import Changes, LogRecord, RowKind
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 KEYS, BUCKETS = 12, 2

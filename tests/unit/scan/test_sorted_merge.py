@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_server.scan import sorted_merge
-from streaming_server.scan.sorted_merge import Merge, stable_order
+from streaming_server.arrays import sorted_merge
+from streaming_server.arrays.sorted_merge import Merge, stable_order
 from tests.support.tables import exact_values
 
 if TYPE_CHECKING:

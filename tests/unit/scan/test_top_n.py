@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import InvalidRequest, RequestTooLarge, SchemaMismatch
-from streaming_server.scan import top_n
 from streaming_server.scan.chunk_source import Chunk
-from streaming_server.scan.top_n import TopN, TopNSpec
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.scan.queries import top_n
+from streaming_server.scan.queries.top_n import TopN, TopNSpec
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.tables import define
 
 if TYPE_CHECKING:

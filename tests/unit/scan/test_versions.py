@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_server.scan.versions import version_of
-from streaming_server.storage.offsets import count_of, make_offset
+from streaming_server.storage.changelog.offsets import count_of, make_offset
 from tests.support.tables import SCORES, define
 
 DEFINITION = define(SCORES, buckets=3)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.model.errors import ServerDraining
-from streaming_server.scan.crowd import Crowd
-from streaming_server.scan.waiting_calls import WaitingCalls
+from streaming_server.scan.admission.waiting_calls import WaitingCalls
+from streaming_server.scan.admission.wakeup_throttle import Crowd
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from scankv.model.expressions import bind, evaluate
 from scankv.model.expressions.columns import col
 from scankv.model.expressions.nodes import FieldPath
-from streaming_server.scan.zone_maps import may_match
-from streaming_server.storage.base_writer import BaseWriter
-from streaming_server.storage.columnar_base import ColumnarBase, Zone
+from streaming_server.scan.columnar.zone_maps import may_match
+from streaming_server.storage.columnar.base_writer import BaseWriter
+from streaming_server.storage.columnar.columnar_base import ColumnarBase, Zone
 from tests.support.tables import define
 from tests.unit.model.expression_strategies import keyed_batches, predicates
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scankv.model.expressions import bind, col, evaluate, plan_index, plan_keys
 from scankv.model.expressions.literals import Literal
 from scankv.model.expressions.nodes import And, Comparison, FieldPath, Not, Operator, Or
-from scankv.model.key_codec import KeyCodec
+from scankv.model.keys.key_codec import KeyCodec
 from spark_bridge.predicates import to_spark_semantics
 
 if TYPE_CHECKING:

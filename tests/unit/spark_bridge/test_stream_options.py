@@ -7,9 +7,9 @@ import datetime as dt
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
+from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.changes.log_positions import StartFrom, StopAt
 from scankv.model.errors import UsageError
-from scankv.model.log_offsets import LogOffsets
-from scankv.model.log_positions import StartFrom, StopAt
 from spark_bridge.options import ReadOptions
 from spark_bridge.stream_options import StreamOptions
 

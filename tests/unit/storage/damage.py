@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.changelog import Changes, RowKind, decode_record, encode_records
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.storage.changelog.records import Changes, RowKind, decode_record, encode_records
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.tables import define
 
 if TYPE_CHECKING:

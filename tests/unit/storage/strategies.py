@@ -11,7 +11,7 @@ from tests.support.tables import define
 from tests.unit.model.strategies import field_names, storable_types, values_of
 
 if TYPE_CHECKING:
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
 
 
 def definitions() -> st.SearchStrategy[TableDefinition]:

@@ -10,9 +10,9 @@ import pytest
 
 from scankv.model.errors import DataLoss
 from streaming_server.clock import ServerClock
-from streaming_server.storage.bucket import BucketState
-from streaming_server.storage.durable_mark import DurableMark
-from streaming_server.storage.offsets import count_of, epoch_of, make_offset
+from streaming_server.storage.bucket.bucket import BucketState
+from streaming_server.storage.bucket.durable_watermark import DurableMark
+from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
 from tests.support.clocks import DAY, FakeClocks
 from tests.support.dying_writer import DEFINITION, write_and_die
 from tests.support.offline import OfflineBucket, check_bucket, check_log, opened

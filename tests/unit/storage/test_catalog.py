@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError, TableExists, TableNotFound
-from scankv.model.schema import TableDefinition
-from streaming_server.storage import catalog as catalog_module
-from streaming_server.storage.catalog import Catalog
-from streaming_server.storage.data_directory import DataDirectory
+from scankv.model.tables.schema import TableDefinition
+from streaming_server.storage.tables import catalog as catalog_module
+from streaming_server.storage.tables.catalog import Catalog
+from streaming_server.storage.tables.data_directory import DataDirectory
 from tests.support.tables import SCORES
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def crash_at_step(patch: pytest.MonkeyPatch, number: int) -> None:
     """Lets the process "end" before its `number`-th step on the disk; sees every step that makes something durable."""
     from pathlib import Path
 
-    from streaming_server.storage import data_directory
+    from streaming_server.storage.tables import data_directory
 
     left = number
 

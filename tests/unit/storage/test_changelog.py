@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.changelog import (
+from streaming_server.storage.changelog.offsets import make_offset
+from streaming_server.storage.changelog.records import (
     MAX_CHANGES_PER_RECORD,
     Changes,
     RowKind,
     decode_record,
     encode_records,
 )
-from streaming_server.storage.offsets import make_offset
 from tests.support.tables import SCORES, define, exact_rows, scores
 from tests.unit.storage.strategies import batches, definitions
 
 if TYPE_CHECKING:
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
 
 DEFINITION = define(SCORES)
 

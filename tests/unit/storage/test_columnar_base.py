@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
-from streaming_server.engine.prepare import KeyEncoder
-from streaming_server.storage import base_writer
-from streaming_server.storage.base_writer import BaseWriter
-from streaming_server.storage.columnar_base import ColumnarBase, newest_base, remove_bases
+from streaming_server.engine.bucket.key_encoder import KeyEncoder
+from streaming_server.storage.columnar import base_writer
+from streaming_server.storage.columnar.base_writer import BaseWriter
+from streaming_server.storage.columnar.columnar_base import ColumnarBase, newest_base, remove_bases
 from tests.support.tables import define, exact_rows, exact_values
 from tests.unit.model.strategies import order_of
 from tests.unit.storage.strategies import batches, definitions
@@ -29,7 +29,7 @@ from tests.unit.storage.strategies import batches, definitions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
 
 NUMBERS = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("text", pa.string())])
 

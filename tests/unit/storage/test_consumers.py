@@ -8,7 +8,7 @@ import pytest
 
 from scankv.model.errors import DataLoss, InvalidRequest
 from scankv.model.names import check_consumer_id
-from streaming_server.storage.consumers import ConsumerDirectory, ConsumerRecord
+from streaming_server.storage.tables.consumers import ConsumerDirectory, ConsumerRecord
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
-from scankv.model.key_range import KeyRange
+from scankv.model.keys.key_range import KeyRange
 from tests.support.offline import OfflineBucket, opened
 from tests.support.prepared import flip, rows_file
 from tests.support.tables import define
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from streaming_server.storage.cursor import BucketCursor
+    from streaming_server.storage.cursors.cursor import BucketCursor
 
 DEFINITION = define(pa.schema([("v", pa.int32()), ("k", pa.binary()), ("w", pa.string())]), "k")
 ROOM = 1 << 20

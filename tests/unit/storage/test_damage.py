@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.unit.storage import damage
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from scankv.model.errors import ScanKvError, UsageError
-from streaming_server.storage.checked_json import read_checked_json, write_checked_json
-from streaming_server.storage.data_directory import DataDirectory, DirectoryLocked, ForeignDirectory
+from streaming_server.storage.files.checked_json import read_checked_json, write_checked_json
+from streaming_server.storage.tables.data_directory import DataDirectory, DirectoryLocked, ForeignDirectory
 
 HOLD = """
 import sys
 from pathlib import Path
-from streaming_server.storage.data_directory import DataDirectory
+from streaming_server.storage.tables.data_directory import DataDirectory
 directory = DataDirectory(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.model.key_range import KeyRange
-from scankv.model.key_ranges import ALL_KEY_RANGES, KeyRanges
-from streaming_server.storage.cursor import BucketCursor
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.keys.key_ranges import ALL_KEY_RANGES, KeyRanges
+from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.indexed import indexed_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from streaming_server.storage.bucket import Bucket
-    from streaming_server.storage.entry_cursor import EntryCursor
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.cursors.entry_cursor import EntryCursor
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("score", pa.int64())])
 ROWS = 2000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming_server.storage.gaps import Width, place_before, place_behind
+from streaming_server.storage.cursors.gaps import Width, place_before, place_behind
 
 KEYS = st.binary(max_size=6) | st.integers(0, 2**64 - 1).map(lambda number: number.to_bytes(8, "big"))
 

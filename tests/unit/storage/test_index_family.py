@@ -9,19 +9,19 @@ import pytest
 import rocksdict
 
 from scankv.model.errors import DataLoss
-from scankv.model.key_ranges import KeyRanges
-from streaming_server.storage import rocks
-from streaming_server.storage.bucket import BucketState
-from streaming_server.storage.index_build import IndexBuild
-from streaming_server.storage.rocks import RocksStore
+from scankv.model.keys.key_ranges import KeyRanges
+from streaming_server.storage.bucket.bucket import BucketState
+from streaming_server.storage.bucket.index_build import IndexBuild
+from streaming_server.storage.rocks import store as rocks
+from streaming_server.storage.rocks.store import RocksStore
 from tests.support.offline import OfflineBucket, opened, resources
 from tests.support.tables import SCORES, define
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from scankv.model.schema import TableDefinition
-    from streaming_server.storage.rocks import StoreBatch
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.storage.rocks.store import StoreBatch
 
 PLAIN = define(SCORES)
 INDEXED = PLAIN.add_indexes([("score",)])

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scankv.model.key_range import KeyRange
-from scankv.model.key_ranges import KeyRanges
-from streaming_server.storage import range_reader, ranges_cursor
-from streaming_server.storage.range_reader import RangeReader, items_form
-from streaming_server.storage.ranges_cursor import RangesCursor
-from streaming_server.storage.rocks import RocksStore
-from streaming_server.storage.row_codec import RowCodec
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.keys.key_ranges import KeyRanges
+from streaming_server.storage.cursors import range_reader, ranges_cursor
+from streaming_server.storage.cursors.range_reader import RangeReader, items_form
+from streaming_server.storage.cursors.ranges_cursor import RangesCursor
+from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.offline import resources
 from tests.support.tables import define
 

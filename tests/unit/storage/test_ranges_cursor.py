@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
-from scankv.model.key_range import KeyRange
-from scankv.model.key_ranges import KeyRanges
-from streaming_server.storage import range_reader
-from streaming_server.storage.cursor import BucketCursor
-from streaming_server.storage.ranges_cursor import STEP_SECONDS, RangesCursor
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.keys.key_ranges import KeyRanges
+from streaming_server.storage.cursors import range_reader
+from streaming_server.storage.cursors.cursor import BucketCursor
+from streaming_server.storage.cursors.ranges_cursor import STEP_SECONDS, RangesCursor
 from tests.support.offline import OfflineBucket, bucket_path, definition_in, opened
 from tests.support.prepared import flip, prepared_table, rows_file, value_of
 from tests.support.tables import define

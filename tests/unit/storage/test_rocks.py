@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.model.errors import InternalError
-from streaming_server.storage.rocks import RocksResources, RocksStore
+from streaming_server.storage.rocks.store import RocksResources, RocksStore
 
 if TYPE_CHECKING:
     from pathlib import Path

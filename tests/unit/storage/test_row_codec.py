@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from scankv.model.errors import SchemaMismatch
 from scankv.model.limits import MAX_ROW_BYTES
-from streaming_server.storage.row_codec import RowCodec
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.tables import define, exact_rows, exact_values
 from tests.unit.storage.strategies import batches, definitions
 
 if TYPE_CHECKING:
-    from scankv.model.schema import TableDefinition
+    from scankv.model.tables.schema import TableDefinition
 
 few = settings(max_examples=24)
 many = settings(max_examples=32)

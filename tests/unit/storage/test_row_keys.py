@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
-from scankv.model.key_codec import KeyCodec
-from streaming_server.storage.row_codec import RowCodec
+from scankv.model.keys.key_codec import KeyCodec
+from streaming_server.storage.rows.row_codec import RowCodec
 from tests.support.tables import define
 from tests.unit.model.strategies import columns, key_types, storable_types, values_of
 from tests.unit.storage import damage
 
 if TYPE_CHECKING:
-    from scankv.model.schema import TableDefinition
-    from streaming_server.storage.row_keys import RowKeys
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.storage.rows.row_keys import RowKeys
 
 
 def row_keys_of(definition: TableDefinition) -> tuple[RowKeys, KeyCodec]:

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DataLoss
-from scankv.model.key_range import KeyRange
-from streaming_server.storage.bucket import BucketState
-from streaming_server.storage.checkpoint import Checkpoint
-from streaming_server.storage.offsets import epoch_of
-from streaming_server.storage.snapshots import (
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.storage.bucket.bucket import BucketState
+from streaming_server.storage.changelog.offsets import epoch_of
+from streaming_server.storage.snapshots.checkpoint import Checkpoint
+from streaming_server.storage.snapshots.snapshots import (
     PinnedBucket,
     StoredLease,
     ViewDirectory,

@@ -9,9 +9,9 @@ import pytest
 
 from scankv.model.errors import DataLoss, Unavailable
 from streaming_server.clock import ServerClock
-from streaming_server.storage.decisions import Committed, Decision, Decisions
-from streaming_server.storage.frames import write_at
-from streaming_server.storage.staging import (
+from streaming_server.storage.files.frames import write_at
+from streaming_server.storage.transactions.decisions import Committed, Decision, Decisions
+from streaming_server.storage.transactions.staging import (
     DELETE,
     UPSERT,
     Pieces,
@@ -22,7 +22,7 @@ from streaming_server.storage.staging import (
     payloads,
     staged_request,
 )
-from streaming_server.storage.transaction_log import TransactionLog
+from streaming_server.storage.transactions.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +107,7 @@ def test_after_a_failed_sync_nothing_more_is_decided_before_the_log_is_written_a
         if sync:
             raise OSError("input/output error")
 
-    monkeypatch.setattr("streaming_server.storage.transaction_log.write_at", fails)
+    monkeypatch.setattr("streaming_server.storage.transactions.transaction_log.write_at", fails)
     assert not decisions.is_uncertain
     with pytest.raises(OSError, match="input/output"):
         decisions.decide(replace(DECISION, number=1, token="t1"))

@@ -13,9 +13,9 @@ from scankv.model.errors import DataLoss, TooManyWriters, WriterExpired, WriterF
 from scankv.model.limits import WRITER_WINDOW
 from streaming_server.clock import ServerClock
 from streaming_server.engine.merging.outcome import merge_upsert
-from streaming_server.engine.prepare import prepare
-from streaming_server.storage.bucket import Bucket
-from streaming_server.storage.writer_states import (
+from streaming_server.engine.merging.prepared_rows import prepare
+from streaming_server.storage.bucket.bucket import Bucket
+from streaming_server.storage.bucket.writer_states import (
     UNNAMED_TTL_SECONDS,
     WriteAnswer,
     WriteIdentity,

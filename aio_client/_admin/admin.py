@@ -1,0 +1,188 @@
+"""What a server says of itself and of its scans, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from aio_client._admin.bases import TableBases
+from aio_client._admin.disk_use import DiskUse
+
+if TYPE_CHECKING:
+    from scankv.v1 import admin_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStats:
+    """The figures of a server, since its start unless said otherwise.
+
+    Attributes:
+        version: The version of its software.
+        incarnation: Differs after every start.
+        uptime_millis: How long it has been running.
+        tables: Tables there are.
+        open_buckets: Buckets that are open now.
+        live_scans: Scans that hold an iterator now.
+        waiting_scans: Scans that wait to be admitted now.
+        open_cursors: What the live scans hold now: one for each bucket they have not finished.
+        unread_endings: Scans that were ended while their reader took nothing, and whose reader has not come back yet
+            for the error.
+        scans_started: Scans started.
+        rows_scanned: Rows read by scans.
+        bytes_returned: Bytes of Arrow data that scans returned.
+        open_transactions: Transactions that are neither committed nor aborted now.
+        closed_gates: Those that are being applied now, while the gate before their buckets is closed.
+        commits: Transactions committed.
+        longest_commit_micros: The longest time, in microseconds, for which the gate of one was closed.
+        rows_written: Rows in upserts and deletes that were acknowledged.
+        log_syncs: Syncs of write-ahead logs; one may serve many writers.
+        resident_bytes: Resident memory now.
+        peak_resident_bytes: Resident memory at its highest.
+        open_files: File descriptors open now; 0 where the server's system does not say.
+        file_limit: How many there may be.
+        tasks: Tasks of the server's event loop now.
+        snapshot_views: Views kept now for pinned snapshots.
+        snapshot_leases: Leases on them.
+        snapshot_bytes: Bytes on disk that only they keep.
+        unchanged_answers: Counts, aggregates, top-N and scans that were answered with "nothing has changed".
+        cached_answers: Counts, aggregates and top-N that were computed before, or at the same time, for another call.
+        computed_answers: Counts, aggregates and top-N that were computed.
+        cached_bytes: Memory that computed answers take now.
+        waiting_calls: Calls that wait now until what they ask about has changed, as those of watches do.
+        clock_offset_millis: How far the clock of the server's machine is ahead of the time that commits get; negative
+            when it is behind. Beyond `max_clock_step_seconds` the clock has jumped, and somebody should look at it.
+        clock_jumps: How often that clock has jumped.
+        request_bytes_in_flight: Bytes of requests of more than 64 KiB that are in memory now.
+        refused_requests: Requests that were refused with `ServerBusy`, because there were too many of these.
+        free_disk_bytes: What is free on the disk of the data directory.
+        disk: What the data directory takes on disk.
+        damaged_buckets: The buckets found damaged, as `database.table/bucket`.
+        bases: The columnar bases of each table in use that has any, by table.
+    """
+
+    version: str
+    incarnation: str
+    uptime_millis: int
+    tables: int
+    open_buckets: int
+    live_scans: int
+    waiting_scans: int
+    open_cursors: int
+    unread_endings: int
+    scans_started: int
+    rows_scanned: int
+    bytes_returned: int
+    open_transactions: int
+    closed_gates: int
+    commits: int
+    longest_commit_micros: int
+    rows_written: int
+    log_syncs: int
+    resident_bytes: int
+    peak_resident_bytes: int
+    open_files: int
+    file_limit: int
+    tasks: int
+    snapshot_views: int
+    snapshot_leases: int
+    snapshot_bytes: int
+    unchanged_answers: int
+    cached_answers: int
+    computed_answers: int
+    cached_bytes: int
+    waiting_calls: int
+    clock_offset_millis: int
+    clock_jumps: int
+    request_bytes_in_flight: int
+    refused_requests: int
+    free_disk_bytes: int
+    disk: DiskUse
+    damaged_buckets: tuple[str, ...]
+    bases: tuple[TableBases, ...]
+
+    @classmethod
+    def of(cls, message: admin_pb2.StatsResponse) -> Self:
+        """The figures in an answer."""
+        return cls(
+            version=message.version,
+            incarnation=message.incarnation,
+            uptime_millis=message.uptime_millis,
+            tables=message.tables,
+            open_buckets=message.open_buckets,
+            live_scans=message.live_scans,
+            waiting_scans=message.waiting_scans,
+            open_cursors=message.open_cursors,
+            unread_endings=message.unread_endings,
+            scans_started=message.scans_started,
+            rows_scanned=message.rows_scanned,
+            bytes_returned=message.bytes_returned,
+            open_transactions=message.open_transactions,
+            closed_gates=message.closed_gates,
+            commits=message.commits,
+            longest_commit_micros=message.longest_commit_micros,
+            rows_written=message.rows_written,
+            log_syncs=message.log_syncs,
+            resident_bytes=message.resident_bytes,
+            peak_resident_bytes=message.peak_resident_bytes,
+            open_files=message.open_files,
+            file_limit=message.file_limit,
+            tasks=message.tasks,
+            snapshot_views=message.snapshot_views,
+            snapshot_leases=message.snapshot_leases,
+            snapshot_bytes=message.snapshot_bytes,
+            unchanged_answers=message.unchanged_answers,
+            cached_answers=message.cached_answers,
+            computed_answers=message.computed_answers,
+            cached_bytes=message.cached_bytes,
+            waiting_calls=message.waiting_calls,
+            clock_offset_millis=message.clock_offset_millis,
+            clock_jumps=message.clock_jumps,
+            request_bytes_in_flight=message.request_bytes_in_flight,
+            refused_requests=message.refused_requests,
+            free_disk_bytes=message.free_disk_bytes,
+            disk=DiskUse.of(message.disk),
+            damaged_buckets=tuple(message.damaged_buckets),
+            bases=tuple(TableBases.of(each) for each in message.bases),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveScan:
+    """A scan that held iterators at the server when it was asked.
+
+    Attributes:
+        scan_id: Its name, as `stream.scan_id` and the server's log have it.
+        table: `database.table`.
+        buckets: The buckets it reads, ascending.
+        age_seconds: Since it was admitted.
+        rows: Rows it has read from storage.
+        bytes: Bytes of Arrow data made from them.
+        peer: The address of its client.
+        idle_seconds: Since its reader last took something.
+        snapshot_id: The snapshot it reads; None for the live table.
+    """
+
+    scan_id: str
+    table: str
+    buckets: tuple[int, ...]
+    age_seconds: float
+    rows: int
+    bytes: int
+    peer: str
+    idle_seconds: float
+    snapshot_id: str | None
+
+    @classmethod
+    def of(cls, message: admin_pb2.LiveScan) -> Self:
+        """One scan of an answer."""
+        return cls(
+            scan_id=message.scan_id,
+            table=message.table,
+            buckets=tuple(message.buckets),
+            age_seconds=message.age_millis / 1000,
+            rows=message.rows_scanned,
+            bytes=message.bytes_returned,
+            peer=message.peer,
+            idle_seconds=message.idle_millis / 1000,
+            snapshot_id=message.snapshot_id or None,
+        )

@@ -1,0 +1,84 @@
+"""Checking a table: whether all that the server has stored of it agrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from scankv.v1 import admin_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aio_client._transport.transport import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexCheck:
+    """What was found of one index in one bucket.
+
+    Attributes:
+        columns: The columns it is ordered by, the first one first.
+        entries: How many entries it has.
+        ready: Whether it is used. One that is still built is not compared with the rows.
+        problem: What is wrong with it; None when nothing is.
+    """
+
+    columns: tuple[str, ...]
+    entries: int
+    ready: bool
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketCheck:
+    """What was found of one bucket, as of one instant.
+
+    Attributes:
+        bucket: Its number.
+        rows: How many rows it has.
+        indexes: Its part of every index, in the order of the table's indexes.
+        problem: What is wrong with the rows, or why they cannot be read; None when nothing is.
+    """
+
+    bucket: int
+    rows: int
+    indexes: tuple[IndexCheck, ...]
+    problem: str | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing is wrong, neither with the rows nor with an index."""
+        return self.problem is None and all(index.problem is None for index in self.indexes)
+
+    @classmethod
+    def of(cls, message: admin_pb2.BucketCheck) -> Self:
+        """One bucket of an answer."""
+        return cls(
+            bucket=message.bucket,
+            rows=message.rows,
+            indexes=tuple(
+                IndexCheck(
+                    columns=tuple(index.columns),
+                    entries=index.entries,
+                    ready=index.ready,
+                    problem=index.problem or None,
+                )
+                for index in message.indexes
+            ),
+            problem=message.problem or None,
+        )
+
+
+async def check_table(
+    transport: Transport, name: str, on_bucket: Callable[[BucketCheck], None] | None
+) -> list[BucketCheck]:
+    """Checks every bucket, and tells of each as soon as it is done. See `Client.check_table`."""
+    call = transport.open_check(admin_pb2.CheckTableRequest(table=name))
+    checks = []
+    while (message := await call.read(None)) is not None:
+        check = BucketCheck.of(message)
+        checks.append(check)
+        if on_bucket is not None:
+            on_bucket(check)
+    return checks

@@ -1,0 +1,1 @@
+"""What callers pass in, checked and converted to Arrow."""

@@ -1,0 +1,212 @@
+"""What rows may be given as, and how each form becomes Arrow batches that fit the columns of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from aio_client._input.python_values import NotAValueError, column_of
+from scankv.model import lazy_compute as pc
+from scankv.model.errors import SchemaMismatch, UsageError, did_you_mean
+from scankv.model.types.conform import conform
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    import pandas as pd
+
+
+class SupportsArrowStream(Protocol):
+    """Tables, readers and frames of every library that speaks the Arrow PyCapsule interface."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+class SupportsArrowArray(Protocol):
+    """Batches of every library that speaks the Arrow PyCapsule interface."""
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
+
+
+Data: TypeAlias = SupportsArrowStream | SupportsArrowArray | Sequence[Mapping[str, Any]]
+"""Rows: a RecordBatch, Table or RecordBatchReader, a pandas or Polars DataFrame, a list of dictionaries, or any other
+object with `__arrow_c_stream__` or `__arrow_c_array__`."""
+
+
+class Rows(Protocol):
+    """Rows in one of the forms that callers have them in."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all batches may be made before one is used. A reader may have more than memory, or no end."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a column of this name."""
+
+    def check_names(self, schema: pa.Schema) -> None:
+        """Raises SchemaMismatch when there is a column that the schema does not have."""
+
+    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        """The rows in the columns of the schema, where nothing is lost by it; other columns are left out.
+
+        Of the columns that are `counted`, of whatever type, there is 1 for each value that is not null.
+
+        Raises:
+            SchemaMismatch: A column is missing, or a value cannot be in its column. Names column and row.
+        """
+
+
+def rows_of(data: object) -> Rows:
+    """Recognises the form that rows are given in; nothing is read or checked yet.
+
+    Raises:
+        UsageError: No rows can be taken from the object.
+    """
+    if isinstance(data, pa.RecordBatch):
+        return _ArrowRows(data.schema, [data], in_memory=True)
+    if isinstance(data, pa.Table):
+        return _ArrowRows(data.schema, data.to_batches(), in_memory=True)
+    if isinstance(data, pa.RecordBatchReader):
+        return _ArrowRows(data.schema, data, in_memory=False)
+    if is_frame_of("pandas", data):
+        return _PandasRows(data)
+    if isinstance(data, list | tuple):
+        return _DictRows(data)
+    try:
+        if is_frame_of("polars", data):
+            return rows_of(pa.table(data))
+        if hasattr(data, "__arrow_c_array__"):
+            return rows_of(pa.record_batch(data))
+        if hasattr(data, "__arrow_c_stream__"):
+            return rows_of(pa.RecordBatchReader.from_stream(data))
+    except (ValueError, TypeError, pa.ArrowException) as error:
+        raise UsageError(f"a {type(data).__name__} has no rows: {error}") from error
+    hint = "; put a single row into a list, and columns into pa.table(...)" if isinstance(data, Mapping) else ""
+    raise UsageError(
+        "rows are given as RecordBatch, Table, RecordBatchReader, pandas or Polars DataFrame, list of dictionaries, or "
+        f"an object with __arrow_c_stream__, not as {type(data).__name__}{hint}"
+    )
+
+
+def is_frame_of(library: str, data: object) -> bool:
+    """Whether the object is a DataFrame of that library, found out without importing it."""
+    return type(data).__name__ == "DataFrame" and type(data).__module__.partition(".")[0] == library
+
+
+@dataclass(frozen=True, slots=True)
+class _ArrowRows:
+    schema: pa.Schema
+    source: Iterable[pa.RecordBatch]
+    in_memory: bool
+
+    def has(self, name: str) -> bool:
+        return name in self.schema.names
+
+    def check_names(self, schema: pa.Schema) -> None:
+        _check_names(self.schema.names, schema)
+
+    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        wanted = [index for index, name in enumerate(self.schema.names) if name in schema.names]
+        first_row = 0
+        for batch in self.source:
+            yield conform(_with_ones(batch.select(wanted), schema, counted), schema, first_row=first_row)
+            first_row += batch.num_rows
+
+
+class _DictRows:
+    """A key that a row does not have is null."""
+
+    in_memory = True
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        for index, row in enumerate(rows):
+            if not isinstance(row, Mapping):
+                raise UsageError(f"row {index} is a {type(row).__name__}, not a dictionary", row=index)
+        self._rows = rows
+
+    def has(self, name: str) -> bool:
+        return any(name in row for row in self._rows)
+
+    def check_names(self, schema: pa.Schema) -> None:
+        known = set(schema.names)
+        for index, row in enumerate(self._rows):
+            if not row.keys() <= known:
+                name = next(str(name) for name in row if name not in known)
+                raise SchemaMismatch(
+                    f'row {index}: there is no column "{name}"{did_you_mean(name, schema.names)}',
+                    column=name,
+                    row=index,
+                )
+
+    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        if self._rows:
+            values = {field.name: [row.get(field.name) for row in self._rows] for field in schema}
+            values |= {
+                name: [None if each is None else 1 for each in values[name]] for name in counted if name in values
+            }
+            columns = [_column(values[field.name], field) for field in schema]
+            yield conform(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
+
+
+class _PandasRows:
+    """NaN is null. Index levels that have a name are columns."""
+
+    in_memory = True
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        levels = [level for level, name in enumerate(frame.index.names) if name is not None]
+        self._frame = frame.reset_index(level=levels) if levels else frame
+        self._names = [str(name) for name in self._frame.columns]
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
+    def check_names(self, schema: pa.Schema) -> None:
+        _check_names(self._names, schema)
+
+    def batches(self, schema: pa.Schema, counted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        wanted = [index for index, name in enumerate(self._names) if name in schema.names]
+        columns = [
+            _ones(pa.array(self._frame.iloc[:, index].notna()), schema.field(self._names[index]).type)
+            if self._names[index] in counted
+            else self._column(index, schema.field(self._names[index]))
+            for index in wanted
+        ]
+        table = pa.Table.from_arrays(columns, names=[self._names[index] for index in wanted])
+        yield from _ArrowRows(table.schema, table.to_batches(), in_memory=True).batches(schema)
+
+    def _column(self, index: int, field: pa.Field) -> pa.Array:
+        series = self._frame.iloc[:, index]
+        if series.dtype != object:
+            return pa.array(series, from_pandas=True)
+        # pyarrow would guess one type for objects of any type.
+        return _column(series.where(series.notna(), None).tolist(), field)
+
+
+def _with_ones(batch: pa.RecordBatch, schema: pa.Schema, counted: Collection[str]) -> pa.RecordBatch:
+    for index, name in enumerate(batch.schema.names):
+        if name in counted:
+            batch = batch.set_column(index, name, _ones(batch.column(index).is_valid(), schema.field(name).type))
+    return batch
+
+
+def _ones(there: pa.Array, type_: pa.DataType) -> pa.Array:
+    return pc.if_else(there, pa.scalar(1, type_), pa.scalar(None, type_))
+
+
+def _column(values: Sequence[object], field: pa.Field) -> pa.Array:
+    try:
+        return column_of(values, field.type)
+    except NotAValueError as error:
+        raise SchemaMismatch(
+            f'column "{field.name}", row {error.row}: {error.reason}', column=field.name, row=error.row
+        ) from error
+
+
+def _check_names(names: Sequence[str], schema: pa.Schema) -> None:
+    for name in names:
+        if name not in schema.names:
+            raise SchemaMismatch(f'there is no column "{name}"{did_you_mean(name, schema.names)}', column=name)

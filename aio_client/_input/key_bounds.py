@@ -1,0 +1,94 @@
+"""Ranges of keys as callers name them: by the values of the key columns, or of the leading ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import pyarrow as pa
+
+from aio_client._input.keys import keys_of
+from scankv.model.errors import InvalidKey, UsageError, did_you_mean
+from scankv.model.keys.key_codec import TEXT_END_BYTES, KeyCodec
+from scankv.model.keys.key_range import NO_KEYS, KeyRange
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Inclusive: TypeAlias = Literal["both", "left", "right", "neither"]
+"""Which ends belong to a range, as pandas calls them: `left` is the start, `right` the end."""
+
+
+def range_between(start: object, end: object, inclusive: Inclusive, key_schema: pa.Schema) -> KeyRange:
+    """The keys from a start to an end, each of which may be a value, a tuple of leading values, or None for no bound.
+
+    Raises:
+        UsageError: The start is behind the end, or `inclusive` is none of its values.
+        InvalidKey: A value is null, or not one of its key column.
+    """
+    if inclusive not in get_args(Inclusive):
+        raise UsageError(f"inclusive is one of {', '.join(get_args(Inclusive))}, not {inclusive!r}", option="inclusive")
+    key_range = KeyRange()
+    if start is not None:
+        begin = KeyRange.under(_encoded(_values(start, key_schema), key_schema))
+        key_range &= _from(begin.start if inclusive in ("both", "left") else begin.end)
+    if end is not None:
+        last = KeyRange.under(_encoded(_values(end, key_schema), key_schema))
+        key_range &= KeyRange(None, last.end if inclusive in ("both", "right") else last.start)
+    if start is not None and end is not None:
+        _check_order(_values(start, key_schema), _values(end, key_schema), key_schema)
+    return key_range
+
+
+def range_of_prefix(prefix: object, key_schema: pa.Schema) -> KeyRange:
+    """The keys whose leading columns are these, the last of them, where it is text or bytes, at its beginning.
+
+    Raises:
+        InvalidKey: A value is null, or not one of its key column.
+    """
+    values = _values(prefix, key_schema)
+    encoded = _encoded(values, key_schema)
+    last = key_schema.field(len(values) - 1).type
+    is_text = pa.types.is_string(last) or pa.types.is_binary(last)
+    return KeyRange.under(encoded[:-TEXT_END_BYTES] if is_text else encoded)
+
+
+def _from(start: bytes | None) -> KeyRange:
+    """The keys from here on; none where this is behind all that there can be."""
+    return NO_KEYS if start is None else KeyRange(start, None)
+
+
+def _check_order(start: Sequence[object], end: Sequence[object], key_schema: pa.Schema) -> None:
+    common = min(len(start), len(end))
+    if _encoded(start[:common], key_schema) > _encoded(end[:common], key_schema):
+        raise UsageError("the start of the key range is behind its end: exchange them, and reverse() reads backwards")
+
+
+def _values(given: object, key_schema: pa.Schema) -> tuple[object, ...]:
+    if isinstance(given, Mapping):
+        return _values_by_name(given, key_schema)
+    values = given if isinstance(given, tuple) else (given,)
+    if not 1 <= len(values) <= len(key_schema):
+        names = ", ".join(key_schema.names)
+        raise InvalidKey(f"{len(values)} values were given; they are those of the leading columns of the key ({names})")
+    return values
+
+
+def _values_by_name(given: Mapping[Any, object], key_schema: pa.Schema) -> tuple[object, ...]:
+    for name in given:
+        if name not in key_schema.names:
+            hint = did_you_mean(str(name), key_schema.names)
+            raise InvalidKey(f'"{name}" is no key column{hint}', column=name)
+    leading = key_schema.names[: len(given)]
+    if not given or set(given) != set(leading):
+        raise InvalidKey(
+            f"values of {', '.join(given) or 'no column'} were given; they are those of the leading columns of the key "
+            f"({', '.join(key_schema.names)})"
+        )
+    return tuple(given[name] for name in leading)
+
+
+def _encoded(values: Sequence[object], key_schema: pa.Schema) -> bytes:
+    columns = pa.schema([key_schema.field(place) for place in range(len(values))])
+    encoded: bytes = KeyCodec(columns.types, columns.names).encode(keys_of([tuple(values)], columns).columns)[0].as_py()
+    return encoded

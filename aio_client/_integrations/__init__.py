@@ -1,0 +1,1 @@
+"""Scans as tables of other libraries."""

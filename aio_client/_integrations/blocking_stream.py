@@ -1,0 +1,73 @@
+"""How an asynchronous scan comes to a stream for code that blocks.
+
+The blocking client imports the asynchronous one, never the other way round. So what opens blocking streams is not
+imported here: the package registers it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from aio_client._transport.config import ClientConfig
+    from scankv.model.changes.log_offsets import LogOffsets
+    from scankv.model.scans.scan_spec import ScanSpec
+
+
+class BlockingStream(Protocol):
+    """The rows of a scan as Arrow batches, for code that blocks. See `scankv.sync.ScanStream` for all that it has."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def __iter__(self) -> Self: ...
+
+    def __next__(self) -> pa.RecordBatch: ...
+
+    def poll(self, timeout: float) -> pa.RecordBatch | None:
+        """The next rows if they come in time."""
+
+    def commit(self, token: bytes | None = None) -> LogOffsets:
+        """Commits what was returned so far, or up to a token."""
+
+    def close(self) -> None:
+        """Ends the scan."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows."""
+
+    @property
+    def resume_token(self) -> bytes | None:
+        """What goes on behind the last batch that was returned."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream is over."""
+
+
+class Opener(Protocol):
+    """Opens a blocking stream."""
+
+    def __call__(self, config: ClientConfig, spec: ScanSpec) -> BlockingStream:
+        """One scan over a connection of its own, which ends with it."""
+
+
+_openers: list[Opener] = []
+
+
+def register_opener(opener: Opener) -> None:
+    """Has blocking streams opened by this from now on."""
+    _openers[:] = [opener]
+
+
+def open_blocking_stream(config: ClientConfig, spec: ScanSpec) -> BlockingStream:
+    """One scan over a connection of its own, which ends with it."""
+    return _openers[0](config, spec)

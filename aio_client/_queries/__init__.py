@@ -1,0 +1,1 @@
+"""Queries with small results: lookups, counts, aggregates, top-N and watches."""

@@ -1,0 +1,108 @@
+"""How the answers to lookups become one table in the order of the keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from scankv.model import lazy_compute as pc
+from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.errors import ProtocolViolation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from scankv.v1.lookup_pb2 import LookupResponse
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedRows:
+    """Rows that were looked up, and what they are as of.
+
+    Attributes:
+        rows: The rows.
+        log_offsets: For every bucket of a key, also of one without a row, the offset of the first change that the rows
+            do not show.
+    """
+
+    rows: pa.Table
+    log_offsets: LogOffsets
+
+
+@dataclass(frozen=True, slots=True)
+class LookupAnswer:
+    """What the server said to one request.
+
+    Attributes:
+        keys: The keys asked for.
+        rows: The rows found, in the order of their keys.
+        found: For every key, whether it has a row.
+        log_offsets: For every bucket of a key, the offset of the first change that the rows do not show.
+    """
+
+    keys: pa.RecordBatch
+    rows: pa.Table
+    found: npt.NDArray[np.bool_]
+    log_offsets: LogOffsets
+
+    @classmethod
+    def read(cls, keys: pa.RecordBatch, response: LookupResponse) -> LookupAnswer:
+        """Reads the response to a request for these keys.
+
+        Raises:
+            ProtocolViolation: It is not Arrow data, or does not say of every key whether it was found.
+        """
+        try:
+            rows = pa.ipc.open_stream(response.rows).read_all()
+        except (pa.ArrowException, OSError) as error:
+            raise ProtocolViolation("the server answered a lookup with something that is not Arrow data") from error
+        found = np.frombuffer(response.found, np.bool_)
+        if len(found) != keys.num_rows or found.sum() != rows.num_rows:
+            raise ProtocolViolation(
+                f"the server answered a lookup of {keys.num_rows:,} keys for {len(found):,} keys, with "
+                f"{rows.num_rows:,} rows where it says {found.sum():,}"
+            )
+        offsets = LogOffsets()
+        offsets.note(response.log_offsets, response.table_incarnation)
+        return cls(keys, rows, found, offsets)
+
+
+def assemble(answers: Sequence[LookupAnswer], schema: pa.Schema, *, fill_missing: bool) -> pa.Table:
+    """Joins the answers in their order.
+
+    Args:
+        answers: The answers; those after an `alter_table` may have more columns than those before.
+        schema: The columns of the result when nothing was asked for.
+        fill_missing: Whether a key without a row gets one that is null but for the key.
+    """
+    if not answers:
+        return schema.empty_table()
+    tables = [_filled(answer) if fill_missing else answer.rows for answer in answers]
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def oldest_offsets(answers: Sequence[LookupAnswer]) -> LogOffsets:
+    """By bucket, the offset that all answers show at least; of the table of the first one."""
+    offsets = LogOffsets()
+    offsets.table_incarnation = answers[0].log_offsets.table_incarnation if answers else ""
+    for answer in answers:
+        for bucket, offset in answer.log_offsets.items():
+            offsets[bucket] = min(offset, offsets.get(bucket, offset))
+    return offsets
+
+
+def _filled(answer: LookupAnswer) -> pa.Table:
+    positions = pa.array(np.cumsum(answer.found) - 1, mask=~answer.found)
+    rows = answer.rows.take(positions)
+    keys = dict(zip(answer.keys.schema.names, answer.keys.columns, strict=True))
+    columns = [
+        pc.coalesce(column, keys[name]) if name in keys else column
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+    ]
+    fields = [field if field.name in keys else field.with_nullable(True) for field in rows.schema]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))

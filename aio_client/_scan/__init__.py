@@ -1,0 +1,1 @@
+"""Scans, streams of changes and snapshots."""

@@ -1,0 +1,140 @@
+"""How the server would answer a scan, as values and as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self
+
+from scankv.v1 import scan_pb2
+
+if TYPE_CHECKING:
+    from aio_client._transport.transport import Transport
+    from scankv.v1.scan_pb2 import ExplainScanResponse, ScanKvRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanExplanation:
+    """What a scan would read and decode; `print` it. Texts are for people, and may change.
+
+    Attributes:
+        source: The `live` table, or a `pinned` snapshot.
+        table: `database.table`.
+        buckets: The buckets whose rows are read, ascending. Empty: nothing is read.
+        ranges: The ranges of keys that are read, as comparisons of key columns; the first ten. Empty: points are read,
+            or nothing.
+        range_count: How many ranges are read.
+        all_keys: Whether the ranges are all keys of these buckets.
+        points: How many single keys are looked up beside the ranges. Not those that an index tells.
+        first_points: The first ten of them.
+        index: The columns of the index that tells which keys are looked up. Empty: none does.
+        index_ranges: The ranges of it that are read, as comparisons of its columns; the first ten. Empty: no index is
+            used, or nothing in it can be asked for.
+        index_range_count: How many ranges of it are read.
+        index_keys: The most keys that are looked up through it: where it has more, the ranges are read instead.
+        residual: What is asked of each row read, because its key does not tell. None: nothing.
+        columns_read: The columns decoded of each row read. Without a residual, those that are returned.
+        columns_returned: The columns decoded of each row returned, in order.
+        ordered: Whether the rows of all buckets come in one order, not only those of each bucket.
+        reverse: Whether in descending order.
+        limit: The most rows. None: no limit.
+        via: What the rows are read from: `base`, where a bucket has one, or `iterator`.
+        via_reason: Why, in words.
+    """
+
+    source: Literal["live", "pinned"]
+    table: str
+    buckets: tuple[int, ...]
+    ranges: tuple[str, ...]
+    range_count: int
+    all_keys: bool
+    points: int
+    first_points: tuple[str, ...]
+    index: tuple[str, ...]
+    index_ranges: tuple[str, ...]
+    index_range_count: int
+    index_keys: int
+    residual: str | None
+    columns_read: tuple[str, ...]
+    columns_returned: tuple[str, ...]
+    ordered: bool
+    reverse: bool
+    limit: int | None
+    via: Literal["base", "iterator"]
+    via_reason: str
+
+    @classmethod
+    def of(cls, table: str, message: ExplainScanResponse) -> Self:
+        """Reads the answer of the server about a scan of a table."""
+        return cls(
+            source="pinned" if message.snapshot_id else "live",
+            table=table,
+            buckets=tuple(message.buckets),
+            ranges=tuple(message.ranges),
+            range_count=message.range_count,
+            all_keys=message.all_keys,
+            points=message.points,
+            first_points=tuple(message.first_points),
+            index=tuple(message.index),
+            index_ranges=tuple(message.index_ranges),
+            index_range_count=message.index_range_count,
+            index_keys=message.index_keys,
+            residual=message.residual or None,
+            columns_read=tuple(message.columns_read),
+            columns_returned=tuple(message.columns_returned),
+            ordered=message.ordered,
+            reverse=message.reverse,
+            limit=message.limit if message.HasField("limit") else None,
+            via="base" if message.via == scan_pb2.VIA_BASE else "iterator",
+            via_reason=message.via_reason,
+        )
+
+    @property
+    def order(self) -> str:
+        """The order of the rows in words."""
+        return f"{'descending' if self.reverse else 'ascending'} by key " + (
+            "over all buckets" if self.ordered else "within each bucket, one bucket after another"
+        )
+
+    def __str__(self) -> str:
+        """One line for each question."""
+        lines = {
+            "source": f"{self.table}, {'pinned snapshot' if self.source == 'pinned' else 'live'}",
+            "buckets": ", ".join(map(str, self.buckets)) or "none: nothing is read",
+            "keys": self._keys(),
+            "filter": self.residual or "none: every row read is returned",
+            "read": ", ".join(self.columns_read) or "no columns",
+            "returned": ", ".join(self.columns_returned) or "no columns",
+            "order": self.order,
+            "via": f"{self.via}: {self.via_reason}",
+            "limit": "none" if self.limit is None else f"{self.limit:,} rows",
+        }
+        return "\n".join(f"{what:<9} {text}" for what, text in lines.items())
+
+    def _keys(self) -> str:
+        if self.index:
+            return (
+                f"told by the index on ({', '.join(self.index)}): "
+                f"{_ranges_text(self.index_ranges, self.index_range_count) or 'none'}; "
+                f"if over {self.index_keys:,}: {_ranges_text(self.ranges, self.range_count)}"
+            )
+        points = ""
+        if self.points:
+            more = ", ..." if self.points > len(self.first_points) else ""
+            points = f"{self.points:,} looked up: {', '.join(self.first_points)}{more}"
+        return "; ".join(filter(None, [_ranges_text(self.ranges, self.range_count), points])) or "none"
+
+
+def _ranges_text(ranges: tuple[str, ...], count: int) -> str:
+    """Ranges in words, of which the first are given."""
+    text = "; ".join(ranges)
+    if count < 2:
+        return text
+    more = "; ..." if count > len(ranges) else ""
+    return f"{count:,} ranges: {text}{more}"
+
+
+async def explain(transport: Transport, request: ScanKvRequest) -> ScanExplanation:
+    """Asks the server how it would answer a scan; reads no rows. The errors are those that it would begin with."""
+    return ScanExplanation.of(
+        request.table, await transport.call(lambda: transport.services.scans.ExplainScan, request)
+    )

@@ -1,0 +1,340 @@
+"""Pinned snapshots as their holder sees them: taken, kept by renewals, given back, and cut into parts."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from aio_client._input.arguments import is_text, text_of
+from aio_client._input.awaitable import NotOpened
+from aio_client._transport.lease import Lease, ttl_millis
+from aio_client._transport.repeatable_calls import call_again
+from aio_client._transport.retry import PASSING_ERRORS, with_retries
+from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.errors import (
+    ProtocolViolation,
+    SnapshotLost,
+    SnapshotNotTaken,
+    UsageError,
+)
+from scankv.model.expressions.wire import to_proto
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.limits import MAX_SPLITS
+from scankv.v1 import scan_pb2, snapshot_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+    from types import TracebackType
+
+    from aio_client._scan.scan_builder import Pinned
+    from aio_client._transport.transport import Transport
+    from scankv.model.scans.scan_spec import ScanSpec
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# A lease has a name of its own, so a pin that was carried out although its answer was lost is repeated without harm.
+_PIN_RETRIES: Final = (*PASSING_ERRORS, SnapshotNotTaken)
+
+
+class Snapshot(Lease):
+    """A lease on a view of a table: all its buckets at one instant, kept at the server until the lease ends.
+
+    `scan.at(snapshot)` reads the view, and so does `scan.at(snapshot.id)` in another process. The lease ends when it is
+    released, when it is not renewed for its time to live, and with its table; then scans that begin raise SnapshotLost,
+    and those that are reading go on to their end. It outlives its client and a restart of the server, which begins the
+    time to live anew.
+
+    In `async with` it is renewed, and released at the end.
+
+    Made by `table.snapshot()` and `client.snapshots()`. Belongs to the event loop of its client. Not picklable: send
+    `id`.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        message: snapshot_pb2.Snapshot,
+        asked_at: float,
+        held_micros: int = 0,
+        *,
+        shared: bool = False,
+    ) -> None:
+        """Called by `pin` and `list_snapshots`.
+
+        Args:
+            transport: The client's connection.
+            message: What the server said of it.
+            asked_at: When it was asked, on the monotonic clock: the lease lasts at least as long as said from then on.
+            held_micros: How long the pin held the table's writers.
+            shared: Whether others may read it under the same id, so that this reader does not release it in the end.
+        """
+        self._transport = transport
+        self._schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
+        self._held_micros = held_micros
+        super().__init__(shared=shared)
+        self._note(message, asked_at)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self.table}>"
+
+    @property
+    def _what(self) -> str:
+        return f"snapshot {self.id}"
+
+    @property
+    def id(self) -> str:
+        """What scans, renewals and the release name: the id of the lease."""
+        return self._message.snapshot_id
+
+    @property
+    def view_id(self) -> str:
+        """Names the view; the same for all leases that share one."""
+        return self._message.view_id
+
+    @property
+    def table(self) -> str:
+        """The table, as `database.table`."""
+        return self._message.table
+
+    @property
+    def log_offsets(self) -> LogOffsets:
+        """For every bucket, the offset of the first change that is not in the view.
+
+        The changes from there on are kept while the snapshot lives, up to `log_hold_max_bytes` beyond the retention. So
+        `changes(StartFrom.offsets(snapshot.log_offsets))` continues where a reader of the snapshot has ended.
+        """
+        return LogOffsets.of(self._message.log_offsets, self._message.table_incarnation)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns as of the pin."""
+        return self._schema
+
+    @property
+    def schema_id(self) -> int:
+        """The version of these columns: grows by one with every change of the table's."""
+        return self._message.schema_id
+
+    @property
+    def rows(self) -> int | None:
+        """Rows in the view, exact. None: not counted, as in `BucketStatistics`; counting the snapshot reads them."""
+        return self._message.rows if self._message.HasField("rows") else None
+
+    @property
+    def taken_at(self) -> datetime:
+        """When the view was taken, by the server's clock, in UTC."""
+        return _EPOCH + timedelta(microseconds=self._message.view_micros)
+
+    @property
+    def held_seconds(self) -> float:
+        """For how long the table's writers were held to take the view; 0 where it was there already, or was listed."""
+        return self._held_micros / 1_000_000
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that the lease lives without being renewed."""
+        return self._message.ttl_millis / 1000
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that the lease has left, reckoned from the server's last answer to this object; 0 when it is over."""
+        if self._released:
+            return 0.0
+        return max(0.0, self._asked_at + self._message.remaining_millis / 1000 - time.monotonic())
+
+    async def renew(self, ttl: float | None = None) -> None:
+        """Begins the lease's time to live anew.
+
+        Args:
+            ttl: A new time to live in seconds, 1 to 604,800. Default: as before.
+
+        Raises:
+            SnapshotLost: The lease was released or has expired, or its table was dropped.
+        """
+        request = snapshot_pb2.RenewSnapshotRequest(
+            snapshot_id=self.id, ttl_millis=0 if ttl is None else ttl_millis(ttl)
+        )
+        asked_at = time.monotonic()
+        response = await self._transport.call(
+            lambda: self._transport.services.snapshots.RenewSnapshot, request, repeatable=False
+        )
+        self._note(response.snapshot, asked_at)
+
+    async def release(self) -> None:
+        """Gives the lease back. Idempotent: nothing happens when it has ended already."""
+        request = snapshot_pb2.ReleaseSnapshotRequest(snapshot_id=self.id)
+        with suppress(SnapshotLost):
+            await self._transport.call(
+                lambda: self._transport.services.snapshots.ReleaseSnapshot, request, repeatable=False
+            )
+        self._note_released()
+
+    def _note(self, message: snapshot_pb2.Snapshot, asked_at: float) -> None:
+        self._message = message
+        self._asked_at = asked_at
+        self._note_renewed()
+
+
+class Pinning(NotOpened):
+    """What `table.snapshot()` returns: `async with` it, or `await` it. Each time, it takes a snapshot of its own."""
+
+    call, name, result = "table.snapshot()", "snapshot", Snapshot
+
+    def __init__(
+        self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None, id_: str | None
+    ) -> None:
+        """Called by `Table.snapshot`; takes nothing yet.
+
+        Raises:
+            UsageError: The time to live is out of its range, or `same_view_as` is no snapshot.
+        """
+        if id_ == "":
+            raise UsageError("id names a snapshot: it must not be empty; leave it out for a new one", option="id")
+        self._transport = transport
+        self._request = snapshot_pb2.PinSnapshotRequest(
+            table=table,
+            ttl_millis=ttl_millis(ttl),
+            same_view_as="" if same_view_as is None else _id_of(same_view_as),
+            lease_id="" if id_ is None else text_of(id_, "id"),
+            shared=id_ is not None,
+        )
+        self._snapshot: Snapshot | None = None
+
+    def __await__(self) -> Generator[None, None, Snapshot]:
+        return self.pin().__await__()
+
+    async def __aenter__(self) -> Snapshot:
+        if self._snapshot is not None:
+            raise UsageError("this table.snapshot() is in use; call table.snapshot() again for another snapshot")
+        self._snapshot = await self.pin()
+        return await self._snapshot.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._snapshot is not None
+        snapshot, self._snapshot = self._snapshot, None
+        await snapshot.__aexit__(kind, error, traceback)
+
+    async def pin(self) -> Snapshot:
+        """Takes a snapshot, which the caller renews and releases. The errors are those of `Table.snapshot`."""
+        request = snapshot_pb2.PinSnapshotRequest()
+        request.CopyFrom(self._request)
+        request.lease_id = request.lease_id or uuid.uuid4().hex
+
+        async def attempt(deadline: float) -> Snapshot:
+            asked_at = time.monotonic()
+            calls = self._transport
+            response = await calls.attempt(lambda: calls.services.snapshots.PinSnapshot, request, deadline=deadline)
+            return Snapshot(self._transport, response.snapshot, asked_at, response.held_micros, shared=request.shared)
+
+        return await with_retries(
+            attempt,
+            timeout=self._transport.config.operation_timeout,
+            retries=lambda error: isinstance(error, _PIN_RETRIES),
+        )
+
+
+async def adopt_snapshot(transport: Transport, snapshot_id: str, ttl: float | None) -> Snapshot:
+    """Renews a lease by its id. The errors are those of `Client.adopt_snapshot`."""
+    request = snapshot_pb2.RenewSnapshotRequest(
+        snapshot_id=snapshot_id, ttl_millis=0 if ttl is None else ttl_millis(ttl)
+    )
+    asked_at = time.monotonic()
+    response = await call_again(transport, lambda: transport.services.snapshots.RenewSnapshot, request)
+    return Snapshot(transport, response.snapshot, asked_at)
+
+
+async def list_snapshots(transport: Transport, table: str | None) -> list[Snapshot]:
+    """The snapshots of one table, or of all, the oldest view first.
+
+    Raises:
+        TableNotFound: There is no such table.
+    """
+    request = snapshot_pb2.ListSnapshotsRequest(table=table or "")
+    asked_at = time.monotonic()
+    response = await transport.call(lambda: transport.services.snapshots.ListSnapshots, request)
+    return [Snapshot(transport, message, asked_at) for message in response.snapshots]
+
+
+async def splits(transport: Transport, spec: ScanSpec, n: int, rows_per_split: int | None = None) -> list[ScanSpec]:
+    """Cuts a scan of a snapshot into parts of about equally many rows, which together give each of its rows once.
+
+    The server reads a bounded number of keys for it. The same call always gives the same parts.
+
+    Args:
+        transport: The client's connection.
+        spec: A scan of a snapshot, without a limit and from its beginning.
+        n: How many parts, 1 to 1024.
+        rows_per_split: About how many rows a part has at least, so that there may be fewer parts. None: exactly `n`.
+
+    Returns:
+        `n` scans, or fewer with `rows_per_split`, in ascending key order; where there are few keys, some without rows.
+
+    Raises:
+        UsageError: The scan is not of a snapshot, has a limit or a resume token, or a number is out of its range.
+        SnapshotLost: The snapshot's lease has ended.
+        DataLoss: The snapshot is damaged.
+    """
+    if rows_per_split is not None and (type(rows_per_split) is not int or not 1 <= rows_per_split < 2**63):
+        raise UsageError(f"rows_per_split is at least 1, not {rows_per_split!r}", option="rows_per_split")
+    request = snapshot_pb2.SplitSnapshotRequest(
+        snapshot_id=_divisible(spec, n),
+        splits=n,
+        key_range=None if spec.key_range is None else _to_message(spec.key_range),
+        buckets=spec.buckets or (),
+        where=None if spec.where is None else to_proto(spec.where),
+        rows_per_split=rows_per_split or 0,
+    )
+    response = await call_again(transport, lambda: transport.services.snapshots.SplitSnapshot, request)
+    ranges = [_from_message(message) for message in response.ranges]
+    wanted = n if rows_per_split is None else min(n, max(1, len(ranges)))
+    _check_parts(ranges, spec.key_range or KeyRange(), wanted)
+    return [replace(spec, key_range=part) for part in ranges]
+
+
+def _divisible(spec: ScanSpec, n: int) -> str:
+    """The snapshot that a scan is of, once it is clear that the scan can be cut into so many parts."""
+    if spec.snapshot_id is None:
+        raise UsageError(
+            "only a scan of a snapshot is cut into parts, since parts of the live table would be of several instants; "
+            "pin the table first: snapshot = await table.snapshot(), then scan.at(snapshot)",
+            table=spec.table,
+        )
+    if spec.limit is not None:
+        raise UsageError("a scan with a limit is not cut into parts: each would have the limit; take it off first")
+    if spec.resume_token is not None:
+        raise UsageError("a scan that goes on from a resume token is not cut into parts; cut the scan it came from")
+    if type(n) is not int or not 1 <= n <= MAX_SPLITS:
+        raise UsageError(f"a scan is cut into 1 to {MAX_SPLITS:,} parts, not {n!r}", option="n")
+    return spec.snapshot_id
+
+
+def _check_parts(parts: Sequence[KeyRange], whole: KeyRange, n: int) -> None:
+    """A gap between two parts would be rows that nobody reads."""
+    joined = all(before.end is not None and before.end == after.start for before, after in pairwise(parts))
+    if len(parts) != n or not joined or parts[0].start != whole.start or parts[-1].end != whole.end:
+        raise ProtocolViolation(f"the server did not cut the snapshot into {n:,} key ranges that cover it once")
+
+
+def _to_message(key_range: KeyRange) -> scan_pb2.KeyRange:
+    return scan_pb2.KeyRange(start=key_range.start, end=key_range.end)
+
+
+def _from_message(message: scan_pb2.KeyRange) -> KeyRange:
+    return KeyRange(
+        message.start if message.HasField("start") else None, message.end if message.HasField("end") else None
+    )
+
+
+def _id_of(snapshot: Pinned | str) -> str:
+    id_ = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
+    if not is_text(id_) or not id_:
+        raise UsageError(f"same_view_as is a snapshot or its id, not {snapshot!r}", option="same_view_as")
+    return id_

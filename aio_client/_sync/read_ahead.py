@@ -1,0 +1,204 @@
+"""What asynchronous code makes, for a caller that blocks: made in the client's event loop, a few items ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
+
+import pyarrow as pa
+
+from aio_client._sync.runner import WAKE_SECONDS
+from scankv.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from types import TracebackType
+
+    from aio_client._client.client import Client
+    from aio_client._sync.runner import Runner
+
+_Item = TypeVar("_Item")
+
+BATCH_ROWS: Final = 65_536
+BATCH_BYTES: Final = 4 * 1024 * 1024
+ITEMS_AHEAD: Final = 3
+
+
+class ReadAhead(Generic[_Item]):
+    """The items of an asynchronous generator for a caller that blocks; the next ones are made while it works.
+
+    The items that are made and not yet done with, the caller's own among them, are at most `ahead`; what the generator
+    itself holds is not counted. An item is done with when the caller asks for the next one.
+
+    One reader, in any thread. Use it in `with`, whose end closes the generator and waits for that; so does dropping it,
+    without the wait.
+    """
+
+    def __init__(
+        self, runner: Runner, make: Callable[[Client], AsyncGenerator[_Item, None]], ahead: int = ITEMS_AHEAD
+    ) -> None:
+        """Called by `Client.read_ahead` and `Scan.batches`; starts nothing.
+
+        Raises:
+            UsageError: `ahead` is not at least 1.
+        """
+        if type(ahead) is not int or ahead < 1:
+            raise UsageError(f"ahead is a number of items of at least 1, not {ahead!r}", option="ahead")
+        self._runner = runner
+        self._make = make
+        self._handover: _Handover[_Item] = _Handover(ahead)
+        self._task: asyncio.Task[None] | None = None
+        self._has_item = False
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # May happen in any thread, also in the client's own, so it must not wait.
+        if (task := getattr(self, "_task", None)) is not None:
+            self._runner.soon(task.cancel)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> _Item:
+        """The next item.
+
+        Raises:
+            StopIteration: The generator has ended, or was closed.
+            UsageError: The client was closed before the end.
+        """
+        self._start()
+        if self._has_item:
+            self._has_item = False
+            self._runner.soon(self._handover.places.release)
+        found = self._handover.take()
+        if isinstance(found, _End):
+            raise self._failure(found)
+        self._has_item = True
+        return found
+
+    def close(self) -> None:
+        """Closes the generator, and returns once nothing of it is left. Idempotent."""
+        if self._task is None:
+            self._handover.put(_End(None))
+            return
+        self._runner.soon(self._task.cancel)
+        if not self._runner.is_in_loop():
+            self._handover.wait_for_end()
+        self._handover.clear()
+
+    def _start(self) -> None:
+        if self._task is None and not self._handover.has_ended:
+            self._task = self._runner.call(_begin, self._make(self._runner.client), self._handover)
+
+    def _failure(self, end: _End) -> BaseException:
+        # Whoever asks again finds the same end.
+        self._handover.put(end)
+        if isinstance(end.error, asyncio.CancelledError):
+            return UsageError("the client was closed before all was read", address=self._runner.client.config.address)
+        return StopIteration() if end.error is None else end.error
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Lies behind the last item: the error that has ended them, or None."""
+
+    error: BaseException | None
+
+
+@dataclass(slots=True, eq=False)
+class _Handover(Generic[_Item]):
+    """What goes from the event loop to the reader, bounded by the places, for which the loop waits without blocking."""
+
+    ahead: int
+    places: asyncio.Semaphore = field(init=False)
+    _items: queue.SimpleQueue[_Item | _End] = field(default_factory=queue.SimpleQueue)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.places = asyncio.Semaphore(self.ahead)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    def put(self, item: _Item | _End) -> None:
+        self._items.put(item)
+        if isinstance(item, _End):
+            self._ended.set()
+
+    def take(self) -> _Item | _End:
+        while True:
+            try:
+                return self._items.get(timeout=WAKE_SECONDS)
+            except queue.Empty:
+                continue
+
+    def wait_for_end(self) -> None:
+        while not self._ended.wait(WAKE_SECONDS):
+            pass
+
+    def clear(self) -> None:
+        """Forgets items that nobody will take."""
+        while not self._items.empty():
+            self._items.get()
+        self._items.put(_End(None))
+
+
+async def _begin(items: AsyncGenerator[_Item, None], handover: _Handover[_Item]) -> asyncio.Task[None]:
+    return asyncio.create_task(_pump(items, handover), name="read-ahead")
+
+
+async def _pump(items: AsyncGenerator[_Item, None], handover: _Handover[_Item]) -> None:
+    """Makes items until it is cancelled, at the latest with the event loop. Refers to nothing that keeps the client."""
+    error: BaseException | None = None
+    try:
+        async with aclosing(items):
+            async for item in items:
+                await handover.places.acquire()
+                handover.put(item)
+    except asyncio.CancelledError as cancelled:
+        error = cancelled.with_traceback(None)
+        raise
+    except BaseException as failure:
+        error = failure
+    finally:
+        # Last of all, so that a caller that has seen the end finds nothing left.
+        handover.put(_End(error))
+
+
+async def gather(
+    chunks: AsyncIterator[pa.RecordBatch], max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_BYTES
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """The same rows in batches that have reached `max_rows` rows or `max_bytes` of Arrow data, but for the last one.
+
+    The first chunk that has rows is a batch of its own, at once: it may be all that is wanted.
+    """
+    gathered: list[pa.RecordBatch] = []
+    rows = size = 0
+    is_first = True
+    async for chunk in chunks:
+        if not chunk.num_rows:
+            continue
+        gathered.append(chunk)
+        rows, size = rows + chunk.num_rows, size + chunk.nbytes
+        if is_first or rows >= max_rows or size >= max_bytes:
+            yield _joined(gathered)
+            gathered, rows, size, is_first = [], 0, 0, False
+    if gathered:
+        yield _joined(gathered)
+
+
+def _joined(chunks: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return chunks[0] if len(chunks) == 1 else pa.concat_batches(chunks)

@@ -1,0 +1,1 @@
+"""Calls to the server: channel, retries, deadlines and leases."""

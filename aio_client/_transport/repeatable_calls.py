@@ -1,0 +1,43 @@
+"""Calls that may be made any number of times, about consumers and locks: repeated while the server is away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from aio_client._transport.retry import PASSING_ERRORS, with_retries
+from scankv.model.changes.log_offsets import LogOffsets
+from scankv.v1 import consumer_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aio_client._transport.transport import Method, Transport
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+async def commit_position(transport: Transport, table: str, consumer_id: str, fence: int, token: bytes) -> LogOffsets:
+    """Commits what lies before a token of a consumer's stream; gives the offsets that are committed then.
+
+    Raises:
+        ConsumerFenced: The stream has the consumer no more.
+    """
+    request = consumer_pb2.CommitPositionRequest(table=table, consumer_id=consumer_id, fence=fence, resume_token=token)
+    response = await call_again(transport, lambda: transport.services.consumers.CommitPosition, request)
+    return LogOffsets.of(response.log_offsets, response.table_incarnation)
+
+
+async def call_again(
+    transport: Transport, method: Callable[[], Method[_Request, _Response]], request: _Request
+) -> _Response:
+    """Makes a call until it is answered, for the operation timeout."""
+
+    async def attempt(deadline: float) -> _Response:
+        return await transport.attempt(method, request, deadline=deadline)
+
+    return await with_retries(
+        attempt,
+        timeout=transport.config.operation_timeout,
+        retries=lambda error: isinstance(error, PASSING_ERRORS),
+    )

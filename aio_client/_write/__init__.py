@@ -1,0 +1,1 @@
+"""Writes, writers, column locks and transactions."""

@@ -1,0 +1,1 @@
+"""Positions in a changelog, and the columns that describe a change."""

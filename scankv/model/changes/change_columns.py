@@ -1,0 +1,149 @@
+"""What a stream says of each change beside its row: short on the wire, columns of Arrow for the reader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from scankv.model.tables.schema import CHANGE_COLUMNS
+from scankv.v1 import scan_pb2
+
+if TYPE_CHECKING:
+    Kinds: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
+    Numbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+CHANGE_SYMBOLS: Final = ("+I", "-U", "+U", "-D")
+"""What happened to a row: it was inserted, was this before an update, is this after it, was deleted."""
+
+CHANGE_FIELDS: Final = tuple(
+    map(
+        pa.field,
+        CHANGE_COLUMNS,
+        (pa.string(), pa.int64(), pa.int32(), pa.timestamp("us", "UTC")),
+        # The rows of a start from the whole table have neither offset nor time.
+        (False, True, False, True),
+    )
+)
+"""The columns that precede those of the table."""
+
+
+@cache
+def _all_symbols() -> pa.StringArray:
+    """`CHANGE_SYMBOLS` as Arrow has them. Not made on import: Arrow's first conversion imports pandas."""
+    return pa.array(CHANGE_SYMBOLS)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeColumns:
+    """What is said of the changes of one bucket, side by side with their rows. Immutable.
+
+    Attributes:
+        kinds: What happened, by its place in `CHANGE_SYMBOLS`.
+        offsets: Their offsets. None: these are rows of the table, which have neither offset nor time.
+        micros: When they were committed, in microseconds since 1970; None where there are no offsets.
+    """
+
+    kinds: Kinds
+    offsets: Numbers | None
+    micros: Numbers | None
+
+    @classmethod
+    def of_table(cls, rows: int) -> ChangeColumns:
+        """Those of rows of the table: all are inserts."""
+        return cls(np.zeros(rows, np.uint8), None, None)
+
+    def first(self, rows: int) -> ChangeColumns:
+        """Those of the first so many rows."""
+        if self.offsets is None or self.micros is None:
+            return ChangeColumns(self.kinds[:rows], None, None)
+        return ChangeColumns(self.kinds[:rows], self.offsets[:rows], self.micros[:rows])
+
+    def arrays(self, bucket: int) -> list[pa.Array]:
+        """The columns of `CHANGE_FIELDS`."""
+        rows = len(self.kinds)
+        if self.offsets is None or self.micros is None:
+            offsets, times = _unknown(rows)
+        else:
+            offsets, times = pa.array(self.offsets), pa.array(self.micros).view(CHANGE_FIELDS[3].type)
+        return [_symbols(self.kinds), offsets, _bucket_numbers(bucket, rows), times]
+
+    def to_bytes(self) -> bytes:
+        """A serialised `ChangeColumns` of `scan.proto`: a few bytes where all is as it mostly is."""
+        one = len(self.kinds) > 0 and bool((self.kinds == self.kinds[0]).all())
+        message = scan_pb2.ChangeColumns(kinds=(self.kinds[:1] if one else self.kinds).tobytes())
+        if self.offsets is not None and self.micros is not None:
+            message.offsets, message.offset_runs = _to_runs(self.offsets, step=1)
+            message.commit_micros, message.commit_runs = _to_runs(self.micros, step=0)
+        return message.SerializeToString()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, rows: int) -> ChangeColumns:
+        """Those of so many rows that `to_bytes` has made bytes of. Raises ValueError for others."""
+        message = scan_pb2.ChangeColumns.FromString(data)
+        kinds = np.frombuffer(message.kinds, np.uint8)
+        if len(kinds) == 1:
+            kinds = np.repeat(kinds, rows)
+        if len(kinds) != rows or (rows and kinds.max() >= len(CHANGE_SYMBOLS)):
+            raise ValueError("there is not one known kind for each row")
+        if not message.offsets and not message.commit_micros:
+            return cls(kinds, None, None)
+        offsets = _from_runs(message.offsets, message.offset_runs, rows, step=1)
+        return cls(kinds, offsets, _from_runs(message.commit_micros, message.commit_runs, rows, step=0))
+
+
+def _to_runs(values: Numbers, *, step: int) -> tuple[bytes, bytes]:
+    """The first value of each run, in which each is by a step greater than the one before, and the runs' lengths.
+
+    No lengths where one run has all, or each value is to be one.
+    """
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(values) != step) + 1))
+    if len(starts) == 1:
+        return values[:1].astype("<i8").tobytes(), b""
+    if 3 * len(starts) > 2 * len(values):  # A run takes 12 bytes, a value 8.
+        return values.astype("<i8").tobytes(), b""
+    lengths = np.diff(starts, append=len(values))
+    return values[starts].astype("<i8").tobytes(), lengths.astype("<u4").tobytes()
+
+
+def _from_runs(values: bytes, runs: bytes, rows: int, *, step: int) -> Numbers:
+    starts: Numbers = np.frombuffer(values, "<i8").astype(np.int64, copy=False)
+    lengths = np.frombuffer(runs, "<u4").astype(np.int64)
+    if not len(lengths):
+        lengths = np.array([rows]) if len(starts) == 1 else np.ones(len(starts), np.int64)
+    if len(lengths) != len(starts) or lengths.sum() != rows:
+        raise ValueError("the runs are not of all rows")
+    if step == 0:
+        return np.repeat(starts, lengths)
+    # As if all runs were one: what each is ahead of that.
+    return np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(rows)
+
+
+def _symbols(kinds: Kinds) -> pa.Array:
+    """The symbols of some kinds, most often all of one."""
+    if len(kinds) and (kinds == kinds[0]).all():
+        return _symbol(int(kinds[0]), len(kinds))
+    return _all_symbols().take(pa.array(kinds))
+
+
+# What is the same for every row is made once for chunks of one size, which most are.
+
+
+@lru_cache(maxsize=8)
+def _symbol(kind: int, rows: int) -> pa.Array:
+    return pa.repeat(_all_symbols()[kind], rows)
+
+
+@lru_cache(maxsize=8)
+def _bucket_numbers(bucket: int, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(bucket, pa.int32()), rows)
+
+
+@lru_cache(maxsize=2)
+def _unknown(rows: int) -> tuple[pa.Array, pa.Array]:
+    """Offsets and times of rows that have none."""
+    nothing = pa.nulls(rows, pa.int64())
+    return nothing, nothing.view(CHANGE_FIELDS[3].type)

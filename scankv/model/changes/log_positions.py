@@ -1,0 +1,227 @@
+"""Where a stream of changes starts and ends."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from scankv.model.changes.log_offsets import LogOffsets
+from scankv.model.errors import InvalidRequest, UsageError
+from scankv.model.limits import MAX_BUCKETS, MAX_LAST_CHANGES, MAX_NET_BEHIND
+from scankv.model.names import check_consumer_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class ScanSource(enum.StrEnum):
+    """What a scan reads."""
+
+    KV = "kv"
+    """The rows."""
+    LOG = "log"
+    """The changes."""
+
+
+class CatchUp(enum.StrEnum):
+    """What a stream of changes gives of what lies far behind."""
+
+    ALL = "all"
+    """Every change."""
+    NET = "net"
+    """One net change for each key."""
+
+
+class Unmatched(enum.StrEnum):
+    """What a stream of changes gives of rows that do not match its predicate, where nobody knows if they did before."""
+
+    REFUSE = "refuse"
+    """The stream is refused, if there can be such rows."""
+    DELETE = "delete"
+    """Their deletion."""
+
+
+class PositionKind(enum.StrEnum):
+    """What a position is given by."""
+
+    FULL = "full"
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIMESTAMP = "timestamp"
+    OFFSETS = "offsets"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """A place in the changelogs of a table. Immutable, hashable, picklable.
+
+    Attributes:
+        kind: What it is given by.
+        micros: Of a time, microseconds since 1970 UTC.
+        by_bucket: Of offsets, those of each bucket, by bucket.
+        table_incarnation: Of offsets, the incarnation of their table; empty: unknown.
+        count: Of the last changes, how many.
+    """
+
+    kind: PositionKind
+    micros: int = 0
+    by_bucket: tuple[tuple[int, int], ...] = ()
+    count: int = 0
+    table_incarnation: str = ""
+
+    @classmethod
+    def _of_offsets(cls, offsets: Mapping[int, int]) -> Self:
+        by_bucket, incarnation = _by_bucket(offsets), LogOffsets.incarnation_of(offsets)
+        return cls(PositionKind.OFFSETS, by_bucket=by_bucket, table_incarnation=incarnation)
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        match self.kind:
+            case PositionKind.TIMESTAMP:
+                return f"{name}.timestamp({(_EPOCH + dt.timedelta(microseconds=self.micros)).isoformat()})"
+            case PositionKind.OFFSETS:
+                return f"{name}.offsets({dict(self.by_bucket)})"
+            case PositionKind.LAST:
+                return f"{name}.last({self.count})"
+        return f"{name}.{self.kind.name}"
+
+
+class StartFrom(_Position):
+    """Where a stream of changes starts.
+
+    Attributes:
+        FULL: All rows as of the opening, then every change from exactly there on.
+        EARLIEST: The oldest change that is kept.
+        LATEST: What comes after the opening.
+    """
+
+    __slots__ = ()
+
+    FULL: ClassVar[StartFrom]
+    EARLIEST: ClassVar[StartFrom]
+    LATEST: ClassVar[StartFrom]
+
+    @classmethod
+    def timestamp(cls, time: dt.datetime) -> StartFrom:
+        """The first change committed at or after a time; the oldest where that is later; else it waits for it.
+
+        Args:
+            time: With a time zone.
+        """
+        return cls(PositionKind.TIMESTAMP, micros=_micros(time))
+
+    @classmethod
+    def offsets(cls, offsets: Mapping[int, int]) -> StartFrom:
+        """Exactly these changes: for every bucket that is read the offset of the first, as `log_offsets` has them.
+
+        `LogOffsets` know of which table they are, and are refused with TableRecreated if it was dropped and created
+        again. A plain dictionary is taken for offsets of the table as it is.
+        """
+        return cls._of_offsets(offsets)
+
+    @classmethod
+    def last(cls, n: int) -> StartFrom:
+        """The latest `n` changes that there are at the opening, 1 to 100,000, then what comes."""
+        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_LAST_CHANGES:
+            raise UsageError(f"last takes a whole number from 1 to {MAX_LAST_CHANGES:,}, not {n!r}")
+        return cls(PositionKind.LAST, count=n)
+
+
+class StopAt(_Position):
+    """Where a stream of changes ends; without it, it does not.
+
+    Attributes:
+        LATEST: What there is at the opening.
+    """
+
+    __slots__ = ()
+
+    LATEST: ClassVar[StopAt]
+
+    @classmethod
+    def timestamp(cls, time: dt.datetime) -> StopAt:
+        """Before the first change committed at or after a time, which has a time zone; waits for it where it is not."""
+        return cls(PositionKind.TIMESTAMP, micros=_micros(time))
+
+    @classmethod
+    def offsets(cls, offsets: Mapping[int, int]) -> StopAt:
+        """Before these offsets, one for every bucket that is read; of which table they are is as for `StartFrom`."""
+        return cls._of_offsets(offsets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSpec:
+    """Which part of the changelog a scan reads. Immutable, hashable, picklable.
+
+    Attributes:
+        start: Where it starts.
+        stop: Where it ends. None: never.
+        clamp: Whether a start that is not there stands for the nearest change that is.
+        row_kind: Whether the rows come with what happened to them, which they must.
+        consumer_id: The consumer whose position is read on at. None: none.
+        consumer_must_exist: Whether a consumer that there is not is refused instead of begun.
+        catch_up: What comes of what lies far behind.
+        net_behind: How many changes a bucket must be behind for net changes. None: as the server is configured.
+        unmatched: What comes of rows that do not match, where nobody knows if they did before.
+    """
+
+    start: StartFrom = field(default_factory=lambda: StartFrom.LATEST)
+    stop: StopAt | None = None
+    clamp: bool = False
+    row_kind: bool = False
+    consumer_id: str | None = None
+    consumer_must_exist: bool = False
+    catch_up: CatchUp = CatchUp.ALL
+    net_behind: int | None = None
+    unmatched: Unmatched = Unmatched.REFUSE
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for what no scan can have."""
+        if not isinstance(self.start, StartFrom):
+            raise UsageError(f"start_from takes StartFrom.FULL, EARLIEST, LATEST, last(n), ..., not {self.start!r}")
+        if self.stop is not None and not isinstance(self.stop, StopAt):
+            raise UsageError(f"stop_at takes StopAt.LATEST, timestamp(...) or offsets(...), not {self.stop!r}")
+        if not isinstance(self.catch_up, CatchUp):
+            raise UsageError(f'catch_up is "all" or "net", not {self.catch_up!r}')
+        behind = self.net_behind
+        if behind is not None and (type(behind) is not int or not 1 <= behind <= MAX_NET_BEHIND):
+            raise UsageError(f"behind is a whole number of changes from 1 to {MAX_NET_BEHIND:,}, not {behind!r}")
+        if behind is not None and self.catch_up is not CatchUp.NET:
+            raise UsageError('behind says when net changes begin: give it with with_catch_up("net", behind=...)')
+        if not isinstance(self.consumer_must_exist, bool) or (self.consumer_must_exist and self.consumer_id is None):
+            raise UsageError(f"must_exist is True or False, with a consumer_id, not {self.consumer_must_exist!r}")
+        if not isinstance(self.unmatched, Unmatched):
+            raise UsageError(f'unmatched is "refuse" or "delete", not {self.unmatched!r}')
+        if self.consumer_id is not None:
+            try:
+                check_consumer_id(self.consumer_id)
+            except InvalidRequest as error:
+                raise UsageError(error.message) from error
+
+
+StartFrom.FULL = StartFrom(PositionKind.FULL)
+StartFrom.EARLIEST = StartFrom(PositionKind.EARLIEST)
+StartFrom.LATEST = StartFrom(PositionKind.LATEST)
+StopAt.LATEST = StopAt(PositionKind.LATEST)
+
+
+def _micros(time: dt.datetime) -> int:
+    if not isinstance(time, dt.datetime) or time.tzinfo is None:
+        raise UsageError(f"a time is a datetime with a time zone, not {time!r}")
+    return (time - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+def _by_bucket(offsets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    if not hasattr(offsets, "items"):
+        raise UsageError(f"offsets are a dictionary of bucket numbers and log offsets, not {offsets!r:.80}")
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for pair in offsets.items() for n in pair)
+    if not offsets or not whole or not all(0 <= bucket < MAX_BUCKETS for bucket in offsets):
+        raise UsageError("offsets are a dictionary of bucket numbers and log offsets, as stream.log_offsets is")
+    if not all(0 <= offset < 2**63 for offset in offsets.values()):
+        raise UsageError("a log offset is from 0 to 2**63 - 1")
+    return tuple(sorted(offsets.items()))

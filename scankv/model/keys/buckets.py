@@ -1,0 +1,103 @@
+"""Which bucket a row belongs to: xxh3_64 of its encoded bucket key, modulo the number of buckets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from xxhash import xxh3_64_intdigest
+
+from scankv.model.keys.key_parts import leading_columns
+from scankv.model.keys.key_range import KeyRange
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from scankv.model.keys.key_ranges import KeyRanges
+
+
+def bucket_of(keys: pa.BinaryArray, buckets: int) -> npt.NDArray[np.int32]:
+    """Finds the bucket of every key.
+
+    Args:
+        keys: Encoded bucket keys, as `KeyCodec.encode` makes them; no nulls.
+        buckets: The number of buckets of the table.
+
+    Returns:
+        Bucket numbers from 0 to `buckets - 1`, in the order of the keys.
+    """
+    if buckets == 1:
+        return np.zeros(len(keys), dtype=np.int32)
+    hashes = np.fromiter(map(xxh3_64_intdigest, keys.to_pylist()), dtype=np.uint64, count=len(keys))
+    return (hashes % np.uint64(buckets)).astype(np.int32)
+
+
+def bucket_of_one(key: bytes, buckets: int) -> int:
+    """Finds the bucket of one encoded bucket key; the same as `bucket_of` for an array of one."""
+    return xxh3_64_intdigest(key) % buckets
+
+
+class KeyPlaces:
+    """Tells the buckets of a table in which some primary keys can lie. Immutable, thread-safe.
+
+    Args:
+        primary_key: The names and types of the key columns, in key order.
+        bucket_key: The names of those that choose the bucket, in key order.
+        buckets: The number of buckets of the table.
+    """
+
+    def __init__(self, primary_key: pa.Schema, bucket_key: Sequence[str], buckets: int) -> None:
+        self._types = primary_key.types
+        self._places = [primary_key.get_field_index(name) for name in bucket_key]
+        self._is_whole = len(self._places) == len(self._types)
+        self._is_prefix = self._places == list(range(len(self._places)))
+        self._buckets = buckets
+
+    def of_ranges(self, ranges: KeyRanges, buckets: Sequence[int]) -> dict[int, KeyRanges]:
+        """What of some ranges can lie in each of some buckets; nothing for a bucket in which none can be.
+
+        A single key lies in one bucket; a range in one where the bucket key is a prefix of the primary key and the same
+        in all of its keys; any other range may have keys in all of them.
+        """
+        if len(ranges) == 1 and not ranges.are_keys:
+            only = self.of_range(ranges.span)
+            return {bucket: ranges for bucket in buckets if only in (None, bucket)}
+        keys = ranges.keys
+        of_keys = dict(zip(keys, self._buckets_of(keys), strict=True))
+        found: dict[int, list[int]] = {bucket: [] for bucket in buckets}
+        for place, (start, key_range) in enumerate(zip(ranges.starts, ranges, strict=True)):
+            only = of_keys.get(start)
+            if only is None:
+                only = self.of_range(key_range)
+            for bucket in buckets if only is None else (only,):
+                if bucket in found:
+                    found[bucket].append(place)
+        return {bucket: ranges.at(places) for bucket, places in found.items() if places}
+
+    def _buckets_of(self, keys: Sequence[bytes]) -> list[int]:
+        bucket_keys = pa.array(map(self._bucket_key_of, keys), pa.binary())
+        buckets: list[int] = bucket_of(bucket_keys, self._buckets).tolist()
+        return buckets
+
+    def of_range(self, keys: KeyRange) -> int | None:
+        """The only bucket that keys of a range can lie in; None when there are more, or when that is not known.
+
+        There is one where the bucket key is a prefix of the primary key and the same in all keys of the range.
+        """
+        if self._buckets == 1:
+            return 0
+        columns, _ = leading_columns(keys.start or b"", self._types[: len(self._places)])
+        prefix = b"".join(columns)
+        if not self._is_prefix or len(columns) < len(self._places) or keys & KeyRange.under(prefix) != keys:
+            return None
+        return bucket_of_one(prefix, self._buckets)
+
+    def _bucket_key_of(self, key: bytes) -> bytes:
+        if self._is_whole:
+            return key
+        columns, _ = leading_columns(key, self._types)
+        # Bytes that are no whole key are in no bucket, so that any will do.
+        return b"".join([columns[place] for place in self._places if place < len(columns)])

@@ -1,0 +1,129 @@
+"""Several ranges of keys and single keys, as one ascending list: pure arithmetic on encoded keys."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.keys.key_range import KeyRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRanges:
+    """Ranges of encoded keys that ascend and have no key in common. Immutable, hashable, picklable.
+
+    A single key is a range of one: from the key up to, but without, the key with a zero byte after it. No list holds an
+    empty range. `len` is the number of ranges; iterating gives each as a `KeyRange`.
+
+    Attributes:
+        starts: The first encoded key of each range; empty bytes for all keys from the first.
+        ends: The encoded key after the last one of each range. None, for the last range alone: up to the last key.
+    """
+
+    starts: tuple[bytes, ...]
+    ends: tuple[bytes | None, ...]
+
+    @classmethod
+    def of(cls, *ranges: KeyRange) -> KeyRanges:
+        """Makes a list of ranges that ascend and do not overlap; leaves out empty ones."""
+        filled = [one for one in ranges if not one.is_empty]
+        return cls(tuple(one.start or b"" for one in filled), tuple(one.end for one in filled))
+
+    @classmethod
+    def of_keys(cls, keys: Sequence[bytes]) -> KeyRanges:
+        """Makes a list of single keys, which ascend, each once."""
+        return cls(tuple(keys), tuple([key + b"\0" for key in keys]))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[KeyRange]:
+        return (KeyRange(start or None, end) for start, end in zip(self.starts, self.ends, strict=True))
+
+    def __contains__(self, key: bytes) -> bool:
+        place = bisect_right(self.starts, key) - 1
+        return place >= 0 and _is_below(key, self.ends[place])
+
+    @property
+    def span(self) -> KeyRange:
+        """The smallest single range that has all of these keys."""
+        return KeyRange(self.starts[0] or None, self.ends[-1]) if self.starts else KeyRange(b"", b"")
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """The single keys among the ranges."""
+        return tuple([start for start, end in zip(self.starts, self.ends, strict=True) if end == start + b"\0"])
+
+    @property
+    def are_keys(self) -> bool:
+        """Whether the list has single keys only, and at least one."""
+        return bool(self.starts) and all(map(_is_key, self.starts, self.ends))
+
+    @property
+    def is_one_range(self) -> bool:
+        """Whether the list is one range that is not a single key."""
+        return len(self.starts) == 1 and not _is_key(self.starts[0], self.ends[0])
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the keys end before the first, or the last, there can be."""
+        return self.span != KeyRange()
+
+    def at(self, places: Sequence[int]) -> KeyRanges:
+        """Those of the ranges that come at some places in the list, which ascend."""
+        return KeyRanges(tuple([self.starts[place] for place in places]), tuple([self.ends[place] for place in places]))
+
+    def within(self, key_range: KeyRange) -> KeyRanges:
+        """The keys that are in a range, too."""
+        if key_range.is_empty or not self.starts:
+            return NO_KEY_RANGES
+        low = key_range.start or b""
+        first = max(bisect_right(self.starts, low) - 1, 0)
+        after = len(self.starts) if key_range.end is None else bisect_left(self.starts, key_range.end)
+        starts, ends = list(self.starts[first:after]), list(self.ends[first:after])
+        if starts and not _is_below(low, ends[0]):
+            del starts[0], ends[0]
+        if starts:
+            starts[0] = max(starts[0], low)
+            if key_range.end is not None:
+                ends[-1] = key_range.end if ends[-1] is None else min(ends[-1], key_range.end)
+        return KeyRanges(tuple(starts), tuple(ends))
+
+    def __and__(self, other: KeyRanges) -> KeyRanges:
+        """The keys that are in both lists."""
+        many, few = (self, other) if len(self) >= len(other) else (other, self)
+        starts: list[bytes] = []
+        ends: list[bytes | None] = []
+        for key_range in few:
+            part = many.within(key_range)
+            starts += part.starts
+            ends += part.ends
+        return KeyRanges(tuple(starts), tuple(ends))
+
+    def behind(self, key: bytes, *, reverse: bool = False) -> KeyRanges:
+        """What is left once everything up to `key` was read; in descending order with `reverse`."""
+        return self.within(KeyRange().behind(key, reverse=reverse))
+
+
+def _is_key(start: bytes, end: bytes | None) -> bool:
+    return end is not None and len(end) == len(start) + 1 and end == start + b"\0"
+
+
+def _is_below(key: bytes, end: bytes | None) -> bool:
+    return end is None or key < end
+
+
+def shared_length(one: bytes, other: bytes) -> int:
+    """How many bytes two encodings begin with alike."""
+    shorter = min(len(one), len(other))
+    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
+
+
+ALL_KEY_RANGES: Final = KeyRanges((b"",), (None,))
+"""The list of one range with all keys."""
+NO_KEY_RANGES: Final = KeyRanges((), ())
+"""The list without keys."""

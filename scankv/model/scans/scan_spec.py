@@ -1,0 +1,182 @@
+"""What a scan asks for, as plain values: without a connection, so that it can be kept, compared and sent elsewhere."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Final
+
+from scankv.model.changes.log_positions import LogSpec
+from scankv.model.errors import InvalidRequest, UsageError
+from scankv.model.expressions import Predicate
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.limits import (
+    MAX_BUCKETS,
+    MAX_CHUNK_BYTES,
+    MAX_CHUNK_ROWS,
+    MAX_RESUME_TOKEN_BYTES,
+    MIN_CHUNK_BYTES,
+    MIN_CHUNK_ROWS,
+)
+from scankv.model.names import TableName, is_column_name
+from scankv.model.types.types import first_repeated
+
+_MAX_LIMIT = 2**63 - 1
+_MAX_VERSION_BYTES = 1024
+
+
+class Resume(enum.StrEnum):
+    """Whether a scan that was cut goes on by itself.
+
+    Without a choice, a scan of a pinned snapshot goes on, because that is exact, and one of the live table does not.
+    """
+
+    NEVER = "never"
+    """The error is raised, with the token to go on with."""
+
+    LATEST = "latest"
+    """The scan goes on. Over the live table with a fresh view, so that its rows come from several instants: which ones,
+    `stream.resumptions` says."""
+
+
+VIAS: Final = ("auto", "iterator", "base")
+"""What rows of a live table can be asked to be read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSpec:
+    """A scan of one table. Immutable, hashable, picklable.
+
+    Attributes:
+        table: `database.table`.
+        columns: The columns to return, in this order, each once. None: all. Empty: rows without columns, for counting.
+        where: What is true of the rows to return. None: all rows.
+        limit: The most rows, over all buckets together. None: no limit. 0 gives schema and log offsets only.
+        buckets: The buckets to read, each once. None: all. Empty: none, as for a shard beyond the last bucket.
+        chunk_rows: The most rows of a chunk, 1 to 65,536. None: the server's default.
+        chunk_bytes: The most bytes of stored rows in a chunk, 1 KiB to 16 MiB. None: the server's default.
+        snapshot_id: The pinned snapshot to read. None: the live table.
+        key_range: The encoded keys to read. None: all.
+        reverse: Whether the rows of each bucket come in descending key order.
+        via: What the rows are read from: `auto`, `iterator` or `base`.
+        ordered: Whether the rows of all buckets together come in key order.
+        resume: Whether the scan goes on by itself after a cut. None: over a pinned snapshot only.
+        log: The changes to read. None: the rows.
+        resume_token: Where to go on, as an earlier scan of the same spec said; opaque. None: from the beginning.
+        if_changed_since: The version of an earlier answer about the same buckets, since which something must have
+            changed for rows to come. None: they come in any case.
+    """
+
+    table: str
+    _: KW_ONLY
+    columns: tuple[str, ...] | None = None
+    where: Predicate | None = None
+    limit: int | None = None
+    buckets: tuple[int, ...] | None = None
+    chunk_rows: int | None = None
+    chunk_bytes: int | None = None
+    snapshot_id: str | None = None
+    key_range: KeyRange | None = None
+    reverse: bool = False
+    via: str = "auto"
+    ordered: bool = False
+    resume: Resume | None = None
+    log: LogSpec | None = None
+    # Tokens hold keys, which do not belong in logs.
+    resume_token: bytes | None = field(default=None, repr=False)
+    if_changed_since: bytes | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a value that no scan can have, naming the field and its range."""
+        try:
+            TableName.parse(self.table)
+        except InvalidRequest as error:
+            raise UsageError(error.message, table=self.table) from error
+        if self.columns is not None:
+            _check_columns(self.columns)
+        if self.where is not None and not isinstance(self.where, Predicate):
+            raise UsageError(f"where is a predicate, as predicate_of makes one, not a {type(self.where).__name__}")
+        if self.buckets is not None:
+            _check_buckets(self.buckets)
+        _check_range("limit", self.limit, 0, _MAX_LIMIT)
+        _check_range("chunk_rows", self.chunk_rows, MIN_CHUNK_ROWS, MAX_CHUNK_ROWS)
+        _check_range("chunk_bytes", self.chunk_bytes, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
+        if self.snapshot_id is not None and (not isinstance(self.snapshot_id, str) or not self.snapshot_id):
+            raise UsageError(f"snapshot_id is the id of a snapshot, or None for the live table: {self.snapshot_id!r}")
+        if self.key_range is not None and not isinstance(self.key_range, KeyRange):
+            raise UsageError(f"key_range is a KeyRange, or None for all keys, not a {type(self.key_range).__name__}")
+        for name, value in (("reverse", self.reverse), ("ordered", self.ordered)):
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} is True or False, not {value!r}")
+        if self.via not in VIAS:
+            raise UsageError(f"via is {' or '.join(map(repr, VIAS))}, not {self.via!r}", option="via")
+        if self.resume is not None and not isinstance(self.resume, Resume):
+            raise UsageError(f"resume is Resume.NEVER, Resume.LATEST, or None for the default, not {self.resume!r}")
+        if self.log is not None:
+            self._check_log(self.log)
+        if self.resume_token is not None:
+            _check_token(self.resume_token)
+        if self.if_changed_since is not None:
+            check_version("if_changed_since", self.if_changed_since)
+            if self.resume_token is not None:
+                raise UsageError(
+                    "if_changed_since and a resume token are of different scans: one that goes on returns the rows "
+                    "that are missing, whatever has changed; lift the condition with if_changed_since(None)"
+                )
+
+    def _check_log(self, log: LogSpec) -> None:
+        if not isinstance(log, LogSpec):
+            raise UsageError(f"log is a LogSpec, or None for the rows, not a {type(log).__name__}")
+        for name, asked, why in (
+            ("at", self.snapshot_id is not None, "a snapshot has no changes; start with its log offsets"),
+            ("key_range", self.key_range is not None, "ask with where for the keys to follow"),
+            ("reverse", self.reverse, "changes come in the order in which they happened"),
+            ("ordered", self.ordered, "changes come in the order in which they happened, those of a bucket together"),
+            ("via", self.via != "auto", "it chooses what rows are read from"),
+        ):
+            if asked:
+                raise UsageError(f"{name} is not for a scan of the changelog: {why}")
+        if log.consumer_id is not None and self.limit is not None:
+            raise UsageError("limit is not for a consumer, whose position is behind whole batches: end with stop_at")
+        if log.consumer_id is not None and self.resume_token is not None:
+            raise UsageError(
+                "a consumer goes on where it committed: take resume_from or with_consumer_id, not both; reset_consumer "
+                "moves a consumer"
+            )
+
+
+def _check_columns(columns: tuple[str, ...]) -> None:
+    if not isinstance(columns, tuple) or not all(map(is_column_name, columns)):
+        raise UsageError(f"columns must be a tuple of column names, not {columns!r}")
+    twice = first_repeated(columns)
+    if twice is not None:
+        raise UsageError(f'column "{twice}" is selected twice', column=twice)
+
+
+def _check_buckets(buckets: tuple[int, ...]) -> None:
+    if not isinstance(buckets, tuple):
+        raise UsageError(f"buckets must be a tuple of bucket numbers, or None for all, not {buckets!r}")
+    for bucket in buckets:
+        _check_range("a bucket number", bucket, 0, MAX_BUCKETS - 1)
+    if len(set(buckets)) < len(buckets):
+        raise UsageError(f"a bucket is named twice in {buckets}")
+
+
+def _check_token(token: bytes) -> None:
+    if not isinstance(token, bytes):
+        raise UsageError(f"a resume token is bytes, as a stream or an error gave it, not a {type(token).__name__}")
+    if not 0 < len(token) <= MAX_RESUME_TOKEN_BYTES:
+        raise UsageError(f"a resume token has 1 to {MAX_RESUME_TOKEN_BYTES:,} bytes, not {len(token):,}")
+
+
+def check_version(what: str, version: bytes) -> None:
+    """Refuses, with UsageError, what is no version: those of answers are short bytes."""
+    if not isinstance(version, bytes) or not 0 < len(version) <= _MAX_VERSION_BYTES:
+        raise UsageError(f"{what} is the version of an earlier answer, which is bytes, not {version!r:.80}")
+
+
+def _check_range(what: str, value: int | None, low: int, high: int) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise UsageError(f"{what} must be a whole number from {low:,} to {high:,}, not {value!r}")

@@ -1,0 +1,1 @@
+"""Table definitions: schema, options, indexes and merge engine."""

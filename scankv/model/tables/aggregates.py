@@ -1,0 +1,91 @@
+"""What can be computed of the values of a column, and whether it can be asked of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from scankv.model.errors import InvalidRequest, SchemaMismatch
+from scankv.model.types.types import check_unique, format_type, is_key_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scankv.model.tables.schema import Column, Schema
+
+
+class AggregateFunction(StrEnum):
+    """What is computed of a column, over the rows that are not null in it. `lookup.proto` says what each one gives."""
+
+    COUNT = "count"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One function of one column.
+
+    Attributes:
+        column: The column.
+        function: What is computed of it.
+    """
+
+    column: str
+    function: AggregateFunction
+
+    @property
+    def name(self) -> str:
+        """The name of the result's column."""
+        return f"{self.column}_{self.function}"
+
+
+def check_aggregates(aggregates: Sequence[Aggregate], group_by: Sequence[str], schema: Schema) -> pa.Schema:
+    """Checks what is asked of a table, and gives the columns of the result: those of `group_by`, then the aggregates.
+
+    Raises:
+        InvalidRequest: Nothing is asked for, or two columns of the result would have one name.
+        SchemaMismatch: A column does not exist, or is not of a type that has this function or can make groups.
+    """
+    if not aggregates and not group_by:
+        raise InvalidRequest("nothing is asked for: name a function of a column, or columns to group by")
+    fields = []
+    for column in map(schema.column, group_by):
+        check_orderable(column, "rows cannot be grouped by it")
+        fields.append(pa.field(column.name, column.type, column.nullable))
+    fields += [pa.field(each.name, _result_type(each, schema.column(each.column))) for each in aggregates]
+    check_unique([field.name for field in fields], "would be in the result twice; ask for it once", InvalidRequest)
+    return pa.schema(fields)
+
+
+def check_orderable(column: Column, consequence: str) -> None:
+    """Refuses a column whose values have no order. Raises SchemaMismatch, with the consequence in its message."""
+    if not is_key_type(column.type):
+        raise SchemaMismatch(
+            f'column "{column.name}" is {format_type(column.type)}, which has no order: {consequence}',
+            column=column.name,
+        )
+
+
+def _result_type(aggregate: Aggregate, column: Column) -> pa.DataType:
+    match aggregate.function:
+        case AggregateFunction.COUNT:
+            return pa.int64()
+        case AggregateFunction.MIN | AggregateFunction.MAX:
+            check_orderable(column, f"it has no {aggregate.function}")
+            return column.type
+    if not (pat.is_integer(column.type) or pat.is_floating(column.type) or pat.is_decimal(column.type)):
+        raise SchemaMismatch(
+            f'column "{column.name}" is {format_type(column.type)}, which has no {aggregate.function}: '
+            "integers, floats and decimals have one",
+            column=column.name,
+        )
+    if aggregate.function is AggregateFunction.MEAN or pat.is_floating(column.type):
+        return pa.float64()
+    return pa.int64() if pat.is_integer(column.type) else pa.decimal128(38, column.type.scale)

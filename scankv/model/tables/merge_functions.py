@@ -1,0 +1,175 @@
+"""Which aggregate functions a column may have, on which types, with which parameters, and what can be retracted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from scankv.model.errors import InvalidRequest, SchemaMismatch, did_you_mean
+from scankv.model.types.types import format_type, is_key_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from scankv.model.tables.schema import Column
+
+MAX_DELIMITER: Final = 64
+"""Characters of a delimiter."""
+
+IGNORE_RETRACT: Final = "ignore_retract"
+"""The parameter that every function has: rows that are taken back leave the column as it is."""
+
+_BOOLEANS: Final = ("true", "false")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnAggregate:
+    """What becomes of one column when rows with the same key meet.
+
+    Attributes:
+        column: The column, which holds the result.
+        function: The name of a function of this module, or of one that is installed at the server, which has a dot.
+        parameters: Names and values, by name.
+    """
+
+    column: str
+    function: str
+    parameters: tuple[tuple[str, str], ...] = ()
+
+    def flag(self, name: str) -> bool:
+        """Whether a parameter of true or false is true."""
+        return dict(self.parameters).get(name) == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionRules:
+    """The rules of one function.
+
+    Attributes:
+        takes: Whether a column of some type may have it.
+        types: These types in words.
+        parameters: What it takes beside `ignore_retract`.
+        retracts: Whether a row can be taken back.
+        hidden: What it keeps beside the column: names and types.
+    """
+
+    takes: Callable[[pa.DataType], bool]
+    types: str
+    parameters: tuple[str, ...] = ()
+    retracts: bool = False
+    hidden: Callable[[pa.DataType], tuple[tuple[str, pa.DataType], ...]] = lambda _: ()
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(pat.is_integer(type_) or pat.is_floating(type_) or pat.is_decimal(type_))
+
+
+def _average_state(type_: pa.DataType) -> tuple[tuple[str, pa.DataType], ...]:
+    """Sum and count. Sums are exact: only those of floats are floats."""
+    scale = type_.scale if pat.is_decimal(type_) else 0
+    total = pa.float64() if pat.is_floating(type_) else pa.decimal128(38, scale)
+    return ("sum", total), ("count", pa.int64())
+
+
+def _rules(takes: Callable[[pa.DataType], bool], types: str, *parameters: str, retracts: bool = False) -> FunctionRules:
+    return FunctionRules(takes, types, parameters, retracts)
+
+
+_NUMBERS = "integers, floats and decimals"
+_ORDERED = "numbers, bool, string, binary, dates and times"
+_ANY = "every type"
+
+FUNCTIONS: Final[Mapping[str, FunctionRules]] = {
+    "sum": _rules(_is_number, _NUMBERS, retracts=True),
+    "product": _rules(_is_number, _NUMBERS, retracts=True),
+    "count": _rules(pat.is_integer, "integers", retracts=True),
+    "avg": FunctionRules(_is_number, _NUMBERS, retracts=True, hidden=_average_state),
+    "min": _rules(is_key_type, _ORDERED),
+    "max": _rules(is_key_type, _ORDERED),
+    "last_value": _rules(lambda _: True, _ANY, retracts=True),
+    "last_non_null_value": _rules(lambda _: True, _ANY, retracts=True),
+    "first_value": FunctionRules(lambda _: True, _ANY, hidden=lambda _: (("seen", pa.bool_()),)),
+    "first_non_null_value": _rules(lambda _: True, _ANY),
+    "listagg": _rules(pat.is_string, "string", "delimiter", "distinct"),
+    "bool_and": _rules(pat.is_boolean, "bool"),
+    "bool_or": _rules(pat.is_boolean, "bool"),
+    "collect": _rules(pat.is_list, "lists", "distinct", retracts=True),
+    "merge_map": _rules(pat.is_map, "maps", retracts=True),
+    "rbm32": _rules(pat.is_binary, "binary"),
+    "rbm64": _rules(pat.is_binary, "binary"),
+    "hll_sketch": _rules(pat.is_binary, "binary"),
+    "theta_sketch": _rules(pat.is_binary, "binary"),
+    "top_k": _rules(pat.is_binary, "binary"),
+}
+"""The functions that every server has; the last five need the extra `sketches` there."""
+
+DEFAULT_FUNCTION: Final = "last_non_null_value"
+"""What a column of an aggregating table has that names none."""
+
+_ALIASES: Final = {"string_agg": "listagg"}
+
+
+def aggregate_of(column: str, function: str, parameters: Mapping[str, str] | None = None) -> ColumnAggregate:
+    """An aggregate in its normal form, not checked."""
+    return ColumnAggregate(column, _ALIASES.get(function, function), tuple(sorted((parameters or {}).items())))
+
+
+def is_installed(function: str) -> bool:
+    """Whether the name is one of a function that is installed at the server, and not one of ours."""
+    return "." in function
+
+
+def retracts(aggregate: ColumnAggregate) -> bool:
+    """Whether rows with a value in the column can be taken back; of installed functions only the server knows."""
+    if aggregate.flag(IGNORE_RETRACT) or is_installed(aggregate.function):
+        return True
+    return FUNCTIONS[aggregate.function].retracts
+
+
+def hidden_fields(aggregate: ColumnAggregate, type_: pa.DataType) -> tuple[tuple[str, pa.DataType], ...]:
+    """What a column of a type keeps beside itself: names and types, in order. Stored rows depend on it."""
+    return () if is_installed(aggregate.function) else FUNCTIONS[aggregate.function].hidden(type_)
+
+
+def check_aggregate(aggregate: ColumnAggregate, column: Column) -> None:
+    """Checks an aggregate against the column that is to have it.
+
+    Raises:
+        InvalidRequest: The function does not exist, or a parameter does not, or has a value that it cannot have.
+        SchemaMismatch: The column is of a type that the function does not take.
+    """
+    where, name = f'column "{column.name}"', aggregate.function
+    if is_installed(name):
+        return
+    rules = FUNCTIONS.get(name)
+    if rules is None:
+        raise InvalidRequest(
+            f'{where}: there is no aggregate function "{name}"{did_you_mean(name, FUNCTIONS)}; one that is installed '
+            "at the server has a dot in its name",
+            column=column.name,
+        )
+    if not rules.takes(column.type):
+        raise SchemaMismatch(
+            f"{where} is {format_type(column.type)}, of which there is no {name}: it takes {rules.types}",
+            column=column.name,
+        )
+    known = (*rules.parameters, IGNORE_RETRACT)
+    for parameter, value in aggregate.parameters:
+        if parameter not in known:
+            raise InvalidRequest(
+                f'{where}: {name} has no parameter "{parameter}"{did_you_mean(parameter, known)}', column=column.name
+            )
+        if parameter == "delimiter":
+            if not 1 <= len(value) <= MAX_DELIMITER:
+                raise InvalidRequest(
+                    f"{where}: the delimiter of {name} has 1 to {MAX_DELIMITER} characters, not {len(value)}",
+                    column=column.name,
+                )
+        elif value not in _BOOLEANS:
+            raise InvalidRequest(
+                f'{where}: the parameter {parameter} of {name} is "true" or "false", not "{value[:40]}"',
+                column=column.name,
+            )

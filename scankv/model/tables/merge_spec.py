@@ -1,0 +1,258 @@
+"""How rows with the same key become one: what a table's merge engine goes by beside its options, checked as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from scankv.model.errors import InvalidOption, InvalidRequest, SchemaMismatch
+from scankv.model.tables.merge_functions import ColumnAggregate, aggregate_of, check_aggregate, hidden_fields
+from scankv.model.types.types import check_unique, format_type, is_key_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from scankv.model.tables.options import TableOptions
+    from scankv.model.tables.schema import Column, Schema
+
+PARTIAL_ENGINES: Final = ("last_row", "aggregate", "partial_update")
+"""The engines of tables that take writes of some columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceGroup:
+    """Columns that change together, and only by rows that are not older.
+
+    Attributes:
+        sequence: The columns that say how new a row is, the first one first; null comes first, and a row that is null
+            in all of them leaves the group as it is.
+        columns: The columns that change with them.
+    """
+
+    sequence: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """All its columns."""
+        return (*self.sequence, *self.columns)
+
+
+@dataclass(frozen=True)
+class MergeSpec:
+    """What a merge engine goes by. Immutable; empty for the engines that go by nothing.
+
+    Attributes:
+        version_column: Of `versioned`: the column that says which row wins.
+        sequence_columns: Of `last_row`: rows that are older in these columns lose. Empty: the last one written wins.
+        sequence_groups: Of `partial_update`.
+        aggregates: Of `aggregate`, and of columns in sequence groups.
+    """
+
+    version_column: str | None = None
+    sequence_columns: tuple[str, ...] = ()
+    sequence_groups: tuple[SequenceGroup, ...] = ()
+    aggregates: tuple[ColumnAggregate, ...] = ()
+
+    @cached_property
+    def by_column(self) -> dict[str, ColumnAggregate]:
+        """The aggregates by their columns."""
+        return {each.column: each for each in self.aggregates}
+
+    @property
+    def order_columns(self) -> tuple[str, ...]:
+        """The columns that say which of two whole rows is newer; none: the one that was written last."""
+        return (self.version_column,) if self.version_column is not None else self.sequence_columns
+
+    def hidden(self, columns: Iterable[Column]) -> list[tuple[str, str, pa.DataType]]:
+        """What is stored beside some columns and shown to nobody: column, name and type of each, in order."""
+        return [
+            (column.name, name, type_)
+            for column in columns
+            if column.name in self.by_column
+            for name, type_ in hidden_fields(self.by_column[column.name], column.type)
+        ]
+
+    def with_aggregates(self, added: Sequence[ColumnAggregate]) -> MergeSpec:
+        """The same with aggregates of columns that are added."""
+        aggregates = (*self.aggregates, *added)
+        return MergeSpec(self.version_column, self.sequence_columns, self.sequence_groups, aggregates)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; what is empty is left out."""
+        values: dict[str, Any] = {
+            "version_column": self.version_column,
+            "sequence_columns": list(self.sequence_columns),
+            "sequence_groups": [
+                {"sequence": list(group.sequence), "columns": list(group.columns)} for group in self.sequence_groups
+            ],
+            "aggregates": [
+                {"column": each.column, "function": each.function, "parameters": dict(each.parameters)}
+                for each in self.aggregates
+            ],
+        }
+        return {name: value for name, value in values.items() if value}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> MergeSpec:
+        """Reads what `to_json` made."""
+        return cls(
+            version_column=values.get("version_column"),
+            sequence_columns=tuple(values.get("sequence_columns", ())),
+            sequence_groups=tuple(
+                SequenceGroup(tuple(group["sequence"]), tuple(group["columns"]))
+                for group in values.get("sequence_groups", ())
+            ),
+            aggregates=tuple(
+                aggregate_of(each["column"], each["function"], each["parameters"])
+                for each in values.get("aggregates", ())
+            ),
+        )
+
+
+NO_MERGING: Final = MergeSpec()
+"""What the engines go by that go by nothing."""
+
+
+def check_merging(spec: MergeSpec, options: TableOptions, schema: Schema, primary_key: Sequence[str]) -> None:
+    """Checks what an engine goes by against the columns of its table.
+
+    Raises:
+        InvalidOption: The engine needs what is not given, or has no use for what is.
+        InvalidRequest: A function or parameter does not exist, or a column is named where it cannot be.
+        SchemaMismatch: A column does not exist, or is of a type that it cannot be there.
+    """
+    engine = options.merge_engine
+    _check_uses(spec, engine)
+    if options.delete_behavior == "retract" and not spec.sequence_groups:
+        raise InvalidOption(
+            'delete_behavior "retract" takes back the columns of sequence groups: give sequence_groups',
+            option="delete_behavior",
+        )
+    if options.delete_behavior == "allow" and spec.sequence_groups:
+        raise InvalidOption(
+            'delete_behavior "allow" would remove rows whatever their sequence: with sequence_groups it is "disable", '
+            '"ignore" or "retract"',
+            option="delete_behavior",
+        )
+    check_unique(spec.order_columns, "is named twice in sequence_column", InvalidRequest)
+    for name in spec.order_columns:
+        _check_orders(schema.column(name), primary_key)
+    _check_groups(spec.sequence_groups, schema, primary_key)
+    _check_aggregates(spec, engine, schema, primary_key)
+    if options.delete_behavior == "retract":
+        for name in (name for group in spec.sequence_groups for name in group.columns):
+            if not schema.column(name).nullable:
+                raise SchemaMismatch(f'column "{name}" is NOT NULL, but a row taken back makes it null', column=name)
+
+
+def _check_uses(spec: MergeSpec, engine: str) -> None:
+    given = {
+        "version_column": (spec.version_column is not None, ("versioned",)),
+        "sequence_column": (bool(spec.sequence_columns), ("last_row",)),
+        "sequence_groups": (bool(spec.sequence_groups), ("partial_update",)),
+        "aggregates": (bool(spec.aggregates), ("aggregate", "partial_update")),
+    }
+    for name, (is_given, engines) in given.items():
+        if is_given and engine not in engines:
+            wanted = " or ".join(f'"{each}"' for each in engines)
+            raise InvalidOption(f'{name} is of merge_engine {wanted}, not "{engine}"', option=name)
+    if engine == "versioned" and spec.version_column is None:
+        raise InvalidOption('merge_engine "versioned" needs a version_column', option="version_column")
+
+
+def _check_orders(column: Column, primary_key: Sequence[str]) -> None:
+    _check_beside_key(column.name, primary_key, "and orders nothing among rows of one key")
+    if not is_key_type(column.type):
+        raise SchemaMismatch(
+            f'column "{column.name}" is {format_type(column.type)}, which has no order and cannot say which row is '
+            "newer",
+            column=column.name,
+        )
+
+
+def _check_beside_key(name: str, primary_key: Sequence[str], consequence: str) -> None:
+    if name in primary_key:
+        raise InvalidRequest(f'column "{name}" is in the primary key {consequence}', column=name)
+
+
+def _check_groups(groups: Sequence[SequenceGroup], schema: Schema, primary_key: Sequence[str]) -> None:
+    for group in groups:
+        if not group.sequence or not group.columns:
+            raise InvalidRequest("a sequence group has at least one sequence column and at least one other column")
+        for name in group.sequence:
+            _check_orders(schema.column(name), primary_key)
+        for name in group.columns:
+            _check_beside_key(schema.column(name).name, primary_key, "and cannot be in a sequence group")
+    check_unique([name for group in groups for name in group.members], "is in sequence groups twice", InvalidRequest)
+
+
+def _check_aggregates(spec: MergeSpec, engine: str, schema: Schema, primary_key: Sequence[str]) -> None:
+    check_unique([each.column for each in spec.aggregates], "has two aggregates", InvalidRequest)
+    grouped = {name for group in spec.sequence_groups for name in group.columns}
+    for each in spec.aggregates:
+        column = schema.column(each.column)
+        _check_beside_key(each.column, primary_key, "and cannot be aggregated")
+        if engine == "partial_update" and each.column not in grouped:
+            raise InvalidRequest(
+                f'column "{each.column}" is in no sequence group; with merge_engine "partial_update" only columns of '
+                "sequence groups have an aggregate",
+                column=each.column,
+            )
+        check_aggregate(each, column)
+
+
+def check_retraction(engine: str, delete_behavior: str, table: str) -> None:
+    """Refuses to take rows back where no engine does. Raises InvalidRequest."""
+    if engine != "aggregate" and delete_behavior != "retract":
+        raise InvalidRequest(
+            f'table {table} has merge_engine "{engine}", which takes no rows back: "aggregate" does, and '
+            '"partial_update" with delete_behavior "retract"',
+            table=table,
+        )
+
+
+def partial_schema(
+    schema: pa.Schema, primary_key: Sequence[str], engine: str, spec: MergeSpec, columns: Sequence[str]
+) -> pa.Schema:
+    """The columns of a write that names some of them, in table order.
+
+    Args:
+        schema: All columns.
+        primary_key: The key columns.
+        engine: The table's merge engine.
+        spec: What it goes by.
+        columns: Those named: all key columns and any others, each once.
+
+    Raises:
+        InvalidRequest: The engine takes whole rows only.
+        SchemaMismatch: A column does not exist or is named twice, a key or sequence column is not named, or one that is
+            not in the key is NOT NULL.
+    """
+    if engine not in PARTIAL_ENGINES:
+        raise InvalidRequest(f'merge_engine "{engine}" takes whole rows: write all columns')
+    check_unique(columns, "is named twice")
+    for name in columns:
+        if name not in schema.names:
+            raise SchemaMismatch(f'there is no column "{name}"', column=name)
+    for name in primary_key:
+        if name not in columns:
+            raise SchemaMismatch(
+                f'key column "{name}" is not among the columns written: name the whole key', column=name
+            )
+    for name in spec.sequence_columns:
+        if name not in columns:
+            raise SchemaMismatch(
+                f'column "{name}" says which row is newer: name it, too, in a write of some columns', column=name
+            )
+    for field in schema:
+        if field.name not in primary_key and not field.nullable:
+            raise SchemaMismatch(
+                f'column "{field.name}" is NOT NULL, so the table takes whole rows only: a row made by a write of some '
+                "columns would be null there",
+                column=field.name,
+            )
+    return pa.schema([field for field in schema if field.name in columns])

@@ -1,0 +1,165 @@
+"""Whether rows fit the columns of a table: with the casts that lose nothing, and strictly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from scankv.model import lazy_compute as pc
+from scankv.model.errors import SchemaMismatch, did_you_mean
+from scankv.model.types.casts import cast_exactly
+from scankv.model.types.required import first_forbidden_null
+from scankv.model.types.types import first_repeated, format_type, names_must_be_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LONGEST_VALUE = 40
+
+
+@names_must_be_text()
+def conform(batch: pa.RecordBatch, schema: pa.Schema, *, first_row: int = 0) -> pa.RecordBatch:
+    """Brings rows into the columns of a table, where nothing is lost by it.
+
+    Columns are matched by name and brought into the schema's order. Casts are those of `cast_exactly`: they keep the
+    value and its kind.
+
+    Args:
+        batch: Rows with exactly the columns of the schema, in any order.
+        schema: Storable columns, as `Schema.arrow` has them.
+        first_row: The index of the batch's first row in the data that the caller was given, for messages.
+
+    Returns:
+        A batch of the given schema. Columns that fit already are not copied.
+
+    Raises:
+        SchemaMismatch: A column is missing, unknown or there twice; a value cannot be cast without loss; or a value is
+            null where the schema refuses nulls. Names column, row, value and reason.
+    """
+    _check_names(batch.schema.names, schema)
+    columns = []
+    for field in schema:
+        column = _cast(batch.column(field.name), field, first_row)
+        _check_nulls(column, field, first_row)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+@names_must_be_text()
+def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Checks that rows have exactly the columns of a table; the strict twin of `conform`, which casts nothing.
+
+    The data must be valid Arrow (`batch.validate(full=True)`) before.
+
+    Args:
+        batch: Rows from outside.
+        schema: Storable columns, as `Schema.arrow` has them.
+
+    Returns:
+        A batch of the given schema with the same arrays.
+
+    Raises:
+        SchemaMismatch: A column is missing, unknown or there twice, has another type, or is null where the schema
+            refuses nulls. Names column and row, never a value: the message travels.
+    """
+    _check_names(batch.schema.names, schema)
+    columns = []
+    for field in schema:
+        column = batch.column(field.name)
+        if column.type != field.type:
+            raise SchemaMismatch(
+                f'column "{field.name}" is {format_type(field.type)}, not {column.type}', column=field.name
+            )
+        _check_nulls(column, field, 0)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _check_names(names: Sequence[str], schema: pa.Schema) -> None:
+    twice = first_repeated(names)
+    if twice is not None:
+        raise SchemaMismatch(f'column "{twice}" is there twice', column=twice)
+    for name in names:
+        if name not in schema.names:
+            raise SchemaMismatch(f'there is no column "{name}"{did_you_mean(name, schema.names)}', column=name)
+    for name in schema.names:
+        if name not in names:
+            raise SchemaMismatch(
+                f'column "{name}" is missing; give all columns: ' + ", ".join(f'"{n}"' for n in schema.names),
+                column=name,
+            )
+
+
+def _cast(column: pa.Array, field: pa.Field, first_row: int) -> pa.Array:
+    try:
+        return cast_exactly(column, field.type)
+    except (TypeError, NotImplementedError) as error:
+        cause: Exception = error
+        row = _first_row_with_value(column)
+    except (ValueError, pa.ArrowException) as error:
+        cause = error
+        row = _first_row_that_fails(column, field.type)
+    if row is None:
+        message = f'column "{field.name}" cannot be cast to {format_type(field.type)}: {cause}'
+        raise SchemaMismatch(message, column=field.name) from cause
+    value = _rows(column, row, row + 1)
+    message = (
+        f'column "{field.name}", row {first_row + row}: {_shown(value)} cannot be cast to {format_type(field.type)}: '
+        f"{_why(value, field.type)}"
+    )
+    raise SchemaMismatch(message, column=field.name, row=first_row + row) from cause
+
+
+def _first_row_with_value(column: pa.Array) -> int | None:
+    row: int = pc.index(column.is_valid(), True).as_py()
+    return None if row < 0 else row
+
+
+def _first_row_that_fails(column: pa.Array, target: pa.DataType) -> int | None:
+    """Halves the column until one row is left, which costs about two more casts of the whole column."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _why(_rows(column, low, middle), target) is not None:
+            high = middle
+        else:
+            low = middle
+    return low if _why(_rows(column, low, high), target) is not None else None
+
+
+def _rows(column: pa.Array, start: int, stop: int) -> pa.Array:
+    """A slice whose nested parts are sliced too; Arrow validates those of a plain slice whole."""
+    if pa.types.is_nested(column.type):
+        return column.take(pa.array(range(start, stop), pa.int64()))
+    return column.slice(start, stop - start)
+
+
+def _why(column: pa.Array, target: pa.DataType) -> str | None:
+    """Why the column cannot be cast, or None when it can."""
+    try:
+        cast_exactly(column, target)
+    except (TypeError, ValueError, NotImplementedError, pa.ArrowException) as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def _shown(value: pa.Array) -> str:
+    """The value of an array of one as a message has it: short, or not at all."""
+    try:
+        plain = value.to_pylist()[0]
+    except (ValueError, OverflowError, pa.ArrowException):
+        return "the value"
+    if isinstance(plain, str):
+        text = f'"{plain}"'
+    else:
+        text = repr(plain) if isinstance(plain, bytes | list | dict) else str(plain)
+    return text if len(text) <= _LONGEST_VALUE else "the value"
+
+
+def _check_nulls(column: pa.Array, field: pa.Field, first_row: int) -> None:
+    found = first_forbidden_null(column, field)
+    if found is not None:
+        row = first_row + found.row
+        message = f'column "{field.name}", row {row}: {found.path} is null, but it is NOT NULL'
+        raise SchemaMismatch(message, column=field.name, row=row)

@@ -1,0 +1,1 @@
+"""Algorithms on Arrow arrays that need no Python loop over their values."""

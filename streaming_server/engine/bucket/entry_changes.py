@@ -1,0 +1,79 @@
+"""What writes do to the entries of one index: pure, and vectorised over all rows of a write.
+
+An entry is put where a row is new, or where it gives another entry than before; and deleted where its row goes, or
+where it has another key from now on. Rows from before the index may have columns too long for an entry: they have none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scankv.model.errors import RequestTooLarge
+from streaming_server.storage.bucket.bucket import EntryChange
+
+if TYPE_CHECKING:
+    from streaming_server.storage.rows.index_codec import IndexCodec
+
+_NOTHING = pa.nulls(0, pa.binary())
+
+
+def entries_of_upserts(
+    index: IndexCodec,
+    old_rows: pa.RecordBatch,
+    new_rows: pa.RecordBatch,
+    keys: pa.BinaryArray,
+    exists: np.ndarray[tuple[int], np.dtype[np.bool_]],
+) -> EntryChange:
+    """What it takes that an index has the entries of new rows in place of those of old ones.
+
+    Args:
+        index: Which one.
+        old_rows: The rows that are replaced.
+        new_rows: Those that replace them, and others.
+        keys: The encoded primary keys of the new rows.
+        exists: Which of the new rows replace an old one; in the order of `old_rows`.
+
+    Raises:
+        RequestTooLarge: A new row cannot have an entry.
+    """
+    put_keys, put_values = index.entries(new_rows, keys)
+    if not exists.any():
+        return EntryChange(index=index.index.id, put_keys=put_keys, put_values=put_values, delete_keys=_NOTHING)
+    replacing = pa.array(exists)
+    old_keys, old_values = _old_entries(index, old_rows, keys.filter(replacing))
+    same_key = pc.equal(old_keys, put_keys.filter(replacing)).fill_null(False)
+    same_value = pc.equal(old_values, put_values.filter(replacing)).fill_null(False)
+    put = np.ones(len(exists), np.bool_)
+    put[exists] = pc.invert(pc.and_(same_key, same_value)).to_numpy(zero_copy_only=False)
+    return EntryChange(
+        index=index.index.id,
+        put_keys=put_keys.filter(pa.array(put)),
+        put_values=put_values.filter(pa.array(put)),
+        delete_keys=old_keys.filter(pc.invert(same_key)).drop_null(),
+    )
+
+
+def entries_of_deletes(index: IndexCodec, old_rows: pa.RecordBatch, keys: pa.BinaryArray) -> EntryChange:
+    """What it takes that an index has no entries of rows that go; `keys` are their encoded primary keys."""
+    gone, _ = _old_entries(index, old_rows, keys)
+    return EntryChange(index=index.index.id, put_keys=_NOTHING, put_values=_NOTHING, delete_keys=gone.drop_null())
+
+
+def _old_entries(
+    index: IndexCodec, rows: pa.RecordBatch, keys: pa.BinaryArray
+) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+    """The keys and values of the entries of stored rows; both null where a row has none."""
+    try:
+        return index.entries(rows, keys)
+    except RequestTooLarge:
+        if rows.num_rows == 1:
+            return pa.nulls(1, pa.binary()), pa.nulls(1, pa.binary())
+    # Rare, and so simple: halves, down to the rows that have none.
+    half = rows.num_rows // 2
+    first_keys, first_values = _old_entries(index, rows.slice(0, half), keys.slice(0, half))
+    last_keys, last_values = _old_entries(index, rows.slice(half), keys.slice(half))
+    return pa.concat_arrays([first_keys, last_keys]), pa.concat_arrays([first_values, last_values])

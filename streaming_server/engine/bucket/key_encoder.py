@@ -1,0 +1,63 @@
+"""Encoding the keys of a table, and the bucket that each belongs to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scankv.model.keys.buckets import bucket_of
+from scankv.model.keys.key_codec import KeyCodec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from scankv.model.tables.schema import TableDefinition
+
+
+class KeyEncoder:
+    """Encodes the primary and bucket keys of a table's batches. Immutable."""
+
+    def __init__(self, definition: TableDefinition) -> None:
+        key = definition.key_schema
+        self.names = list(definition.primary_key)
+        self.codec = KeyCodec(key.types, self.names)
+        self._buckets = definition.buckets
+        self._bucket_names = list(definition.bucket_key)
+        self._bucket_codec = (
+            self.codec
+            if self._bucket_names == self.names
+            else KeyCodec([key.field(name).type for name in self._bucket_names], self._bucket_names)
+        )
+
+    def canonical(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with its key columns in the one form in which equal keys have equal bytes."""
+        for name in self.names:
+            index = batch.schema.get_field_index(name)
+            column = self.codec.canonical(batch.column(index))
+            if column is not batch.column(index):
+                batch = batch.set_column(index, batch.schema.field(index), column)
+        return batch
+
+    def encoded(self, batch: pa.RecordBatch) -> pa.Array:
+        """The encoded primary keys of stored rows."""
+        return self.codec.encode([batch.column(name) for name in self.names])
+
+    def encode(self, batch: pa.RecordBatch) -> tuple[pa.Array, np.ndarray[tuple[int], np.dtype[np.int32]]]:
+        """The encoded primary keys of a batch, and the bucket of each. Raises InvalidKey."""
+        keys = self.codec.encode([batch.column(name) for name in self.names])
+        if self._bucket_codec is self.codec:
+            return keys, bucket_of(keys, self._buckets)
+        columns = [batch.column(name) for name in self._bucket_names]
+        return keys, bucket_of(self._bucket_codec.encode(columns), self._buckets)
+
+
+def rows_by_bucket(
+    buckets: np.ndarray[tuple[int], np.dtype[np.int32]],
+) -> list[tuple[int, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+    """The buckets that occur, ascending, each with the indices at which it does, ascending."""
+    if len(buckets) == 0:
+        return []
+    order = np.argsort(buckets, kind="stable")
+    numbers, starts = np.unique(buckets[order], return_index=True)
+    return list(zip(numbers.tolist(), np.split(order, starts[1:]), strict=True))

@@ -1,0 +1,1 @@
+"""Streams of changes, the consumers that follow them, and the retention of the changelog."""

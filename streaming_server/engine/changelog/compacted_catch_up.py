@@ -1,0 +1,103 @@
+"""Net changes of a live table's changelogs, for streams that are far behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from streaming_server.engine.bucket.request_rows import widen
+from streaming_server.scan.changes.net_changes import STEP_BYTES, STEP_CHANGES, NetChanges
+from streaming_server.storage.rows.row_codec import RowCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.scan.changes.log_token import NetPosition
+    from streaming_server.storage.changelog.records import LogRecord
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatchUpLimits:
+    """When and how streams catch up.
+
+    Attributes:
+        changes: How far behind a bucket must be.
+        memory_bytes: How much of the changes of one stretch is kept in memory; working on them takes as much again,
+            twice.
+    """
+
+    changes: int = 100_000
+    memory_bytes: int = 32 << 20
+
+
+DEFAULT_CATCH_UP: Final = CatchUpLimits()
+
+
+class CatchingUp:
+    """Makes the net changes of stretches of some buckets. See `NetReader`.
+
+    Args:
+        buckets: The buckets that are read, by number.
+        latest: The table's definition of now.
+        keys_of: The encoded primary keys of rows.
+        limits: When and how.
+        directory: Where the changes are put that do not fit into memory.
+    """
+
+    def __init__(
+        self,
+        buckets: Mapping[int, LiveBucket],
+        latest: Callable[[], TableDefinition],
+        keys_of: Callable[[pa.RecordBatch], pa.Array],
+        limits: CatchUpLimits,
+        directory: Path,
+    ) -> None:
+        self.changes = limits.changes
+        self.definition = latest()
+        self._buckets = buckets
+        self._latest = latest
+        self._keys_of = keys_of
+        self._memory_bytes = limits.memory_bytes
+        self._directory = directory
+
+    def net_changes(self, bucket: int, start: int, position: NetPosition) -> NetChanges:
+        """The net changes of one bucket from an offset on."""
+        self.definition = self._latest()
+        codec, schema = RowCodec(self.definition), self.definition.change_schema_at(self.definition.schema.id)
+        return NetChanges(
+            _LiveStretch(self._buckets[bucket], self.definition),
+            start,
+            position,
+            keys_of=self._keys_of,
+            widened=lambda rows: widen(rows, schema),
+            encoded=codec.encode,
+            directory=self._directory,
+            memory_bytes=self._memory_bytes,
+            before_images=self.definition.options.before_images,
+        )
+
+
+class _LiveStretch:
+    def __init__(self, live: LiveBucket, definition: TableDefinition) -> None:
+        self._live = live
+        self._definition = definition
+
+    async def read(self, start: int, end: int) -> Sequence[LogRecord]:
+        """See `Stretch`."""
+        async with self._live.upkeep:
+            return await self._live.run(self._read, start, end)
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """See `Stretch`."""
+        return await self._live.run(function, *args)
+
+    def _read(self, start: int, end: int) -> Sequence[LogRecord]:
+        return self._live.read_log(start, end, self._definition, max_changes=STEP_CHANGES, max_bytes=STEP_BYTES)

@@ -1,0 +1,1 @@
+"""Building columnar bases, and choosing when scans read them."""

@@ -1,0 +1,218 @@
+"""One columnar base built, of the one before and what was written since, or of the rows in RocksDB."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from scankv.model.errors import DataLoss
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.scan.chunk_source import View
+from streaming_server.scan.columnar.base_cursor import BaseCursor
+from streaming_server.scan.columnar.delta import Overlay
+from streaming_server.scan.rows.kv_source import KvSource
+from streaming_server.storage.columnar.base_writer import BaseWriter
+from streaming_server.storage.columnar.columnar_base import ColumnarBase, remove_bases
+from streaming_server.storage.files.disk_space import disk_full, naming_full_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.columnar.base_due import BaseLimits
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.scan.chunk_source import Cursor
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.rows.row_codec import RowCodec
+
+T = TypeVar("T")
+
+SPARED_BYTES: Final = 256 << 20
+"""Disk space that bases leave to writes: where a sync finds none, its bucket takes no more writes until a restart."""
+
+_STEP_ROWS: Final = 8192
+_STEP_BYTES: Final = 1 << 20
+_log: Final = logging.getLogger(__name__)
+
+
+class BaseNotBuiltError(Exception):
+    """No base came of it, and writes went on meanwhile; says why in words."""
+
+
+class Rests:
+    """Work of which none but a share of a core is to be used: whoever does a piece of it rests for a while.
+
+    Attributes:
+        spent: Seconds of a core that all pieces took.
+    """
+
+    def __init__(self, executor: StorageExecutor, share: float) -> None:
+        self.spent = 0.0
+        self._executor = executor
+        self._share = share
+        self._owed = 0.0
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Runs a piece that blocks in a thread."""
+        result: T
+        result, seconds = await self._executor.run(_timed, function, *args)
+        self._note(seconds)
+        return result
+
+    def here(self, function: Callable[..., T], *args: object) -> T:
+        """Runs a short piece on the event loop."""
+        result, seconds = _timed(function, *args)
+        self._note(seconds)
+        return result
+
+    async def rest(self) -> None:
+        """Waits until what was run since the last time is within the share."""
+        owed, self._owed = self._owed, 0.0
+        await asyncio.sleep(owed)
+
+    def _note(self, seconds: float) -> None:
+        self.spent += seconds
+        self._owed += seconds * (1 / self._share - 1)
+
+
+class BaseBuild:
+    """Builds one base of a bucket, which is read from then on.
+
+    Args:
+        table: The table.
+        live: The bucket.
+        directory: That of its bases.
+        rests: Runs the work.
+        limits: What it may cost.
+    """
+
+    def __init__(self, table: LiveTable, live: LiveBucket, directory: Path, rests: Rests, limits: BaseLimits) -> None:
+        self._table = table
+        self._live = live
+        self._directory = directory
+        self._rests = rests
+        self._limits = limits
+        self._spent_before = rests.spent
+
+    async def run(self) -> None:
+        """Does it. The base before is read until the new one is there, and on if none will be.
+
+        Raises:
+            BaseNotBuiltError: So much was written meanwhile that it would be of no use, or the base that it was to be
+                made of is damaged.
+            DataLoss: The bucket is damaged.
+            DiskFull: The disk is full, or almost.
+            OSError: Anything else.
+        """
+        table, live = self._table, self._live
+        async with live.mutex:
+            bucket = live.open_bucket
+            if bucket is None:
+                return
+            # Of now: who had the mutex before may have written rows of a newer schema.
+            codec, offset = table.codec, bucket.state.log_offset
+            changed, live.base_record.wanted = live.base_record.changed_bytes, False
+            cursor, overlay = self._begun(bucket, codec, offset)
+            current = live.overlay
+            assert current is not None
+            since = current.view()
+            view = View({live.number: offset}, table.clock.commit_micros(), None)
+            source = KvSource(
+                codec.schema, codec.definition.schema.id, view, {live.number: cursor}, None, lambda _, error: error
+            )
+            table.opens(source)
+        try:
+            with closing(source):
+                # Else the first step would sort them on the event loop.
+                await self._rests.run(since.net)
+                await live.wait_durable(offset)
+                with naming_full_disk(self._directory):
+                    base = await self._written(codec, source, offset, lambda: live.overlay is current, overlay)
+        except BaseException as error:
+            if live.overlay is overlay or isinstance(error, DataLoss):
+                live.forget_base("the last one could not be built")
+            current.end_fork()
+            self._note_cost(0)
+            if isinstance(error, DataLoss) and current is not overlay:
+                # The base that it was to be made of is damaged, if not the bucket: building of its rows will tell.
+                _log.error("a columnar base is read no more, and built again: %s", error.message)
+                live.base_record.lost = "it was damaged"
+                return
+            raise
+        self._note_cost(base.info.disk_bytes)
+        async with live.mutex:
+            # Else a write could not be noted, or the base that this one is made of was found damaged.
+            if live.overlay is current and not overlay.is_full:
+                live.base, live.overlay = base, overlay
+                live.base_record.taken_up(base.info.disk_bytes, base.info.cut_millis)
+                live.base_record.changed_bytes -= changed
+        await self._rests.run(_remove, self._directory, base.info.name)
+        await self._rests.rest()
+
+    def _begun(self, bucket: Bucket, codec: RowCodec, offset: int) -> tuple[Cursor, Overlay]:
+        """A cursor over all rows as of now, and where from now on what is written is kept for the new base."""
+        live = self._live
+        if live.base is not None and live.overlay is not None and not live.overlay.is_full:
+            net = live.overlay.view().net
+            old = BaseCursor(live.base, net, codec, None, None, KeyRange(), reverse=False, place=live.place)
+            return old, live.overlay.fork(offset)
+        cursor = bucket.cursor(codec, codec.decoder(), self._table.keys.codec, KeyRange())
+        live.base, live.overlay = None, Overlay(offset, self._limits.overlay_bytes)
+        return cursor, live.overlay
+
+    async def _written(
+        self, codec: RowCodec, source: KvSource, offset: int, is_wanted: Callable[[], bool], overlay: Overlay
+    ) -> ColumnarBase:
+        rests, live = self._rests, self._live
+        now_micros = self._table.clock.commit_micros()
+        writer = await rests.run(
+            partial(BaseWriter, self._directory, codec.definition, live.number, now_micros=now_micros)
+        )
+        try:
+            while (chunk := rests.here(source.next_chunk, _STEP_ROWS, _STEP_BYTES)) is not None:
+                await rests.run(_write, writer, chunk.batch, self._table)
+                await rests.rest()
+                if overlay.is_full or not is_wanted():
+                    raise BaseNotBuiltError("more was written while it was built than there is memory for")
+            path = await rests.run(writer.finish, offset)
+        except BaseException:
+            await rests.run(writer.discard)
+            raise
+        base = await rests.run(ColumnarBase.open, path, live.place)
+        await rests.rest()
+        return base
+
+    def _note_cost(self, written: int) -> None:
+        record, spent = self._live.base_record, self._rests.spent - self._spent_before
+        record.cpu_seconds += spent
+        if written:
+            record.builds += 1
+            record.written_bytes += written
+            record.last_cpu_seconds, record.last_written_bytes = spent, written
+
+
+def _timed(function: Callable[..., T], *args: object) -> tuple[T, float]:
+    began = time.thread_time()
+    result = function(*args)
+    return result, time.thread_time() - began
+
+
+def _write(writer: BaseWriter, rows: pa.RecordBatch, table: LiveTable) -> None:
+    """Writes rows. Raises DiskFull where the disk is almost full."""
+    if shutil.disk_usage(table.path).free < SPARED_BYTES:
+        raise disk_full(table.path, "what is left of it is for writes; free some of it")
+    if rows.num_rows:
+        writer.write(rows, table.keys.encoded(rows))
+
+
+def _remove(directory: Path, but: str | None) -> None:
+    remove_bases(directory, but=but)

@@ -1,0 +1,173 @@
+"""Columnar bases kept near their tables in the background: built, built anew, and taken up again after a start."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+from scankv.model.errors import ScanKvError
+from streaming_server.engine.columnar.base_build import BaseBuild, BaseNotBuiltError, Rests
+from streaming_server.engine.columnar.base_due import BucketNow, why_not
+from streaming_server.engine.columnar.base_replay import BaseReplay
+from streaming_server.engine.tasks.background import Background, repeat
+from streaming_server.scan.columnar.delta import Overlay
+from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.columnar.columnar_base import newest_base, remove_bases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from streaming_server.clock import ServerClock
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.columnar.base_due import BaseLimits
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.storage.bucket.bucket import Bucket
+
+_log: Final = logging.getLogger(__name__)
+
+_PAUSE_SECONDS: Final = 60.0
+"""After what could not be built, or took more memory than there is."""
+_PAUSES: Final = 10
+"""Times that building went on until too much had been written meanwhile, before it is tried again."""
+
+
+class BaseUpkeep(Background):
+    """Keeps the bases of the tables in use, one bucket after another. Bound to the event loop.
+
+    A base is of one offset of its bucket, durable before the base is; RocksDB and the changelog stay the truth, so that
+    a base that is lost or damaged costs the time to build it. It is built of the one before and what was written since,
+    or else of the rows in RocksDB, in steps as short as those of a scan. Writers wait for neither. One base is built at
+    a time, so that the memory and the share of a core are those of one; the others wait for as long as that takes.
+
+    Args:
+        tables: The tables in use, at any time.
+        executor: Runs what blocks.
+        limits: When, and what it may cost.
+        seconds: How often each table is looked at.
+        clock: The server's.
+    """
+
+    def __init__(
+        self,
+        tables: Callable[[], Iterable[LiveTable]],
+        executor: StorageExecutor,
+        limits: BaseLimits,
+        *,
+        seconds: float,
+        clock: ServerClock,
+    ) -> None:
+        self._clock = clock
+        self._tables = tables
+        self._executor = executor
+        self._limits = limits
+        self._rests = Rests(executor, limits.cpu_share)
+        super().__init__(partial(repeat, seconds, self._look), partial(repeat, seconds, self._bound_memory))
+        self._building: LiveBucket | None = None
+        self._not_before: WeakKeyDictionary[LiveBucket, float] = WeakKeyDictionary()
+
+    async def _look(self) -> None:
+        for table in list(self._tables()):
+            if table.definition.options.columnar_base == "off":
+                continue
+            for live in table.buckets:
+                if self._not_before.get(live, 0.0) > self._clock.monotonic():
+                    continue
+                try:
+                    await self.look_after(table, live)
+                except (ScanKvError, OSError) as error:
+                    if live.open_bucket is None:
+                        continue  # It was closed meanwhile.
+                    # The bucket is damaged, which whoever reads it is told, or the disk is full.
+                    _log.warning("columnar base of bucket %s of %s: %s", live.number, live.table, error)
+                    self._pause(live, error.strerror or str(error) if isinstance(error, OSError) else error.message)
+                except Exception:
+                    _log.exception("columnar base of bucket %s of %s", live.number, live.table)
+                    self._pause(live, "it could not be built, see the log of the server")
+
+    def _pause(self, live: LiveBucket, why: str, seconds: float = _PAUSE_SECONDS) -> None:
+        live.base_record.waits = why
+        self._not_before[live] = self._clock.monotonic() + seconds
+
+    async def look_after(self, table: LiveTable, live: LiveBucket) -> None:
+        """Does what is due for one bucket of a table, if it is open. Raises DataLoss; OSError when a disk is full."""
+        bucket = live.open_bucket
+        if bucket is None:
+            return
+        if live.base is None and not live.base_looked_for:
+            live.base_looked_for = True
+            await self._take_up(table, live)
+        if live.overlay is not None and live.overlay.is_full:
+            live.forget_base("more was written since than there is memory for (base_overlay_bytes)", at_once=False)
+        if live.base_record.is_on_disk:
+            await self._executor.run(_remove_all, _directory(table, live))
+            live.base_record.is_on_disk = False
+        live.base_record.waits = why_not(self._now(table, live, bucket), live.base_record, self._limits)
+        if live.base_record.waits:
+            return
+        live.base_record.waits, self._building = "it is being built", live
+        began = self._clock.monotonic()
+        try:
+            await BaseBuild(table, live, _directory(table, live), self._rests, self._limits).run()
+        except BaseNotBuiltError as error:
+            self._pause(live, str(error), _PAUSES * (self._clock.monotonic() - began))
+        finally:
+            self._building = None
+
+    def _now(self, table: LiveTable, live: LiveBucket, bucket: Bucket) -> BucketNow:
+        rows, base, overlay = bucket.state.rows, live.base, live.overlay
+        has_base = base is not None and overlay is not None
+        return BucketNow(
+            eager=table.definition.options.columnar_base == "eager",
+            # Where their number is not known, that of the changes is: there are at most so many.
+            rows=bucket.state.count if rows is None else rows,
+            base_rows=base.info.rows if base is not None and has_base else None,
+            changes=bucket.state.count - count_of(base.info.log_offset) if base is not None else 0,
+            overlay_bytes=overlay.nbytes if overlay is not None else 0,
+            age_seconds=self._clock.commit_micros() / 1e6 - live.base_record.cut_millis / 1000,
+        )
+
+    async def _take_up(self, table: LiveTable, live: LiveBucket) -> None:
+        """Finds the base that an earlier server has left, and what was written since, in the changelog."""
+        directory = _directory(table, live)
+        base = await self._executor.run(newest_base, directory, live.place)
+        if base is None:
+            return
+        info, definition = base.info, table.definition
+        if (info.incarnation, info.bucket) == (definition.incarnation, live.number):
+            replay = BaseReplay(table, live, base, Overlay(info.log_offset, self._limits.overlay_bytes))
+            if await replay.run():
+                live.base_record.taken_up(info.disk_bytes, info.cut_millis)
+                return
+        await self._executor.run(_remove_all, directory)
+
+    async def _bound_memory(self) -> None:
+        self.let_go_beyond_memory()
+
+    def let_go_beyond_memory(self) -> None:
+        """Where overlays take more memory together than they may, lets go those that have most, and their bases.
+
+        That of the base that is being built is the last one, because it is about to become small.
+        """
+        found = [live for table in self._tables() for live in table.buckets if live.overlay is not None]
+        taken = {live: live.overlay_bytes for live in found}
+        total = sum(taken.values())
+        for live in sorted(found, key=lambda live: (live is self._building, -taken[live])):
+            if total <= self._limits.total_overlay_bytes:
+                return
+            total -= taken[live]
+            why = "what was written since the bases of all buckets takes too much memory (base_total_overlay_bytes)"
+            live.forget_base(why, at_once=False)
+            self._pause(live, "it was let go a short time ago")
+            _log.warning("columnar base of bucket %s of %s is let go: %s", live.number, live.table, why)
+
+
+def _directory(table: LiveTable, live: LiveBucket) -> Path:
+    return table.path / "bases" / f"{live.number:04}"
+
+
+def _remove_all(directory: Path) -> None:
+    remove_bases(directory, but=None)

@@ -1,0 +1,102 @@
+"""What was written since a columnar base of an earlier server, read from the changelog."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scankv.model.errors import PositionExpired, PositionOutOfRange
+from streaming_server.engine.bucket.request_rows import widen
+from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.changelog.records import RowKind
+
+if TYPE_CHECKING:
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.scan.columnar.delta import Overlay
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.changelog.records import LogRecord
+    from streaming_server.storage.columnar.columnar_base import ColumnarBase
+
+_STEP_CHANGES: Final = 32_768
+_STEP_BYTES: Final = 8 << 20
+_LAST_CHANGES: Final = 4096
+"""So many are read while writers wait."""
+
+
+class BaseReplay:
+    """Makes a base that was found on disk one that can be read, with an overlay of all that was written since.
+
+    Args:
+        table: The table.
+        live: The bucket.
+        base: Its base.
+        overlay: Takes what was written since.
+    """
+
+    def __init__(self, table: LiveTable, live: LiveBucket, base: ColumnarBase, overlay: Overlay) -> None:
+        self._table = table
+        self._live = live
+        self._base = base
+        self._overlay = overlay
+        self._at = base.info.log_offset
+
+    async def run(self) -> bool:
+        """Reads the changes, and has the base used from then on; False when they are not all there, or too many.
+
+        Raises:
+            DataLoss: The changelog is damaged.
+        """
+        while not self._overlay.is_full:
+            async with self._live.mutex:
+                bucket = self._live.open_bucket
+                if bucket is None or not self._is_there(bucket):
+                    return False
+                end = bucket.state.log_offset
+                if count_of(end) - count_of(self._at) <= _LAST_CHANGES:
+                    await self._live.run(self._read, end)
+                    self._live.base, self._live.overlay = self._base, self._overlay
+                    return True
+            async with self._live.upkeep:
+                if self._live.open_bucket is not bucket:
+                    return False
+                try:
+                    await self._live.run(self._step, end)
+                except PositionExpired:
+                    return False
+        return False
+
+    def _is_there(self, bucket: Bucket) -> bool:
+        try:
+            # With its epoch: a base may also be of changes that a crash, or a copy put back, has undone.
+            bucket.log.span.checked(self._at, place=self._live.place)
+        except (PositionExpired, PositionOutOfRange):
+            return False
+        return True
+
+    def _read(self, end: int) -> None:
+        while count_of(self._at) < count_of(end):
+            self._step(end)
+
+    def _step(self, end: int) -> None:
+        definition = self._table.codec.definition
+        records = self._live.read_log(self._at, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES)
+        for record in records:
+            self._add(record)
+
+    def _add(self, record: LogRecord) -> None:
+        codec = self._table.codec
+        places = np.flatnonzero(record.changes.kinds != RowKind.UPDATE_BEFORE)
+        kinds = record.changes.kinds[places]
+        changed = widen(record.changes.rows, codec.definition.change_schema_at(codec.definition.schema.id))
+        changed = changed.take(pa.array(places))
+        there = pa.array(kinds != RowKind.DELETE)
+        rows = pa.RecordBatch.from_arrays(changed.filter(there).columns, schema=codec.schema)
+        values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.encode(rows))
+        self._at = record.offset + len(record.changes)
+        keys = self._table.keys.encoded(changed)
+        self._live.base_record.changed_bytes += keys.nbytes + values.nbytes
+        self._overlay.add(keys, values, self._at)

@@ -1,0 +1,60 @@
+"""What is known of the columnar base of a bucket at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streaming_server.storage.changelog.offsets import count_of
+
+if TYPE_CHECKING:
+    from streaming_server.engine.bucket.base_record import BaseRecord
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseFigures:
+    """A base and what was written since; zeros where there is none.
+
+    Attributes:
+        why_none: Why there is none that scans read, in words; empty where there is one.
+        log_offset: The offset of the first change that is not in it.
+        rows: Rows in it.
+        disk_bytes: Bytes of its files.
+        changes_since: Changes since, as log offsets count them.
+        overlay_rows: Rows and deletions since that are in memory.
+        overlay_bytes: What they take, with those of older states that scans still read.
+        age_millis: Since its building was begun.
+        record: What bases of the bucket have cost.
+    """
+
+    why_none: str
+    log_offset: int = 0
+    rows: int = 0
+    disk_bytes: int = 0
+    changes_since: int = 0
+    overlay_rows: int = 0
+    overlay_bytes: int = 0
+    age_millis: int = 0
+    record: BaseRecord
+
+
+def base_figures_of(live: LiveBucket, now_micros: int) -> BaseFigures:
+    """The figures at some commit time, from memory. Opens nothing and takes no mutex."""
+    # Read once: a write in a thread may change them meanwhile.
+    base, overlay, state, record = live.base, live.overlay, live.state, live.base_record
+    taken = live.overlay_bytes
+    if base is None or overlay is None or overlay.is_full or state is None:
+        return BaseFigures(why_none=record.why_none or "it is not open", overlay_bytes=taken, record=record)
+    return BaseFigures(
+        why_none="",
+        log_offset=base.info.log_offset,
+        rows=base.info.rows,
+        disk_bytes=base.info.disk_bytes,
+        changes_since=state.count - count_of(base.info.log_offset),
+        overlay_rows=overlay.rows,
+        overlay_bytes=taken,
+        # Commit time, too, may be less than it was, where the file of the clock was lost.
+        age_millis=max(0, now_micros // 1000 - base.info.cut_millis),
+        record=record,
+    )

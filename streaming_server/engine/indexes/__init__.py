@@ -1,0 +1,1 @@
+"""Building secondary indexes in the background."""

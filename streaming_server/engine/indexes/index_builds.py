@@ -1,0 +1,180 @@
+"""Indexes brought up to date in the background: built where rows were there before them, removed where dropped.
+
+Writes keep the entries of every index of the table, ready or not, in the WriteBatch of the rows. So a build only has to
+pass once over the rows in key order, in steps under the bucket's mutex: what it puts is of that moment, and what is
+written later, in front of it or behind, is kept by whoever writes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scankv.model.errors import DataLoss, InvalidKey, RequestTooLarge, ScanKvError
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.limits import MAX_KEY_BYTES
+from streaming_server.scan.chunk_source import total_rows
+from streaming_server.storage.bucket.index_build import IndexBuild
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from scankv.model.keys.key_codec import KeyCodec
+    from scankv.model.tables.schema import Index
+    from streaming_server.engine.bucket.live_bucket import BucketFigures, LiveBucket
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.rows.index_codec import IndexCodec
+    from streaming_server.storage.rows.row_codec import RowCodec
+
+STEP_ROWS = 4096
+_STEP_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexContext:
+    """What it takes to make entries of a table's rows: how rows, keys and the entries of each index are encoded."""
+
+    rows: RowCodec
+    keys: KeyCodec
+    indexes: Mapping[int, IndexCodec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexStatus:
+    """How far an index of a table is built.
+
+    Attributes:
+        index: Which one.
+        ready: Whether it is in every bucket.
+        rows_done: About how many rows it has.
+        rows: How many there are; None where that is not known.
+        failure: Why it cannot be built; empty when there is no reason.
+    """
+
+    index: Index
+    ready: bool
+    rows_done: int
+    rows: int | None
+    failure: str
+
+
+class IndexBuilds:
+    """Keeps the indexes of one table, one bucket after another. Bound to the server's event loop.
+
+    Args:
+        context: What is so of the table now.
+    """
+
+    def __init__(self, context: Callable[[], IndexContext]) -> None:
+        self._context = context
+        self._waiting: dict[int, LiveBucket] = {}
+        self._failures: dict[tuple[int, int], str] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def wake(self, live: LiveBucket) -> None:
+        """Sees to it that the indexes of a bucket are settled and built soon."""
+        self._waiting[live.number] = live
+        if self._task is None and not self._closed:
+            self._task = asyncio.create_task(self._run())
+
+    def status(self, index: Index, buckets: Sequence[BucketFigures]) -> IndexStatus:
+        """How far an index is built, by what is known of all buckets."""
+        ready, done, failures = True, 0, []
+        rows: list[int | None] = []
+        for figures in buckets:
+            live, state = figures.live, figures.state
+            is_ready = state is not None and index.id in state.ready_indexes
+            bucket_rows = state.rows if state is not None else 0
+            ready = ready and is_ready
+            rows.append(bucket_rows)
+            built = figures.built_rows.get(index.id, 0)
+            done += built if bucket_rows is None else bucket_rows if is_ready else min(built, bucket_rows)
+            failures.append((live.damage or "") if state is None else self._failures.get((live.number, index.id), ""))
+        failure = "; ".join(dict.fromkeys(filter(None, failures)))
+        return IndexStatus(index=index, ready=ready, rows_done=done, rows=total_rows(rows), failure=failure)
+
+    async def close(self) -> None:
+        """Ends what is being done, after its step; no more begins."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                live = self._waiting.pop(next(iter(self._waiting)))
+                try:
+                    await self._keep(live)
+                except ScanKvError as error:
+                    # A damaged bucket is told of wherever it is asked for. Else the bucket was closed, or the disk
+                    # is full: what is left to be done is done when the bucket is opened the next time.
+                    _log.warning("indexes of bucket %s of %s: %s", live.number, live.table, error.message)
+                except Exception:
+                    _log.exception("indexes of bucket %s of %s", live.number, live.table)
+        finally:
+            self._task = None
+
+    async def _keep(self, live: LiveBucket) -> None:
+        async with live.mutex:
+            bucket = await live.opened()
+            await live.run(bucket.settle_indexes, list(self._context().indexes))
+        while await self._step(live):
+            pass
+
+    async def _step(self, live: LiveBucket) -> bool:
+        """One step of building an index; False when there is none to be made.
+
+        Whoever waits for the mutex meanwhile has it before the next step.
+        """
+        async with live.mutex:
+            bucket, context = await live.opened(), self._context()
+            left = [id_ for id_ in bucket.builds if id_ in context.indexes and (live.number, id_) not in self._failures]
+            if not left:
+                return False
+            try:
+                await live.run(build_step, bucket, context, left[0])
+            except ScanKvError as error:
+                self._failures[live.number, left[0]] = _why(error)
+                _log.warning("index %s of bucket %s of %s: %s", left[0], live.number, live.table, error.message)
+            return True
+
+
+def build_step(bucket: Bucket, context: IndexContext, index_id: int) -> None:
+    """Puts the entries of the next rows in key order; makes the index ready when there are no more. Hold the mutex.
+
+    Raises:
+        RequestTooLarge: A row cannot have an entry.
+        DataLoss: A row cannot be read.
+    """
+    codec, build = context.indexes[index_id], bucket.builds[index_id]
+    rows = KeyRange() if build.key is None else KeyRange().behind(build.key)
+    cursor = bucket.cursor(context.rows, context.rows.decoder(codec.covered), context.keys, rows)
+    try:
+        batch, reached = cursor.next_batch(STEP_ROWS, _STEP_BYTES), cursor.last_key
+    finally:
+        cursor.close()
+    if batch is None:
+        bucket.finish_build(index_id)
+        return
+    assert reached is not None
+    try:
+        keys = context.keys.encode([batch.column(name) for name in context.keys.names])
+    except InvalidKey as error:
+        raise DataLoss(f"{bucket.place} is damaged: a row has a key that cannot be stored") from error
+    entries = codec.entries(batch, keys)
+    bucket.put_built(index_id, *entries, IndexBuild(reached, build.rows + batch.num_rows))
+
+
+def _why(error: ScanKvError) -> str:
+    if isinstance(error, RequestTooLarge):
+        return (
+            f"a row's columns of the index take over {MAX_KEY_BYTES:,} bytes when encoded: shorten or delete it, then "
+            "drop the index and add it anew"
+        )
+    return error.message

@@ -1,0 +1,1 @@
+"""Pinned snapshots: taking, leasing, reading and splitting them."""

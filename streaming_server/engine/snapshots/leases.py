@@ -1,0 +1,117 @@
+"""Leases on pinned views: who keeps one, for how long, and what there is to say of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from scankv.model.errors import InvalidRequest, SnapshotLost
+from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streaming_server.engine.snapshots.pinned_view import PinnedView
+    from streaming_server.storage.snapshots.snapshots import ViewManifest
+
+_LEASE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A claim on a view: `ttl` seconds long, until `expires` on the monotonic clock.
+
+    A `shared` lease belongs to all callers that know its id: its id is never taken again.
+    """
+
+    lease_id: str
+    view: PinnedView
+    ttl: float
+    expires: float
+    shared: bool = False
+    ended: bool = False
+    _listeners: set[Callable[[], None]] = field(default_factory=set)
+
+    def end(self) -> None:
+        """Notes that it was released, has expired, or went with its table."""
+        self.ended = True
+        for listener in list(self._listeners):
+            listener()
+
+    @property
+    def renewed_at(self) -> float:
+        """When the lease was renewed last, on the monotonic clock."""
+        return self.expires - self.ttl
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Has a listener called when the lease ends, until the function returned is called."""
+        self._listeners.add(listener)
+        return lambda: self._listeners.discard(listener)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotInfo:
+    """One snapshot, as of now.
+
+    Attributes:
+        snapshot_id: The lease.
+        view_id: The view that it keeps.
+        manifest: What the view is of.
+        ttl: The lease's time to live, in seconds.
+        remaining: What is left of it, in seconds.
+        held_micros: How long the table's writers were held to take the view; 0 when it was there already.
+    """
+
+    snapshot_id: str
+    view_id: str
+    manifest: ViewManifest
+    ttl: float
+    remaining: float
+    held_micros: int = 0
+
+
+def info_of(lease: Lease, now: float) -> SnapshotInfo:
+    """What there is to say of a lease at an instant of the monotonic clock.
+
+    Raises:
+        DataLoss: Its view's manifest cannot be read.
+    """
+    return SnapshotInfo(
+        snapshot_id=lease.lease_id,
+        view_id=lease.view.view_id,
+        manifest=lease.view.manifest,
+        ttl=lease.ttl,
+        remaining=max(lease.expires - now, 0.0),
+    )
+
+
+def lost(snapshot_id: str) -> SnapshotLost:
+    """The error for an id that names no lease."""
+    return SnapshotLost(
+        f"there is no snapshot {snapshot_id[:64]!r}: it was released, has expired, went with its table, or never was; "
+        "take a new one",
+        snapshot=snapshot_id[:64],
+    )
+
+
+def check_table(lease: Lease, table: str) -> None:
+    """Raises InvalidRequest unless the lease is on a view of this table."""
+    if lease.view.table != table:
+        raise InvalidRequest(
+            f"the snapshot {lease.lease_id} is of table {lease.view.table}, not of {table}", table=lease.view.table
+        )
+
+
+def check_ttl(ttl: float) -> None:
+    """Raises InvalidRequest unless a lease may live for so many seconds."""
+    if not MIN_LEASE_SECONDS <= ttl <= MAX_LEASE_SECONDS:
+        raise InvalidRequest(
+            f"a snapshot's time to live is {ttl:g} s: it must be from {MIN_LEASE_SECONDS:g} to {MAX_LEASE_SECONDS:g}"
+        )
+
+
+def check_lease_id(lease_id: str) -> None:
+    """Raises InvalidRequest unless it may name a lease, and so a file."""
+    if not _LEASE_ID.fullmatch(lease_id):
+        raise InvalidRequest("lease_id: it must be 1 to 64 of A-Z a-z 0-9 _ -")

@@ -1,0 +1,400 @@
+"""A view of a table that pinned snapshots keep: opened when it is read, shared by all who read it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from copy import copy
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Final, Protocol
+from weakref import WeakSet
+
+from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError
+from scankv.model.keys.key_codec import KeyCodec
+from streaming_server.scan.chunk_source import View, total_rows
+from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose, via_of
+from streaming_server.scan.columnar.delta import NetRows, OverlayView
+from streaming_server.scan.execution.explain import explain
+from streaming_server.scan.execution.open_scan import open_scan
+from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
+from streaming_server.scan.rows.locked_view import HeldView, whole_indexes
+from streaming_server.storage.files.file_limit import check_files_left
+from streaming_server.storage.rows.index_codec import IndexCodec
+from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.snapshots.checkpoint import Checkpoint
+from streaming_server.storage.snapshots.pinned_base import open_pinned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from scankv.model.keys.key_range import KeyRange
+    from scankv.model.keys.key_ranges import KeyRanges
+    from scankv.model.tables.schema import TableDefinition
+    from scankv.v1.scan_pb2 import ExplainScanResponse
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.scan.execution.open_scan import OpenedScan
+    from streaming_server.scan.read_plan import ReadPlan
+    from streaming_server.scan.row_reader import RowReader
+    from streaming_server.storage.cursors.cursor import BucketCursor
+    from streaming_server.storage.cursors.key_probe import KeyProbe
+    from streaming_server.storage.cursors.ranges_cursor import RangesCursor
+    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rows.row_codec import Decoder
+    from streaming_server.storage.snapshots.snapshots import ViewDirectory, ViewManifest
+
+_WHY_NONE: Final = (
+    "the snapshot has none of it: there was none when it was taken, too much had been written since, or it is damaged; "
+    "leave `via` out"
+)
+_log = logging.getLogger(__name__)
+
+
+class Abortable(Protocol):
+    """What reads a view, and can be told to stop."""
+
+    def abort(self, error: ScanKvError) -> None:
+        """Frees what it holds now; whoever asks it for more gets the error."""
+
+
+class PinnedView:
+    """One view on disk. Bound to the server's event loop.
+
+    Args:
+        table: The name of its table.
+        directory: Where it lies.
+        manifest: What it is of; the error instead when that cannot be read.
+        resources: Shared by all buckets of the process.
+        executor: Runs what blocks.
+
+    Attributes:
+        table: As above.
+        view_id: Its name.
+        leases: The ids of the leases that keep it.
+        users: How many use it now: scans, and calls that must not lose it.
+        lease_files: Held for every change of the files of its leases.
+        splitting: Held while its keys are sampled, which happens once.
+        removal: Deletes it, once that has begun.
+        executor: As above.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        directory: ViewDirectory,
+        manifest: ViewManifest | DataLoss,
+        resources: RocksResources,
+        executor: StorageExecutor,
+    ) -> None:
+        self.table = table
+        self.directory = directory
+        self.view_id = directory.view_id
+        self.leases: set[str] = set()
+        self.users = 0
+        self.lease_files = asyncio.Lock()
+        self.splitting = asyncio.Lock()
+        self.removal: asyncio.Task[None] | None = None
+        self._manifest = manifest
+        self._resources = resources
+        self.executor = executor
+        self._opening = asyncio.Lock()
+        self._open: dict[int, Checkpoint] = {}
+        self._bases: dict[int, BaseView] = {}
+        self._damaged_bases: set[int] = set()
+        self._readers: WeakSet[Abortable] = WeakSet()
+        self._gone: ScanKvError | None = None
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its manifest could be read."""
+        return not isinstance(self._manifest, DataLoss)
+
+    @property
+    def open_checkpoints(self) -> int:
+        """How many checkpoints of it are open."""
+        return len(self._open)
+
+    @property
+    def manifest(self) -> ViewManifest:
+        """What it is of. Raises DataLoss when that cannot be read."""
+        if isinstance(self._manifest, DataLoss):
+            raise copy(self._manifest)
+        return self._manifest
+
+    def chosen(self, numbers: Sequence[int] | None) -> tuple[int, ...]:
+        """Some buckets (None: all) in ascending order. Raises InvalidRequest for one that does not exist."""
+        manifest = self.manifest
+        chosen = tuple(sorted(manifest.buckets if numbers is None else numbers))
+        for number in chosen:
+            if number not in manifest.buckets:
+                raise InvalidRequest(
+                    f"table {self.table} has no bucket {number}: there are 0 to {len(manifest.buckets) - 1}",
+                    bucket=number,
+                )
+        if len(set(chosen)) != len(chosen):
+            raise InvalidRequest("a bucket is asked for twice")
+        return chosen
+
+    async def opened(self, numbers: Sequence[int] | None) -> SnapshotReader:
+        """Some buckets (None: all), open, for a user of the view. They stay so until `close`.
+
+        Raises:
+            InvalidRequest: A bucket does not exist.
+            DataLoss: One of them, or the manifest, is damaged.
+        """
+        chosen = self.chosen(numbers)
+        async with self._opening:
+            # One after another: opening holds the interpreter lock, some 8 ms each.
+            for number in chosen:
+                self.check()
+                if number not in self._open:
+                    await self._open_one(number)
+        return SnapshotReader(self, chosen)
+
+    async def _open_one(self, number: int) -> None:
+        def work() -> None:
+            place = self._place_of(number)
+            check_files_left(place)
+            self._open[number] = Checkpoint(
+                self.directory.bucket(number),
+                place,
+                self.manifest.buckets[number],
+                compression=self.manifest.definition.options.compression,
+                resources=self._resources,
+            )
+
+        try:
+            await self.executor.run(work)
+        except ScanKvError as error:
+            raise self.noted(number, error) from error.__cause__
+
+    async def opened_bases(self, numbers: Iterable[int]) -> Mapping[int, BaseView]:
+        """The columnar bases that there are of some buckets, open, for a user of the view. They stay so until `close`.
+
+        One that is damaged is read no more: the checkpoint has the same rows.
+        """
+        async with self._opening:
+            for number in numbers:
+                self.check()
+                if self.has_base(number) and number not in self._bases:
+                    await self.executor.run(self._open_base, number)
+            return dict(self._bases)
+
+    def _open_base(self, number: int) -> None:
+        pinned = self.manifest.buckets[number].base
+        assert pinned is not None
+        place = self._place_of(number)
+        try:
+            base, keys, rows = open_pinned(self.directory.base(number), pinned, place)
+        except DataLoss as error:
+            _log.error("a columnar base is read no more: %s", error.message)
+            self._damaged_bases.add(number)
+            return
+        self._bases[number] = BaseView(base=base, overlay=OverlayView.of(NetRows(keys, rows)), place=place)
+
+    def has_base(self, number: int) -> bool:
+        """Whether there is a columnar base of a bucket that is not known to be damaged."""
+        return self.manifest.buckets[number].base is not None and number not in self._damaged_bases
+
+    def base_damaged(self, number: int, error: DataLoss) -> DataLoss:
+        """The error to raise for damage of a base, which is read no more."""
+        _log.error("a columnar base is read no more: %s", error.message)
+        self._damaged_bases.add(number)
+        self._bases.pop(number, None)
+        message = f"{error.message}; no row is lost: scan again, and the rows are read from the snapshot's checkpoint"
+        return DataLoss(message, table=self.table, bucket=number, view=self.view_id)
+
+    def _place_of(self, number: int) -> str:
+        return f"bucket {number} of {self.table} in snapshot view {self.view_id}"
+
+    def checkpoint(self, number: int) -> Checkpoint:
+        """An open bucket."""
+        self.check()
+        return self._open[number]
+
+    def check(self) -> None:
+        """Raises what `end` was told, once the view has ended."""
+        if self._gone is not None:
+            raise copy(self._gone)
+
+    def noted(self, bucket: int, error: ScanKvError) -> ScanKvError:
+        """The same error, with table and bucket in its details; logged when it is damage."""
+        error.details.setdefault("table", self.table)
+        error.details.setdefault("bucket", str(bucket))
+        error.details.setdefault("view", self.view_id)
+        if isinstance(error, DataLoss):
+            _log.error("DATA_LOSS in %s: %s [%s]", self.directory.bucket(bucket), error.message, error.__cause__)
+        return error
+
+    def watch(self, reader: Abortable) -> None:
+        """Aborts this when the view ends; does not keep it alive."""
+        self._readers.add(reader)
+
+    @cached_property
+    def codecs(self) -> tuple[RowCodec, KeyCodec]:
+        """What its rows and keys are decoded and encoded with."""
+        definition = self.manifest.definition
+        return RowCodec(definition), KeyCodec(definition.key_schema.types, definition.primary_key)
+
+    @cached_property
+    def index_codecs(self) -> list[IndexCodec]:
+        """What the entries of its indexes are decoded with."""
+        definition = self.manifest.definition
+        return [IndexCodec(definition, index) for index in definition.indexes]
+
+    async def close(self) -> None:
+        """Closes its files unless somebody uses them."""
+        async with self._opening:
+            if self.users == 0:
+                await self._close_files()
+
+    async def end(self, reason: ScanKvError) -> None:
+        """Ends every scan that reads it, closes its files, and lets nobody open it again: they get `reason`."""
+        self._gone = reason
+        for reader in list(self._readers):
+            reader.abort(reason)
+        async with self._opening:
+            await self._close_files()
+
+    async def _close_files(self) -> None:
+        checkpoints = list(self._open.values())
+        self._open.clear()
+        # Who reads one keeps it mapped.
+        self._bases.clear()
+        if checkpoints:
+            await self.executor.run(_close_all, checkpoints)
+
+
+class SnapshotReader:
+    """Some buckets of a view, open. Valid within the block of `Snapshots.reading`; its cursors must be closed there.
+
+    Attributes:
+        definition: The table as of the pin.
+        codec: Decodes the rows of all its schemas.
+        keys: Encodes its keys.
+        view_id: The view.
+        view_micros: When it was taken, in microseconds since 1970.
+        log_offsets: For each of these buckets, the offset of the first change that is not in the view.
+        rows: For each of these buckets its rows, exact; None where they are not counted.
+    """
+
+    def __init__(self, view: PinnedView, numbers: Sequence[int]) -> None:
+        manifest = view.manifest
+        self.definition: TableDefinition = manifest.definition
+        self.codec, self.keys = view.codecs
+        self.view_id = view.view_id
+        self.view_micros = manifest.view_micros
+        self.log_offsets = {number: manifest.buckets[number].log_offset for number in numbers}
+        self.rows = {number: manifest.buckets[number].rows for number in numbers}
+        self._view = view
+
+    def cursor(self, bucket: int, decoder: Decoder, key_range: KeyRange, *, reverse: bool = False) -> BucketCursor:
+        """A cursor over a key range of a bucket; opens nothing. Raises DataLoss, or why the view has ended."""
+        return self._view.checkpoint(bucket).cursor(self.codec, decoder, self.keys, key_range, reverse=reverse)
+
+    def ranges_cursor(self, bucket: int, ranges: KeyRanges) -> RangesCursor:
+        """A cursor over some keys of a bucket; opens nothing. Raises DataLoss, or why the view has ended."""
+        return self._view.checkpoint(bucket).ranges_cursor(self.codec.decoder(()), ranges)
+
+    def probe(self, bucket: int) -> KeyProbe:
+        """Looks at keys of a bucket here and there; opens nothing. Raises DataLoss, or why the view has ended."""
+        return self._view.checkpoint(bucket).probe()
+
+    async def open_scan(self, plan: ReadPlan) -> OpenedScan:
+        """A scan of these buckets, which ends when the view does; the caller closes its source.
+
+        Raises:
+            SchemaMismatch: A column does not exist, or a value of the predicate is not of its column's type.
+            InvalidResumeToken: The token does not fit.
+            DataLoss: A bucket is damaged.
+        """
+        indexes = self.held_view().indexes
+        reader, choices = await plan_reads_in(self._view.executor.run, plan, self.codec, self.keys, indexes)
+        if plan.limit != 0:
+            reader = await read_through_index(reader, choices, self.held_view())
+        bases = await self._bases_for(plan, reader)
+        opened = open_scan(
+            plan,
+            self.definition,
+            reader,
+            self._shown,
+            self.view_id,
+            self._view.checkpoint,
+            partial(self.noted_of, bases.keys()),
+            bases,
+        )
+        self.watch(opened.source)
+        return opened
+
+    def explain(self, plan: ReadPlan) -> ExplainScanResponse:
+        """What `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
+        indexes = self.held_view().indexes
+        reader, choices = plan_reads(plan, self.codec, self.keys, indexes)
+        choice = chosen_index(choices, indexes)
+        filled = self._filled()
+        based = [number for number in filled if self._view.has_base(number)]
+        via = via_of(plan, reader, filled, based, through_index=choice is not None)
+        return explain(plan, self.definition, reader, self.log_offsets, choice, via)
+
+    async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
+        """The buckets that are read out of their bases. Raises InvalidRequest."""
+        wanted = self._filled() if choose(plan, reader).base else []
+        views = await self._view.opened_bases(wanted)
+        return bases_for(plan, reader, self._filled(), views.get, _WHY_NONE)
+
+    def _filled(self) -> list[int]:
+        """The buckets that may have rows."""
+        return [number for number, rows in self.rows.items() if rows != 0]
+
+    def noted_of(self, bases: Collection[int], bucket: int, error: ScanKvError) -> ScanKvError:
+        """As `noted`, where some buckets are read out of their bases."""
+        if bucket in bases and isinstance(error, DataLoss):
+            return self._view.base_damaged(bucket, error)
+        return self.noted(bucket, error)
+
+    @property
+    def _shown(self) -> View:
+        return View(self.log_offsets, self.view_micros, total_rows(self.rows.values()))
+
+    def held_view(self, check: Callable[[], None] = lambda: None) -> HeldView:
+        """These buckets, to be read by an index.
+
+        Args:
+            check: Raises why nothing more may be read; that the view has ended is checked in any case.
+        """
+
+        def both() -> None:
+            self.check()
+            check()
+
+        filled = {number: self._view.checkpoint(number) for number in self._filled()}
+        ready = [checkpoint.ready_indexes for checkpoint in filled.values()]
+        indexes = whole_indexes(self._view.index_codecs, ready)
+        return HeldView(
+            codec=self.codec,
+            keys=self.keys,
+            view=self._shown,
+            buckets=filled,
+            indexes=indexes,
+            on_error=self.noted,
+            check=both,
+        )
+
+    def noted(self, bucket: int, error: ScanKvError) -> ScanKvError:
+        """The error to raise for one that a cursor raised: it says where, and damage is logged."""
+        return self._view.noted(bucket, error)
+
+    def watch(self, source: Abortable) -> None:
+        """Aborts `source` when the table is dropped or the server stops."""
+        self._view.watch(source)
+
+    def check(self) -> None:
+        """Raises why the view has ended, when it has: the table was dropped, or the server stops."""
+        self._view.check()
+
+
+def _close_all(checkpoints: Sequence[Checkpoint]) -> None:
+    for checkpoint in checkpoints:
+        try:
+            checkpoint.close()
+        except ScanKvError as error:
+            _log.error("closing a checkpoint: %s [%s]", error.message, error.__cause__)

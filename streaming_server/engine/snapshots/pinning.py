@@ -1,0 +1,239 @@
+"""Taking a view of a table that lasts: checkpoints of all its buckets, made while their writers are held."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack, asynccontextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import SnapshotNotTaken
+from streaming_server.engine.bucket.live_bucket import durable, held
+from streaming_server.engine.tasks.executor import all_ended
+from streaming_server.storage.snapshots.pinned_base import link_base
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+    from pathlib import Path
+
+    from scankv.model.errors import ScanKvError
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.clock import ServerClock
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.scan.columnar.base_view import BaseView
+    from streaming_server.storage.bucket.bucket import Bucket, BucketState
+
+MAX_HOLD_SECONDS = 1.0
+MAX_NET_BYTES: Final = 64 << 20
+"""Of what was written to a bucket since its base; a view has no base of it where there is more."""
+_RETRY_SECONDS = 1.0
+# Few, so that writers find a free thread meanwhile.
+_FLUSHES_AT_ONCE = 2
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """One instant of a table.
+
+    Attributes:
+        definition: The table's definition then.
+        states: The state of each bucket then.
+        view_micros: When that was, in microseconds since 1970.
+        held_micros: How long writers were held for it.
+        bases: The buckets that had a columnar base then, of which the view has the files.
+    """
+
+    definition: TableDefinition
+    states: Mapping[int, BucketState]
+    view_micros: int
+    held_micros: int
+    bases: Mapping[int, BaseView]
+
+
+class Pinning:
+    """Takes views of one table, one at a time. Bound to the server's event loop.
+
+    Args:
+        buckets: All buckets of the table.
+        executor: Runs what blocks.
+        clock: The server's.
+    """
+
+    def __init__(self, buckets: Sequence[LiveBucket], executor: StorageExecutor, clock: ServerClock) -> None:
+        self._clock = clock
+        self._buckets = buckets
+        self._executor = executor
+        self._lock = asyncio.Lock()
+        self._closed: ScanKvError | None = None
+        self._leftovers: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """A block in which nobody else takes a view of the table, and the table is not closed."""
+        async with self._lock:
+            if self._closed is not None:
+                raise copy(self._closed)
+            yield
+
+    async def offsets(self) -> dict[int, int]:
+        """The log offset of every bucket at one instant; not necessarily durable yet. Opens the buckets."""
+        async with held(self._buckets) as opened:
+            return {live.number: bucket.state.log_offset for live, bucket in opened}
+
+    async def cut(
+        self,
+        paths: Sequence[Path],
+        definition: Callable[[], TableDefinition],
+        *,
+        base_paths: Sequence[Path] | None = None,
+        log_owner: str = "",
+        max_hold_seconds: float,
+    ) -> Cut:
+        """Makes checkpoints of all buckets as of one instant; durable when it returns. Call it in `alone`.
+
+        Most of what is not yet in table files is flushed before writers are held. When this fails or is cancelled, a
+        thread may still be at work on a checkpoint: remove what there is of them with `discard_later`.
+
+        Args:
+            paths: Where each bucket's checkpoint goes; these directories do not exist, their parents do.
+            definition: Gives the table's definition as of now.
+            base_paths: Where the files of each bucket's columnar base go; as `paths`. None: nowhere.
+            log_owner: Who holds the changes from the instant on. Empty: nobody. It is the caller's to release, also
+                when this fails.
+            max_hold_seconds: For how long writers may be held.
+
+        Raises:
+            SnapshotNotTaken: They would have been held for longer.
+            DataLoss: A bucket is damaged.
+        """
+        await self._flush()
+        cut = await self._checkpoints(paths, base_paths or (), definition, log_owner, max_hold_seconds)
+        await durable(self._buckets, cut.states)
+        return cut
+
+    async def _flush(self) -> None:
+        """Flushes every bucket, and once more those that were written to meanwhile, so that little is left."""
+        async with held(self._buckets) as opened:
+            chosen = list(opened)
+        for _ in range(2):
+            before = [bucket.state.log_offset for _, bucket in chosen]
+            places = asyncio.Semaphore(_FLUSHES_AT_ONCE)
+            await all_ended(_flush_one(live, bucket, places) for live, bucket in chosen)
+            chosen = [one for one, offset in zip(chosen, before, strict=True) if one[1].state.log_offset != offset]
+
+    async def _checkpoints(
+        self,
+        paths: Sequence[Path],
+        base_paths: Sequence[Path],
+        definition: Callable[[], TableDefinition],
+        log_owner: str,
+        max_hold_seconds: float,
+    ) -> Cut:
+        clock = asyncio.get_running_loop().time
+        for live in self._buckets:
+            # Not once the first mutex is held: a transaction may take long, and writers are held for a view only.
+            await live.mutex.passed()
+        async with AsyncExitStack() as mutexes:
+            await mutexes.enter_async_context(self._buckets[0].mutex)
+            started = clock()
+            try:
+                async with asyncio.timeout_at(started + max_hold_seconds):
+                    for live in self._buckets[1:]:
+                        await mutexes.enter_async_context(live.mutex)
+                    opened = [await live.opened() for live in self._buckets]
+                    states = {live.number: bucket.state for live, bucket in zip(self._buckets, opened, strict=True)}
+                    if log_owner:
+                        # Before a mutex is let go: nothing may be trimmed between the view and its hold.
+                        for live in self._buckets:
+                            live.hold_log(log_owner, states[live.number].log_offset)
+                    instant, now = definition(), self._clock.commit_micros()
+                    bases = self._bases() if base_paths else {}
+                    await self._made(opened, paths)
+                    # Also while writers are held: a base is not removed before another one has taken its place.
+                    await self._executor.run(_link, bases, base_paths)
+            except TimeoutError:
+                raise SnapshotNotTaken(
+                    f"taking a snapshot of {self._buckets[0].table} held its writers for {clock() - started:.1f} s and "
+                    f"was not done with its {len(self._buckets)} buckets: writers go on, nothing was kept; try again "
+                    "when there is less to do",
+                    retry_after=_RETRY_SECONDS,
+                    table=self._buckets[0].table,
+                ) from None
+            held_micros = int((clock() - started) * 1_000_000)
+        return Cut(definition=instant, states=states, view_micros=now, held_micros=held_micros, bases=bases)
+
+    def _bases(self) -> dict[int, BaseView]:
+        """The buckets that have a columnar base as of now, with little enough written since to be kept twice."""
+        views = {live.number: live.base_view() for live in self._buckets}
+        return {number: view for number, view in views.items() if view and view.overlay.nbytes <= MAX_NET_BYTES}
+
+    async def _made(self, opened: Sequence[Bucket], paths: Sequence[Path]) -> None:
+        """Makes the checkpoints. When this is cancelled, it ends at once, and the one being made later."""
+
+        async def make() -> None:
+            # One after another: RocksDB's checkpoints hold the interpreter lock, some 2 ms each, so that more threads
+            # would take as long and leave the event loop no turn in between.
+            for live, bucket, path in zip(self._buckets, opened, paths, strict=True):
+                await live.run(bucket.checkpoint, path)
+
+        making = asyncio.create_task(make())
+        try:
+            await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.cancel()
+            self._remember(_ended(making))
+            raise
+
+    def discard_later(self, discard: Callable[[], None]) -> None:
+        """Removes what a failed `cut` has made, once no thread works on it: `discard` blocks, and runs in a thread."""
+        working = list(self._leftovers)
+
+        async def remove() -> None:
+            if working:
+                await asyncio.wait(working)
+            try:
+                await self._executor.run(discard)
+            except OSError as error:
+                _log.warning("what a failed snapshot has left cannot be removed before the next start: %s", error)
+
+        self._remember(remove())
+
+    def _remember(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._leftovers.add(task)
+        task.add_done_callback(self._leftovers.discard)
+
+    async def close(self, reason: ScanKvError) -> None:
+        """Lets no further view be taken: who asks gets `reason`. Returns once no work on the buckets is left."""
+        self._closed = reason
+        async with self._lock:
+            while self._leftovers:
+                await asyncio.wait(list(self._leftovers))
+
+
+def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
+    for number, view in list(bases.items()):
+        try:
+            link_base(view.base.path, paths[number])
+        except OSError as error:
+            _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
+            del bases[number]
+
+
+async def _flush_one(live: LiveBucket, bucket: Bucket, places: asyncio.Semaphore) -> None:
+    async with places:
+        # Without the mutex: writers go on meanwhile.
+        async with live.upkeep:
+            if live.open_bucket is bucket:
+                await live.run(bucket.flush)
+
+
+async def _ended(making: asyncio.Task[None]) -> None:
+    await asyncio.wait([making])
+    if not making.cancelled():
+        making.exception()

@@ -1,0 +1,81 @@
+"""Closes the files of buckets that nobody uses, so that a server may have many more buckets than it has in use."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import ScanKvError
+from streaming_server.engine.tasks.background import Background, repeat
+from streaming_server.storage.files.file_limit import has_half_of_files_left
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.tables.live_table import LiveTable
+
+_SECONDS: Final = 1.0
+"""How often it is looked, at most."""
+_RECENT_SECONDS: Final = 60.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+class IdleBuckets(Background):
+    """Bounds the open buckets of the tables in use. Bound to the event loop.
+
+    A bucket is opened by whoever asks for it, and closed here: after so long a time in which nobody did, or when there
+    are too many, those asked for the longest time ago first. What is in use stays open, however many there are.
+
+    Rule: while files are plentiful, what was used within the last minute stays open, too. A load that uses more buckets
+    than `most` would otherwise open them again for each request: 64 of them took seconds.
+
+    Args:
+        tables: The tables in use, at any time.
+        most: The largest number of unused buckets to keep open, but for those.
+        idle_seconds: After how long one of them is closed.
+        has_files: Whether files are plentiful.
+    """
+
+    def __init__(
+        self,
+        tables: Callable[[], Iterable[LiveTable]],
+        *,
+        most: int,
+        idle_seconds: float,
+        has_files: Callable[[], bool] = has_half_of_files_left,
+    ) -> None:
+        self._tables = tables
+        self._has_files = has_files
+        self._most = most
+        self._idle_seconds = idle_seconds
+        super().__init__(partial(repeat, min(_SECONDS, idle_seconds / 2), self._look_now))
+
+    async def _look_now(self) -> None:
+        await self.look(time.monotonic())
+
+    async def look(self, now: float) -> None:
+        """Closes what is to be closed as of a time of the monotonic clock."""
+        found = [live for table in list(self._tables()) for live in table.buckets if live.is_open]
+        found.sort(key=lambda live: live.used)
+        too_many = len(found) - self._most
+        for live in found:
+            is_idle = live.used <= now - self._idle_seconds
+            is_recent = live.used > now - _RECENT_SECONDS
+            if not is_idle and (too_many <= 0 or (is_recent and self._has_files())):
+                break
+            # Whoever waits for a mutex is about to use the bucket.
+            if live.may_rest and not live.mutex.locked() and await _rest(live):
+                too_many -= 1
+
+
+async def _rest(live: LiveBucket) -> bool:
+    try:
+        async with live.mutex:
+            return await live.rest()
+    except ScanKvError as error:
+        _log.warning("closing bucket %s of %s, which is idle: %s", live.number, live.table, error.message)
+        return False

@@ -1,0 +1,410 @@
+"""All tables of a server: the catalog, and what runs of each table."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from scankv.model.errors import InvalidRequest, ServerDraining, TableNotFound
+from scankv.model.limits import DEFAULT_BUCKETS
+from scankv.model.tables.schema import TableDefinition
+from streaming_server.clock import ClockLimits, ServerClock
+from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
+from streaming_server.engine.changelog.consumers import Consumers
+from streaming_server.engine.changelog.log_maintenance import LogUpkeep
+from streaming_server.engine.columnar.base_due import BaseLimits
+from streaming_server.engine.columnar.base_maintenance import BaseUpkeep
+from streaming_server.engine.functions.installed import load_installed
+from streaming_server.engine.merging.engine import Engines
+from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
+from streaming_server.engine.snapshots.snapshots import Snapshots
+from streaming_server.engine.tables.clock_keeper import ClockKeeper
+from streaming_server.engine.tables.idle_buckets import IdleBuckets
+from streaming_server.engine.tables.live_table import LiveTable
+from streaming_server.engine.tasks.executor import StorageExecutor
+from streaming_server.engine.tasks.throttled_value import SeldomLooked
+from streaming_server.engine.transactions.transactions import TransactionLimits, Transactions
+from streaming_server.engine.writes.column_locks import ColumnLocks
+from streaming_server.storage.bucket.writer_states import WriterLimits
+from streaming_server.storage.files.disk_use import DiskUse, directory_bytes, table_files
+from streaming_server.storage.files.file_limit import files_per_store, most_open_buckets
+from streaming_server.storage.rocks.store import RocksResources
+from streaming_server.storage.tables.catalog import Catalog
+from streaming_server.storage.tables.clock_file import ClockFile
+from streaming_server.storage.tables.data_directory import DataDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from scankv.model.tables.merge_functions import ColumnAggregate
+    from scankv.model.tables.merge_spec import MergeSpec
+    from streaming_server.clock import MachineClocks
+    from streaming_server.config import ServerConfig
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Tables:
+    """The tables of one data directory, which it locks until `close`. Bound to the server's event loop.
+
+    Creating, altering and dropping happen one at a time and are durable when their method returns. One that has begun
+    comes to its end, also when its caller gives up.
+
+    Args:
+        config: The server's settings.
+        max_hold_seconds: For how long taking a snapshot may hold a table's writers.
+        clocks: The machine's. None: the real ones.
+
+    Attributes:
+        clock: What all of them go by.
+        snapshots: The pinned snapshots of these tables; `start` makes them expire.
+        consumers: The consumers of their changes; the same.
+        locks: The locks on their columns; the same.
+        transactions: The transactions that write to them; the same. `recover` comes first.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        max_hold_seconds: float = MAX_HOLD_SECONDS,
+        clocks: MachineClocks | None = None,
+    ) -> None:
+        """Opens the directory.
+
+        Raises:
+            DirectoryLocked: Another server uses it.
+            UsageError, ForeignDirectory, DiskFull: It cannot be used.
+            DataLoss: What its format is cannot be read.
+        """
+        self._installed = load_installed(config.aggregate_functions)
+        self._directory = DataDirectory(config.data)
+        try:
+            self._catalog = Catalog(self._directory)
+        except BaseException:
+            self._directory.close()
+            raise
+        most_open = most_open_buckets(config.max_open_buckets)
+        self._resources = RocksResources.of_sizes(
+            block_cache_bytes=config.block_cache_bytes,
+            write_buffer_bytes=config.write_buffer_bytes,
+            files_per_store=files_per_store(most_open),
+        )
+        self._executor = StorageExecutor(config.storage_threads)
+        clock_file = ClockFile(config.data)
+        self.clock = ServerClock(
+            clocks,
+            clock_file.read(is_new=not len(self._catalog)),
+            ClockLimits(
+                max_step_seconds=config.max_clock_step_seconds,
+                trust_seconds=config.clock_trust_seconds,
+            ),
+        )
+        self._clock_keeper = ClockKeeper(self.clock, clock_file, self._executor)
+        self._ddl = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._live: dict[str, LiveTable] = {}
+        self._disk_use = SeldomLooked(self._look_at_disk)
+        self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
+        self._upkeep = LogUpkeep(
+            self.live_tables,
+            seconds=config.log_upkeep_seconds,
+            max_held_bytes=config.log_hold_max_bytes,
+            clock=self.clock,
+        )
+        self._idle = IdleBuckets(self.live_tables, most=most_open, idle_seconds=config.bucket_idle_seconds)
+        self._bases = BaseUpkeep(
+            self.live_tables,
+            self._executor,
+            BaseLimits(
+                min_rows=config.base_min_rows,
+                changed_share=config.base_changed_share,
+                max_age_seconds=config.base_max_age_seconds,
+                max_write_amplification=config.base_max_write_amplification,
+                overlay_bytes=config.base_overlay_bytes,
+                total_overlay_bytes=config.base_total_overlay_bytes,
+                cpu_share=config.base_cpu_share,
+            ),
+            seconds=config.base_upkeep_seconds,
+            clock=self.clock,
+        )
+        self.snapshots = Snapshots(
+            config,
+            self._directory.trash,
+            self._resources,
+            self._executor,
+            self._live.get,
+            clock=self.clock,
+            max_hold_seconds=max_hold_seconds,
+        )
+        self.consumers = Consumers(config, self._executor, self._live.get, self.clock)
+        self.locks = ColumnLocks(self._executor, self.clock)
+        self._writer_limits = WriterLimits(
+            ttl_seconds=config.writer_ttl_seconds, max_writers=config.max_writers_per_bucket
+        )
+        try:
+            for definition in self.definitions():
+                self._load(definition)
+            self.transactions = Transactions(
+                self._directory.transactions,
+                self._executor,
+                self.table,
+                TransactionLimits(
+                    open=config.max_transactions,
+                    bytes=config.max_transaction_bytes,
+                    ttl_seconds=config.transaction_ttl_seconds,
+                    remembered_seconds=config.committed_transaction_seconds,
+                ),
+                self.clock,
+            )
+        except BaseException:
+            self._directory.close()
+            raise
+
+    def _load(self, definition: TableDefinition) -> None:
+        """Finds what belongs to a table. If that fails as nobody expects, the table cannot be used, and others can."""
+        name, path = definition.name, self._catalog.path(definition.name)
+        try:
+            self.snapshots.load(definition, path)
+            self.consumers.load(definition, path)
+            self.locks.add(definition, path)
+        except Exception as error:
+            _log.exception("what belongs to the table %s cannot be loaded", name)
+            self._catalog.take_out(name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})")
+
+    async def recover(self) -> None:
+        """Applies the transactions that were committed before the last stop, as far as they are not; before `start`.
+
+        What cannot be applied is not served, and all else is: see `Transactions.recover`.
+        """
+        await self.transactions.recover()
+
+    def start(self) -> None:
+        """Starts what runs in the background, until `close`."""
+        self._clock_keeper.start()
+        self.snapshots.start()
+        self.consumers.start()
+        self.locks.start()
+        self.transactions.start()
+        self._upkeep.start()
+        self._bases.start()
+        self._idle.start()
+
+    def __len__(self) -> int:
+        return len(self._catalog)
+
+    def definitions(self) -> list[TableDefinition]:
+        """The definitions of all tables, by name, ascending."""
+        return [self._catalog.get(name) for name in self._catalog.names()]
+
+    def damaged(self) -> dict[str, str]:
+        """The tables that cannot be used, or of which some buckets cannot, as far as is known: why, by name, ascending.
+
+        Rule: a listing of tables names every table, also a damaged one.
+        """
+        found = self._catalog.unusable
+        for name, live in self._live.items():
+            troubled = [each for each in live.buckets if each.trouble is not None]
+            if troubled:
+                buckets = ", ".join(str(each.number) for each in troubled)
+                found[name] = f"of its {len(live.buckets)} buckets, {buckets} cannot be used: {troubled[0].trouble}"
+        return dict(sorted(found.items()))
+
+    def live_tables(self) -> Iterable[LiveTable]:
+        """The tables that have been used since the start."""
+        return self._live.values()
+
+    def table(self, name: str) -> LiveTable:
+        """A table by name. Raises TableNotFound, naming the near ones."""
+        definition = self._catalog.get(name)
+        live = self._live.get(name)
+        if live is None:
+            live = LiveTable(
+                definition,
+                self._catalog.path(name),
+                self._resources,
+                self._executor,
+                partial(self._log_holds, name),
+                self._catch_up,
+                clock=self.clock,
+                locks=self.locks.of(name),
+                writer_limits=self._writer_limits,
+                installed=self._installed,
+            )
+            self._live[name] = live
+        return live
+
+    def _log_holds(self, table: str, bucket: int) -> dict[str, int]:
+        holders = self.snapshots, self.consumers, self.transactions
+        return {owner: offset for each in holders for owner, offset in each.log_holds(table, bucket).items()}
+
+    async def create(
+        self,
+        name: str,
+        schema: pa.Schema,
+        *,
+        primary_key: Sequence[str],
+        bucket_key: Sequence[str],
+        buckets: int | None,
+        options: Mapping[str, str],
+        indexes: Sequence[Sequence[str]] = (),
+        merging: MergeSpec | None = None,
+    ) -> TableDefinition:
+        """Creates a table. Raises TableExists or an InvalidRequest that says what is wrong with the definition."""
+        definition = TableDefinition.create(
+            name,
+            schema,
+            primary_key=primary_key,
+            bucket_key=bucket_key,
+            options=options,
+            incarnation=uuid.uuid4().hex,
+            created_millis=self.clock.commit_micros() // 1000,
+            buckets=DEFAULT_BUCKETS if buckets is None else buckets,
+            indexes=indexes,
+            merging=merging,
+        )
+        # Raises where a function is not there.
+        Engines(definition, self._installed)
+        await self._to_its_end(self._create(definition))
+        return definition
+
+    async def _create(self, definition: TableDefinition) -> None:
+        async with self._ddl:
+            await self._executor.run(self._catalog.create, definition)
+            self.consumers.add(definition, self._catalog.path(definition.name))
+            self.locks.add(definition, self._catalog.path(definition.name))
+
+    async def alter(
+        self,
+        name: str,
+        *,
+        add_columns: pa.Schema | None = None,
+        add_indexes: Sequence[Sequence[str]] = (),
+        drop_indexes: Sequence[Sequence[str]] = (),
+        add_aggregates: Sequence[ColumnAggregate] = (),
+    ) -> TableDefinition:
+        """Drops indexes, adds nullable columns at the end, and adds indexes, on these columns too: all or nothing.
+
+        An index that was dropped is not used from now on; one that was added is built in the background.
+
+        Raises:
+            TableNotFound: There is no such table.
+            SchemaMismatch, InvalidRequest: What is wrong with a column or an index, or that there is nothing to change.
+        """
+        return await self._to_its_end(self._alter(name, add_columns, add_indexes, drop_indexes, add_aggregates))
+
+    async def _alter(
+        self,
+        name: str,
+        add_columns: pa.Schema | None,
+        add_indexes: Sequence[Sequence[str]],
+        drop_indexes: Sequence[Sequence[str]],
+        add_aggregates: Sequence[ColumnAggregate],
+    ) -> TableDefinition:
+        async with self._ddl, self.transactions.uses.altering(name):
+            definition, live = self._catalog.get(name), self.table(name)
+            if add_columns is None and not add_indexes and not drop_indexes:
+                raise InvalidRequest("there is nothing to change: name columns or indexes to add, or indexes to drop")
+            definition = definition.drop_indexes(drop_indexes)
+            if add_columns is not None:
+                definition = definition.add_columns(add_columns, add_aggregates)
+                Engines(definition, self._installed)
+            elif add_aggregates:
+                raise InvalidRequest("only columns that are added can be given an aggregate")
+            definition = definition.add_indexes(add_indexes)
+            await self._executor.run(self._catalog.replace, definition)
+            live.altered(definition)
+        return definition
+
+    async def drop(self, name: str) -> None:
+        """Drops a table: its scans end with TableNotFound. Raises TableNotFound."""
+        await self._to_its_end(self._drop(name))
+        await self.transactions.retry(name)
+
+    async def _drop(self, name: str) -> None:
+        async with self._ddl, self.transactions.uses.altering(name):
+            # Of one that cannot be used there is nothing to close.
+            live = self.table(name) if self._catalog.is_usable(name) else None
+            try:
+                reason = TableNotFound(f'table "{name}" was dropped', table=name)
+                if live is not None:
+                    await live.close(reason)
+                await self.snapshots.drop(name, reason)
+                await self.consumers.drop(name)
+                await self.locks.drop(name)
+                dropped = await self._executor.run(self._catalog.drop, name)
+            finally:
+                self._live.pop(name, None)
+            await self._executor.run(self._catalog.discard, dropped)
+
+    async def disk_use(self) -> tuple[DiskUse, int]:
+        """What the data directory takes on disk, and what is free there.
+
+        The former may be of a moment ago, because a look at it reads every directory: of no longer ago than 20 times
+        what the look took. So a caller that asks all the time does not keep a server of many tables busy.
+        """
+        use = await self._disk_use.get()
+        return use, await self._executor.run(_free_bytes, self._directory)
+
+    async def _look_at_disk(self) -> DiskUse:
+        """What the data directory takes on disk. Opens nothing; reads directories in a thread.
+
+        Buckets that are open, or were, tell what their table files hold.
+        """
+        use = DiskUse()
+        for name in self._catalog.names():
+            live = self._live.get(name)
+            if live is None:
+                files = await self._executor.run(table_files, self._catalog.path(name))
+                use += DiskUse.of_table(files, {})
+            else:
+                use += (await live.disk_use())[0]
+        staging, others = await self._executor.run(_other_bytes, self._directory)
+        return use + DiskUse(staging=staging, other=others)
+
+    async def _to_its_end(self, change: Coroutine[None, None, T]) -> T:
+        # Half of a change would leave the catalog and what runs of the table at odds.
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Ends what runs, closes every bucket in order and gives the directory back."""
+        await self._upkeep.close()
+        await self._bases.close()
+        await self._idle.close()
+        while self._changes:
+            await asyncio.wait(list(self._changes))
+        await self.transactions.close()
+        for live in list(self._live.values()):
+            await live.close(ServerDraining("the server is shutting down"))
+        await self.snapshots.close()
+        await self.consumers.close()
+        await self.locks.close()
+        # Last: what was noted before has no later service time.
+        await self._clock_keeper.close()
+        self._executor.close()
+        self._directory.close()
+
+
+def _other_bytes(directory: DataDirectory) -> tuple[int, int]:
+    """Bytes of what is staged, and of what is neither that nor a table's."""
+    others = sum(
+        directory_bytes(path)
+        for path in directory.path.iterdir()
+        if path not in (directory.tables, directory.transactions)
+    )
+    return directory_bytes(directory.transactions), others
+
+
+def _free_bytes(directory: DataDirectory) -> int:
+    return shutil.disk_usage(directory.path).free

@@ -1,0 +1,67 @@
+"""Ending what has a time to live when that is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from streaming_server.engine.tasks.background import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from streaming_server.clock import ServerClock
+
+_PAUSE_SECONDS: Final = 1.0
+"""After a failure: what has expired is still there, so the next look would be at once."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Reaper(Background):
+    """Sleeps until the next one expires, or something comes that does so sooner. Bound to the event loop.
+
+    Args:
+        next_expiry: When the first one expires, on the monotonic clock; None while none does.
+        end_expired: Ends those that have. What it raises is logged, and it is called again a second later.
+        clock: The server's.
+    """
+
+    def __init__(
+        self,
+        next_expiry: Callable[[], float | None],
+        end_expired: Callable[[], Awaitable[None]],
+        clock: ServerClock,
+    ) -> None:
+        self._clock = clock
+        self._next_expiry = next_expiry
+        self._end_expired = end_expired
+        self._sooner = asyncio.Event()
+        self._awaited = float("inf")
+        super().__init__(self._run)
+
+    def tell(self, expires: float) -> None:
+        """Takes notice of something that expires at a time that `next_expiry` may not have given yet."""
+        if expires < self._awaited:
+            self._sooner.set()
+
+    async def _run(self) -> None:
+        while True:
+            if not await self._told_before_the_next():
+                try:
+                    await self._end_expired()
+                except Exception:
+                    _log.exception("ending what has expired")
+                    await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _told_before_the_next(self) -> bool:
+        """Returns when the next one has expired: False; or when it is to be looked for again."""
+        self._sooner.clear()
+        expiry = self._next_expiry()
+        self._awaited = float("inf") if expiry is None else expiry
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if expiry is None else max(expiry - self._clock.monotonic(), 0.0)):
+                return await self._sooner.wait()
+        return False

@@ -1,0 +1,1 @@
+"""Transactions over many buckets and tables, and undo."""

@@ -1,0 +1,119 @@
+"""The deletion of all rows of a table, staged for a transaction: their keys are read, and never leave the server."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from scankv.model.keys.key_range import KeyRange
+from streaming_server.engine.transactions.staged_rows import check_of
+from streaming_server.scan.read_plan import ReadPlan
+from streaming_server.storage.transactions.staging import DELETE, Pieces
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from streaming_server.engine.merging.preparing import WriteKind
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.storage.transactions.staging import StagedPart, StagedRequest
+
+_STEP_ROWS: Final = 8192
+_STEP_BYTES: Final = 1 << 20
+_PIECE_ROWS: Final = 100_000
+_PIECE_BYTES: Final = 8 << 20
+"""What one request of the deletion has at most, but for one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteAll:
+    """One of them.
+
+    Attributes:
+        table: The table.
+        part: The part that it is staged in.
+        kind: What becomes of the rows.
+        executor: Runs what blocks.
+        check: Called before each piece with the bytes that there will be; raises why it cannot go on.
+    """
+
+    table: LiveTable
+    part: StagedPart
+    kind: WriteKind
+    executor: StorageExecutor
+    check: Callable[[int], None]
+
+    async def stage(self, request: StagedRequest) -> StagedRequest:
+        """Writes the deletes of all rows that there are now beside the part; the request that stands for them.
+
+        The caller appends it. Memory: the keys of one piece.
+
+        Args:
+            request: What is known of it before.
+
+        Raises:
+            InvalidRequest: The table refuses deletes.
+            DataLoss: The table is damaged.
+            ScanKvError: What `check` raises, or why the table was closed.
+        """
+        # Refused also where there are no rows.
+        await self._checked(self.table.definition.key_schema.empty_table())
+        pieces = Pieces(self.part, self.part.requests)
+        try:
+            await self.executor.run(pieces.discard)
+            async with aclosing(self._keys()) as found:
+                async for keys in found:
+                    self.check(pieces.size + keys.nbytes)
+                    data, rows, buckets, merges = await self._checked(keys)
+                    piece = replace(request, rows=rows, buckets=buckets, merges=merges)
+                    await self.executor.run(pieces.append, piece, data)
+            return await self.executor.run(pieces.finish, request)
+        except BaseException:
+            await self.executor.run(pieces.discard)
+            raise
+
+    async def _checked(self, keys: pa.Table) -> tuple[bytes, int, dict[int, int], bool]:
+        """The keys as a client would send them; how many they are, where they are, and whether they are merged."""
+        data = await self.executor.run(_ipc_of, keys)
+        rows, parts = await self.executor.run(check_of(self.table, DELETE, data, 0, self.kind))
+        merges = any(part.written is not None for part in parts)
+        return data, rows, dict.fromkeys((part.bucket for part in parts), 1), merges
+
+    async def _keys(self) -> AsyncGenerator[pa.Table]:
+        """The keys of all rows as of one instant, gathered to pieces; read in steps, as a scan reads them."""
+        plan = ReadPlan(
+            buckets=None,
+            columns=self.table.definition.primary_key,
+            where=None,
+            where_message=b"",
+            key_range=KeyRange(),
+            reverse=False,
+            limit=None,
+            resume_token=b"",
+        )
+        gathered: list[pa.RecordBatch] = []
+        rows = size = 0
+        opened = await self.table.open_view(plan)
+        with closing(opened.source) as source:
+            while (chunk := source.next_chunk(_STEP_ROWS, _STEP_BYTES)) is not None:
+                gathered.append(chunk.batch)
+                rows, size = rows + chunk.batch.num_rows, size + chunk.batch.nbytes
+                if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
+                    yield pa.Table.from_batches(gathered)
+                    gathered, rows, size = [], 0, 0
+                # Others have their turn.
+                await asyncio.sleep(0)
+        if rows:
+            yield pa.Table.from_batches(gathered)
+
+
+def _ipc_of(keys: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, keys.schema) as writer:
+        writer.write(keys)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data

@@ -1,0 +1,79 @@
+"""Rows as a transaction would leave them: those that are committed, with what it has staged merged in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scankv.model.errors import RequestTooLarge
+from scankv.model.limits import MAX_REQUEST_BYTES
+from streaming_server.engine.transactions.staged_rows import staged_rows
+from streaming_server.engine.writes.bucket_steps import merged, total_bytes
+from streaming_server.storage.transactions.staging import READ
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tasks.executor import StorageExecutor
+
+
+class KnownRows:
+    """The stored rows of some encoded keys, and what becomes of them. Not thread-safe."""
+
+    def __init__(self, keys: Sequence[bytes], rows: Sequence[bytes | None]) -> None:
+        self._rows = dict(zip(keys, rows, strict=True))
+        self._keys = pa.array(list(self._rows), pa.binary())
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The stored rows of some of them, None where there is none."""
+        return [self._rows[key] for key in keys]
+
+    def merge(self, part: PreparedRows, table: LiveTable) -> None:
+        """Merges in what is written to these keys. Blocks.
+
+        Raises:
+            InvalidRequest, RequestTooLarge: It cannot be merged.
+        """
+        wanted = pc.is_in(part.keys, value_set=self._keys).to_numpy(zero_copy_only=False)
+        if wanted.any():
+            change = merged(self, part.for_codec(table.codec).where(wanted), table.codec, (), table.engines)
+            self._rows.update(zip(change.put_keys.to_pylist(), change.put_values.to_pylist(), strict=True))
+            self._rows.update(dict.fromkeys(change.delete_keys.to_pylist()))
+
+
+async def with_staged(
+    table: LiveTable,
+    files: Sequence[tuple[Path, int]],
+    executor: StorageExecutor,
+    keys: Sequence[bytes],
+    rows: Sequence[bytes | None],
+) -> list[bytes | None]:
+    """Stored rows after what some files have staged for their keys. Memory: these rows, and two requests.
+
+    Args:
+        table: The table.
+        files: The file of each part, and how many of its requests count.
+        executor: Runs what blocks.
+        keys: The encoded keys.
+        rows: What stands there, None where nothing does.
+
+    Raises:
+        InvalidRequest, RequestTooLarge: It cannot be merged; or the rows do not fit into an answer.
+        DataLoss: What is staged is damaged.
+    """
+    known, name = KnownRows(keys, rows), table.definition.name
+    async with staged_rows(files, {name: table}, executor, lambda request: request.action != READ) as requests:
+        async for request in requests:
+            for part in request.parts:
+                await executor.run(known.merge, part, table)
+    found = known.get(list(keys))
+    if total_bytes(found) > MAX_REQUEST_BYTES:
+        raise RequestTooLarge(
+            f"the rows would take over {MAX_REQUEST_BYTES:,} bytes, which is the limit of an answer: ask for fewer keys"
+        )
+    return found

@@ -1,0 +1,255 @@
+"""Undo: takes back what a writer has done behind some offsets, by the changelog, where nobody has written over it."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scankv.model.changes.log_offsets import LogOffsets, check_incarnation
+from scankv.model.errors import InvalidRequest, UndoConflict, WriteConflict
+from scankv.model.keys.buckets import bucket_of
+from streaming_server.engine.bucket.request_rows import widen
+from streaming_server.engine.merging.preparing import WriteKind
+from streaming_server.engine.transactions.undo_plan import (
+    ColumnsOfWriter,
+    UndoChanges,
+    UndoneChanges,
+    UndoPlan,
+    undo_id,
+)
+from streaming_server.engine.writes.writing import WriteTerms
+from streaming_server.storage.changelog.offsets import count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.storage.changelog.records import LogRecord
+
+_PASS_CHANGES: Final = 500_000
+"""So many changes are planned for at once; where there are more, they are read several times, each for some keys."""
+
+_STEP_CHANGES: Final = 65_536
+_STEP_BYTES: Final = 16 << 20
+_WRITE_ROWS: Final = 10_000
+_TRIES: Final = 5
+
+
+@dataclass(slots=True)
+class Undone:
+    """What an undo has done: see `UndoResponse` in write.proto."""
+
+    restored: int = 0
+    deleted: int = 0
+    skipped: int = 0
+
+
+class Undoing:
+    """One undo. Memory: 500,000 changes.
+
+    Args:
+        table: The table.
+        writer: The id of the writer.
+        column_locks: The ids of the column locks that the caller has.
+        executor: Runs what blocks.
+    """
+
+    def __init__(self, table: LiveTable, writer: str, column_locks: frozenset[str], executor: StorageExecutor) -> None:
+        self.undone = Undone()
+        self._table = table
+        self._writer = writer
+        self._column_locks = column_locks
+        self._executor = executor
+        self._owner = f"undo-{uuid.uuid4().hex}"
+
+    async def run(self, offsets: LogOffsets) -> dict[int, int]:
+        """Goes back to the offsets of some buckets, one bucket after another; durable: the offset behind it of each.
+
+        What is wrong with the offsets, and what cannot be undone exactly, is found in all buckets before anything is
+        written to the first.
+
+        Raises:
+            InvalidRequest: There are no rows before changes in the changelog, or no such bucket; or the writer has
+                written a column of which the changelog does not have everything.
+            TableRecreated: The offsets are of another table of the same name.
+            PositionExpired, PositionOutOfRange: The changelog does not reach back to the offset, or never had it.
+            UndoConflict: Others write the same keys all the time.
+            ColumnLocked: Somebody has locked a column that is to be put back.
+            LockLost: A lock of the caller has ended.
+            DataLoss: A bucket is damaged.
+        """
+        self._check(offsets)
+        buckets = [self._table.buckets[number] for number in sorted(offsets)]
+        try:
+            starts = {live.number: await self._hold(live, offsets[live.number]) for live in buckets}
+            await self._check_exact(buckets, starts)
+            return {live.number: await self._undo(live, starts[live.number]) for live in buckets}
+        finally:
+            for live in buckets:
+                live.release_log(self._owner)
+
+    def _check(self, offsets: LogOffsets) -> None:
+        definition = self._table.definition
+        check_incarnation(offsets.table_incarnation, definition.name, definition.incarnation)
+        if definition.options.changelog != "full":
+            raise InvalidRequest(
+                f"table {definition.name} has no changelog with the rows before changes, so nothing can be undone: "
+                'create it with changelog="full"'
+            )
+        for number in offsets:
+            if not 0 <= number < len(self._table.buckets):
+                raise InvalidRequest(f"table {definition.name} has no bucket {number}", bucket=number)
+
+    async def _hold(self, live: LiveBucket, start: int) -> int:
+        """Keeps the changes of a bucket from an offset on until the end; the offset to start at."""
+        async with live.mutex:
+            bucket = await live.opened()
+            start = bucket.log.span.checked(start, place=live.place)
+            live.hold_log(self._owner, start)
+        return start
+
+    async def _check_exact(self, buckets: Sequence[LiveBucket], starts: Mapping[int, int]) -> None:
+        """Refuses to undo writes to columns whose functions keep something beside them: the changelog lacks that.
+
+        Rule: undo restores all that a later merge depends on, or nothing. A mean without its sum and count would go on
+        from another mean.
+        """
+        definition = self._table.definition
+        hidden = {name for name, _, _ in definition.merging.hidden(definition.schema.columns)}
+        if not hidden:
+            return
+        written = ColumnsOfWriter(self._writer)
+        for live in buckets:
+            await self._read(live, starts[live.number], await self._end(live), written)
+        names = [each.name for each in definition.schema.columns if each.name in hidden and written.has(each.id)]
+        if names:
+            function = definition.merging.by_column[names[0]].function
+            raise InvalidRequest(
+                f'the writer "{self._writer}" has written column "{names[0]}" of table {definition.name}, whose '
+                f"function {function} keeps more than the changelog has, so it cannot be undone exactly; nothing was "
+                "changed: write such columns with transactions, or with a writer of its own",
+                column=names[0],
+            )
+
+    async def _end(self, live: LiveBucket) -> int:
+        """Where the changelog of a bucket ends now; all before is durable."""
+        async with live.mutex:
+            end = (await live.opened()).state.log_offset
+        await live.wait_durable(end)
+        return end
+
+    async def _read(self, live: LiveBucket, start: int, end: int, reader: _Reader) -> None:
+        """Hands the changes of a stretch to a reader, in bounded steps."""
+        definition = self._table.definition
+        while count_of(start) < count_of(end):
+            async with live.upkeep:
+                start = await live.run(_read_step, live, reader, start, end, definition)
+
+    async def _undo(self, live: LiveBucket, start: int) -> int:
+        passes = 1 + (count_of(await self._end(live)) - count_of(start)) // _PASS_CHANGES
+        for number in range(passes):
+            await self._undo_some(live, start, number, passes)
+        return await self._end(live)
+
+    async def _undo_some(self, live: LiveBucket, start: int, number: int, passes: int) -> None:
+        """Goes back in those keys that fall to one of several passes."""
+        for _ in range(_TRIES):
+            end = await self._end(live)
+            plan = await self._planned(live, start, end, number, passes)
+            try:
+                await self._write(live, end, plan)
+            except WriteConflict:
+                continue  # what was put back until then is known again
+            self.undone.skipped += plan.skipped
+            return
+        raise UndoConflict(
+            f"{live.place}: others have written keys of the undo each time that it was tried; repeat it",
+            table=live.table,
+            bucket=live.number,
+        )
+
+    async def _planned(self, live: LiveBucket, start: int, end: int, number: int, passes: int) -> UndoPlan:
+        definition, keys = self._table.definition, self._table.keys
+        schema = definition.change_schema_at(definition.schema.id)
+        buckets = len(self._table.buckets)
+        changes = UndoChanges(
+            self._writer,
+            schema,
+            keys.encoded,
+            lambda rows: widen(rows, schema),
+            None if passes == 1 else lambda each: pc.equal(_pass_of(each, passes, buckets), number),
+        )
+        await self._read(live, start, end, changes)
+        return await self._executor.run(changes.plan)
+
+    async def _write(self, live: LiveBucket, end: int, plan: UndoPlan) -> None:
+        """Puts back what was planned as of an offset. Raises WriteConflict when keys have changed since."""
+        table, schema = self._table, self._table.definition.schema
+        terms = WriteTerms(
+            unchanged_since=LogOffsets({live.number: end}),
+            undo_as=undo_id(self._writer),
+            column_locks=self._column_locks,
+        )
+        names = [column.name for column in schema.columns if column.id in plan.columns]
+        key = list(table.definition.primary_key)
+        written = [*key, *(name for name in names if name not in key)] if names else schema.names
+        kind = WriteKind(columns=tuple(written) if names else (), overwrite=True)
+        # Columns may have been added since it was planned.
+        restore = widen(plan.restore, table.definition.change_schema_at(schema.id))
+        for rows in _pieces(restore.select(written)):
+            _, offsets = await table.upsert(_to_ipc(rows, schema.select(written)), schema.id, terms, kind)
+            self.undone.restored += rows.num_rows
+            end = offsets[live.number]
+        kind = WriteKind(columns=tuple(names), overwrite=True)
+        for rows in _pieces(plan.delete.select(key)):
+            _, offsets = await table.delete(_to_ipc(rows, table.definition.key_schema), terms, kind)
+            if names:
+                # Of some columns: a row in whose other columns others have written stays.
+                outcome = UndoneChanges(self._writer)
+                await self._read(live, end, offsets[live.number], outcome)
+                self.undone.deleted += outcome.deleted
+                self.undone.restored += outcome.updated
+                end = offsets[live.number]
+            else:
+                self.undone.deleted += rows.num_rows
+
+
+class _Reader(Protocol):
+    """Takes the records of a stretch of the changelog."""
+
+    def add(self, record: LogRecord) -> None:
+        """Takes the next changes."""
+
+
+def _read_step(live: LiveBucket, reader: _Reader, start: int, end: int, definition: TableDefinition) -> int:
+    for record in live.read_log(start, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES):
+        reader.add(record)
+        start = record.offset + len(record.changes)
+    return start
+
+
+def _pass_of(keys: pa.Array, passes: int, buckets: int) -> pa.Array:
+    # Keys of one bucket are equal modulo the number of buckets.
+    return pa.array(bucket_of(keys, passes * buckets) // buckets)
+
+
+def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cuts rows so that each piece is one request."""
+    step = max(1, min(_WRITE_ROWS, _STEP_BYTES * rows.num_rows // max(rows.nbytes, 1)))
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)
+
+
+def _to_ipc(rows: pa.RecordBatch, schema: pa.Schema) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(rows.columns, schema=schema))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data

@@ -1,0 +1,128 @@
+"""Whether a transaction can be committed: nothing that it depends on has changed, and nothing of it will be refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from scankv.model.errors import InvalidRequest, TransactionConflict
+from streaming_server.engine.transactions.net_rows import NetRows
+from streaming_server.engine.transactions.staged_rows import staged_rows
+from streaming_server.engine.writes.changed_keys import changed_keys
+from streaming_server.storage.transactions.staging import READ
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.engine.transactions.staged_rows import StagedRows
+    from streaming_server.storage.transactions.staging import StagedRequest, Touched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What is to be found out before a transaction is decided; the gate before its buckets is closed.
+
+    Where it was not begun with the wish to find conflicts, reads no keys for that, and merges nothing, nothing is read.
+
+    Attributes:
+        files: The file of each part, and how many of its requests count.
+        tables: Its tables, by name.
+        touched: What it does to each of them.
+        since: By table and bucket, the offset behind which a change of a key that it writes is a conflict.
+    """
+
+    files: Sequence[tuple[Path, int]]
+    tables: Mapping[str, LiveTable]
+    touched: Mapping[str, Touched]
+    since: Mapping[str, Mapping[int, int]]
+
+    async def run(self, executor: StorageExecutor) -> dict[LiveBucket, NetRows]:
+        """Returns when it can be committed, with what it makes of the tables whose rows are merged.
+
+        Memory: the keys that are looked for among changes, and the rows that merging would make.
+
+        Raises:
+            TransactionConflict: A key has changed.
+            InvalidRequest, PositionExpired, PositionOutOfRange: Whether one has cannot be told.
+            InvalidRequest, RequestTooLarge: A write is refused, as it is now.
+            DataLoss: What is staged, or stands, is damaged.
+        """
+        moved = {name: self._moved(name) for name in self.since if name in self.tables}
+        stale = {name: self._is_stale(name) for name in self.tables}
+        reads = {name for name, touched in self.touched.items() if touched.read_from}
+        if not (reads or any(moved.values()) or any(stale.values())):
+            return {}
+        keys: dict[tuple[LiveBucket, int], list[pa.Array]] = {}
+        net: dict[LiveBucket, NetRows] = {}
+
+        def wanted(request: StagedRequest) -> bool:
+            if request.action == READ:
+                return True
+            return stale[request.table] or not moved.get(request.table, set()).isdisjoint(request.buckets)
+
+        async with staged_rows(self.files, self.tables, executor, wanted) as requests:
+            async for rows in requests:
+                self._note_keys(rows, keys)
+                if rows.request.action != READ and self.touched[rows.request.table].merges:
+                    await _merge(rows, net)
+        for (live, offset), parts in keys.items():
+            table = self.tables[live.table]
+            await _check_unchanged(live, offset, pa.concat_arrays(parts), table)
+        return net
+
+    def _moved(self, name: str) -> set[int]:
+        """The buckets of a table that have changes in which there may be a conflict."""
+        live = self.tables[name].buckets
+        since = self.since[name]
+        states = {number: live[number].state for number in self.touched[name].buckets}
+        return {number for number, state in states.items() if state is None or state.log_offset != since[number]}
+
+    def _is_stale(self, name: str) -> bool:
+        """Whether the writes to a table have to be checked again, or merged to see whether they can be."""
+        touched = self.touched[name]
+        return touched.merges or any(indexes != tuple(self.tables[name].index_codecs) for indexes in touched.indexes)
+
+    def _note_keys(self, rows: StagedRows, keys: dict[tuple[LiveBucket, int], list[pa.Array]]) -> None:
+        request = rows.request
+        since = request.buckets if request.action == READ else self.since.get(request.table)
+        if since is not None:
+            for part in rows.parts:
+                live = rows.table.buckets[part.bucket]
+                keys.setdefault((live, since[part.bucket]), []).append(part.keys)
+
+
+async def _merge(rows: StagedRows, net: dict[LiveBucket, NetRows]) -> None:
+    table = rows.table
+    indexes = list(table.index_codecs.values())
+    for part in rows.parts:
+        live = table.buckets[part.bucket]
+        async with live.mutex.beside_gate():
+            bucket = await live.opened()
+            merged = net.setdefault(live, NetRows(bucket))
+            merged.note(part)
+            try:
+                await live.run(merged.merge, part, table.codec, indexes, table.engines)
+            except InvalidRequest as error:
+                reason = error.message.partition(";")[0]
+                refused = type(error)(f"{reason}; nothing of the transaction was written")
+                refused.details.update(error.details)
+                raise refused from error
+
+
+async def _check_unchanged(live: LiveBucket, offset: int, keys: pa.Array, table: LiveTable) -> None:
+    async with live.mutex.beside_gate():
+        changed = await live.run(changed_keys, await live.opened(), offset, keys, table.keys, table.definition)
+    if len(changed):
+        raise TransactionConflict(
+            f"{live.place}: {len(changed)} keys that the transaction depends on have changed since it looked; nothing "
+            "was written: begin another one, and read them again",
+            table=live.table,
+            bucket=live.number,
+            keys=len(changed),
+        )

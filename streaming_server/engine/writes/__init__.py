@@ -1,0 +1,1 @@
+"""Upserts, deletes and lookups of single buckets, and column locks."""

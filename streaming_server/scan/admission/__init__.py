@@ -1,0 +1,1 @@
+"""Which scans and waiting calls the server accepts, and which are live."""

@@ -1,0 +1,65 @@
+"""Which changes the rows of a start from the whole table show already, when a cut made them rows of several views."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow.compute as pc
+
+from streaming_server.storage.changelog.offsets import count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from streaming_server.scan.changes.log_token import LaterView
+    from streaming_server.storage.changelog.records import LogRecord
+
+
+class SeenBefore:
+    """Leaves out the changes that are in the rows of a later view. Immutable.
+
+    The log is read from where the first view ends. Rows behind the place of a cut are of a later view, so of them only
+    what comes after that one is new.
+
+    Args:
+        views: The later views, at least one, in the order in which they were read.
+        keys_of: The encoded primary keys of rows.
+
+    Attributes:
+        views: As above.
+    """
+
+    def __init__(self, views: Sequence[LaterView], keys_of: Callable[[pa.RecordBatch], pa.Array]) -> None:
+        self.views = tuple(views)
+        self._keys_of = keys_of
+
+    def is_over(self, offsets: Mapping[int, int]) -> bool:
+        """Whether all that comes from these offsets on is new."""
+        return all(
+            count_of(offset) >= count_of(view.offsets[bucket])
+            for view in self.views
+            for bucket, offset in offsets.items()
+        )
+
+    def places(self, records: Sequence[LogRecord], bucket: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
+        """Which of the changes of some records of a bucket, one after another, are new; None for all of them."""
+        last = max(count_of(view.offsets[bucket]) for view in self.views)
+        if count_of(records[0].offset) >= last:
+            return None
+        return np.flatnonzero(np.concatenate([self._is_new(record, bucket) for record in records]))
+
+    def _is_new(self, record: LogRecord, bucket: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        keys = self._keys_of(record.changes.rows)
+        shown = np.zeros(len(keys), np.int64)
+        for view in self.views:
+            if view.behind.bucket > bucket:
+                continue
+            end = count_of(view.offsets[bucket])
+            if view.behind.bucket < bucket:
+                shown[:] = end
+            else:
+                shown[pc.greater(keys, view.behind.key).to_numpy(zero_copy_only=False)] = end
+        return count_of(record.offset) + np.arange(len(keys)) >= shown

@@ -1,0 +1,171 @@
+"""What a stream of changes carries, in order: a header, chunks, heartbeats while it waits, and a trailer if it ends.
+
+Synchronous, and knows nothing of gRPC, as `producer`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from scankv.model.changes.chunk_checksum import chunk_crc32c
+from scankv.v1 import scan_pb2
+from streaming_server.scan.chunk_source import BatchMessage, Waiting
+from streaming_server.scan.framing import frame_chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from streaming_server.scan.admission.live_scans import LiveScan
+    from streaming_server.scan.changes.log_plan import OpenedLog
+    from streaming_server.scan.chunk_source import Chunk
+    from streaming_server.scan.execution.producer import ChunkSpec
+
+
+class ChangeStream:
+    """The messages of one stream of changes.
+
+    Args:
+        opened: What is streamed.
+        chunk_spec: How large chunks may become.
+        server_incarnation: This start of the server.
+        scan: Its entry in the registry, kept up to date.
+        started: When the request came, by the monotonic clock.
+        heartbeat_seconds: It is heard from that often, also where there is nothing.
+    """
+
+    def __init__(
+        self,
+        opened: OpenedLog,
+        chunk_spec: ChunkSpec,
+        server_incarnation: str,
+        scan: LiveScan,
+        started: float,
+        heartbeat_seconds: float,
+    ) -> None:
+        self._opened = opened
+        self._source = opened.source
+        self._chunk_spec = chunk_spec
+        self._incarnation = server_incarnation
+        self._scan = scan
+        self._started = started
+        self._heartbeat_seconds = heartbeat_seconds
+        self._rows = self._chunks = self._checksum = 0
+        self._remaining = opened.limit
+        self._watermark = 0
+        # Where to go on behind what was sent. A later header precedes the chunk that needs it.
+        self._last_token = b"" if opened.full else opened.token(opened.limit)
+
+    def messages(self) -> Iterator[bytes | float]:
+        """The messages, serialised, each made when it is asked for; a number is how many seconds to wait for more.
+
+        Raises:
+            DataLoss, PositionExpired: There will be no trailer.
+        """
+        source = self._source
+        yield self._header()
+        schema_id = source.schema_id
+        spoken = time.monotonic()
+        scanning = source.scanning
+        bounds = self._chunk_spec.bounds()
+        while self._remaining is None or self._remaining > 0:
+            max_rows, max_bytes = next(bounds)
+            # A source that leaves rows out cannot know how many to read for so many.
+            limited = self._remaining is not None and not self._opened.selective
+            chunk = source.next_chunk(min(max_rows, self._remaining or 0) if limited else max_rows, max_bytes)
+            if chunk is None:
+                break
+            self._scan.rows_scanned = source.rows_scanned
+            if scanning and not source.scanning:
+                scanning = False
+                yield self._heartbeat()
+                continue
+            if isinstance(chunk, Waiting) or not chunk.batch.num_rows:
+                left = spoken + self._heartbeat_seconds - time.monotonic()
+                if left > 0:
+                    yield left if isinstance(chunk, Waiting) else 0.0
+                    continue
+                yield self._heartbeat()
+            else:
+                if source.schema_id != schema_id:
+                    schema_id = source.schema_id
+                    yield self._header()
+                message = self._chunk(chunk)
+                del chunk  # Not to be held by a stream whose reader stops.
+                yield message
+            spoken = time.monotonic()
+        self._scan.rows_scanned = source.rows_scanned
+        # What was looked at behind the last chunk, and that the rows are over, is in no token yet.
+        yield self._heartbeat()
+        yield self._trailer()
+
+    def _chunk(self, chunk: Chunk) -> bytes:
+        bucket, batch, message, columns = chunk.bucket, chunk.batch, chunk.message, chunk.changes
+        assert columns is not None
+        if self._remaining is not None:
+            if batch.num_rows > self._remaining:
+                batch, message, columns = batch.slice(0, self._remaining), None, columns.first(self._remaining)
+                self._source.give_back(bucket, None if columns.offsets is None else int(columns.offsets[-1]))
+            self._remaining -= batch.num_rows
+        message, changes = message or BatchMessage.of(batch), columns.to_bytes()
+        self._rows += batch.num_rows
+        self._chunks += 1
+        self._checksum = chunk_crc32c(self._checksum, message.crc32c, changes)
+        self._scan.bytes_returned += message.data.size
+        head = scan_pb2.ScanChunk(
+            bucket=bucket,
+            row_count=batch.num_rows,
+            resume_token=self._token(),
+            rows_scanned=self._source.rows_scanned,
+            crc32c=self._checksum,
+            next_offset=self._source.offsets[bucket],
+            changes=changes,
+        )
+        return frame_chunk(head, message.data)
+
+    def _header(self) -> bytes:
+        opened, source = self._opened, self._source
+        header = scan_pb2.ScanHeader(
+            scan_id=self._scan.scan_id,
+            server_incarnation=self._incarnation,
+            arrow_schema=source.schema.serialize().to_pybytes(),
+            schema_id=source.schema_id,
+            log_offsets=source.view.log_offsets,
+            table_incarnation=opened.definition.incarnation,
+            row_estimate=source.view.rows,
+            view_micros=source.view.micros,
+            limit_left=opened.limit,
+            full=opened.full,
+            resume_token=self._last_token,
+            consumer_fence=opened.consumer_fence,
+        )
+        if opened.resumed_from is not None:
+            header.resumed_from.CopyFrom(scan_pb2.ResumedView(log_offsets=opened.resumed_from.offsets))
+        return scan_pb2.ScanKvResponse(header=header).SerializeToString()
+
+    def _heartbeat(self) -> bytes:
+        self._watermark = self._source.watermark() or self._watermark
+        heartbeat = scan_pb2.ScanHeartbeat(
+            resume_token=self._token(),
+            rows_scanned=self._source.rows_scanned,
+            next_offsets=self._source.offsets,
+            watermark_micros=self._watermark,
+            scanning=self._source.scanning,
+        )
+        return scan_pb2.ScanKvResponse(heartbeat=heartbeat).SerializeToString()
+
+    def _token(self) -> bytes:
+        self._last_token = self._opened.token(self._remaining)
+        return self._last_token
+
+    def _trailer(self) -> bytes:
+        trailer = scan_pb2.ScanTrailer(
+            rows_scanned=self._source.rows_scanned,
+            rows_returned=self._rows,
+            bytes_returned=self._scan.bytes_returned,
+            chunks=self._chunks,
+            buckets=sorted(self._source.offsets),
+            crc32c=self._checksum,
+            elapsed_micros=int((time.monotonic() - self._started) * 1_000_000),
+        )
+        return scan_pb2.ScanKvResponse(trailer=trailer).SerializeToString()

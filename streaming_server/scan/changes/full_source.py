@@ -1,0 +1,120 @@
+"""The whole table, then its changes from exactly there on, as one source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streaming_server.scan.changes.log_token import LogPosition
+from streaming_server.scan.chunk_source import WAITING, View
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+    from scankv.model.errors import ScanKvError
+    from streaming_server.scan.changes.change_rows import ChangeRows
+    from streaming_server.scan.changes.log_source import LogSource
+    from streaming_server.scan.changes.log_token import LaterView
+    from streaming_server.scan.chunk_source import Chunk, ChunkSource, Position, Waiting
+
+
+class FullSource:
+    """The rows of a view as changes, then those of a `LogSource` that begins where the view ends.
+
+    The changes are kept from the opening on, however long the rows take.
+
+    Args:
+        table: The rows, of one view or what is left of them after a cut.
+        rows: Makes rows of the stream of them.
+        log: What comes then.
+        views: The views that the rows are of, but for the first.
+        scanned: How far the rows were read by the streams before this one. None: not at all.
+    """
+
+    def __init__(
+        self,
+        table: ChunkSource,
+        rows: ChangeRows,
+        log: LogSource,
+        views: tuple[LaterView, ...],
+        scanned: Position | None,
+    ) -> None:
+        self.view = View(log.offsets, log.view.micros, table.view.rows)
+        self._table: ChunkSource | None = table
+        self._rows = rows
+        self._log = log
+        self._views = views
+        self._scanned = self._scanned_before = scanned
+        self._rows_scanned = 0
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the chunks from now on."""
+        return self._rows.schema
+
+    @property
+    def schema_id(self) -> int:
+        """The version of the table's schema that they have."""
+        return self._rows.schema_id
+
+    @property
+    def rows_scanned(self) -> int:
+        """Rows and changes read from storage so far."""
+        table = 0 if self._table is None else self._table.rows_scanned
+        return self._rows_scanned + table + self._log.rows_scanned
+
+    @property
+    def offsets(self) -> Mapping[int, int]:
+        """For each bucket the offset of the next change."""
+        return self._log.offsets
+
+    def next_chunk(self, max_rows: int, max_bytes: int) -> Chunk | Waiting | None:
+        """The next rows, then changes; WAITING where there are none yet. Raises as both sources."""
+        if self._table is not None:
+            chunk = self._table.next_chunk(max_rows, max_bytes)
+            if chunk is not None:
+                self._scanned_before, self._scanned = self._scanned, self._table.position()
+                return self._rows.of_table(chunk)
+            self._rows_scanned += self._table.rows_scanned
+            self._table.close()
+            self._table = None
+            return WAITING  # so that the reader is told before it gets changes
+        return self._log.next_chunk(max_rows, max_bytes)
+
+    async def wait(self, seconds: float) -> None:
+        """As `LogSource.wait`."""
+        await self._log.wait(seconds)
+
+    @property
+    def scanning(self) -> bool:
+        """Whether rows are still to come."""
+        return self._table is not None
+
+    def watermark(self) -> int | None:
+        """As `LogSource.watermark`; None while there are rows."""
+        return None if self._table is not None else self._log.watermark()
+
+    def give_back(self, bucket: int, last: int | None) -> None:
+        """As `LogSource.give_back`; of rows, where no offset tells which they are, all of the last chunk."""
+        if self._table is None:
+            self._log.give_back(bucket, last)
+        else:
+            self._scanned = self._scanned_before
+
+    def position(self) -> LogPosition:
+        """How far rows and changes were read."""
+        scanning = self._table is not None
+        return LogPosition(self._log.offsets, self._scanned if scanning else None, self._views, scanning)
+
+    def abort(self, error: ScanKvError) -> None:
+        """Lets go of everything now; whoever asks for the next chunk gets the error."""
+        if self._table is not None:
+            self._table.abort(error)
+        self._log.abort(error)
+
+    def close(self) -> None:
+        """Lets go of everything. Closing twice is allowed."""
+        if self._table is not None:
+            self._table.close()
+        self._log.close()

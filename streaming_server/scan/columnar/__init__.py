@@ -1,0 +1,1 @@
+"""Reading rows from a columnar base and its delta."""

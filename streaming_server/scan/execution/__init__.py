@@ -1,0 +1,1 @@
+"""Running a scan: opening its source, producing its messages, explaining its plan."""

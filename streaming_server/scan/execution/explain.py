@@ -1,0 +1,90 @@
+"""What a scan would do, worked out as for the scan itself and put into words; nothing is read."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.expressions import MAX_POINTS
+from scankv.model.keys.key_parts import point_text, range_text
+from scankv.model.keys.key_ranges import ALL_KEY_RANGES, KeyRanges
+from scankv.v1 import scan_pb2
+from streaming_server.scan.read_plan import Via
+from streaming_server.scan.rows.keys_to_read import keys_to_read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.scan.read_plan import ReadPlan
+    from streaming_server.scan.row_reader import RowReader
+    from streaming_server.scan.rows.index_lookup import IndexChoice
+
+_POINTS_SHOWN: Final = 10
+_RANGES_SHOWN: Final = 10
+_LONGEST_TEXT: Final = 10_000
+
+
+def explain(
+    plan: ReadPlan,
+    definition: TableDefinition,
+    reader: RowReader,
+    buckets: Iterable[int],
+    choice: IndexChoice | None,
+    via: tuple[Via, str],
+) -> scan_pb2.ExplainScanResponse:
+    """Explains a scan from its beginning.
+
+    Args:
+        plan: What is asked for.
+        definition: The table as of the view that would be read.
+        reader: How it would be read.
+        buckets: The buckets asked for.
+        choice: The index that would tell the keys, None for none.
+        via: What the rows would be read from, and why.
+    """
+    asked = () if plan.limit == 0 else buckets
+    left = keys_to_read(reader, definition, asked, None, reverse=plan.reverse, ordered=plan.ordered)
+    pieces = sorted(
+        {pair for keys in left.values() for pair in zip(keys.starts, keys.ends, strict=True)}, key=_start_of
+    )
+    read = KeyRanges(tuple([start for start, _ in pieces]), tuple([end for _, end in pieces]))
+    points = read.keys
+    ranges = [one for one in read if not KeyRanges.of(one).are_keys]
+    residual = reader.residual if choice is None else choice.plan.residual
+    returned = definition.schema.names if plan.columns is None else plan.columns
+    looked_at = set(returned if residual is None else residual.columns)
+    if plan.ordered and len(left) > 1:
+        looked_at |= set(definition.primary_key)
+    return scan_pb2.ExplainScanResponse(
+        buckets=left,
+        ranges=[range_text(one, reader.keys) for one in ranges[:_RANGES_SHOWN]],
+        range_count=len(ranges),
+        all_keys=read == ALL_KEY_RANGES,
+        points=len(points),
+        first_points=[point_text(key, reader.keys) for key in points[:_POINTS_SHOWN]],
+        residual="" if residual is None else _shortened(repr(residual.predicate)),
+        columns_read=[name for name in definition.schema.names if name in looked_at],
+        columns_returned=returned,
+        ordered=plan.ordered,
+        reverse=plan.reverse,
+        limit=plan.limit,
+        index=() if choice is None else choice.codec.index.columns,
+        index_ranges=[] if choice is None else _index_texts(choice),
+        index_range_count=0 if choice is None else len(choice.plan.ranges),
+        index_keys=0 if choice is None else MAX_POINTS,
+        via=scan_pb2.VIA_BASE if via[0] is Via.BASE else scan_pb2.VIA_ITERATOR,
+        via_reason=via[1],
+    )
+
+
+def _index_texts(choice: IndexChoice) -> list[str]:
+    return [range_text(one, choice.codec.columns) for one in islice(choice.plan.ranges, _RANGES_SHOWN)]
+
+
+def _start_of(piece: tuple[bytes, bytes | None]) -> bytes:
+    return piece[0]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

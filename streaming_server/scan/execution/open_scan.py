@@ -1,0 +1,169 @@
+"""From what a request asks for to a source that reads it: the same for live tables and pinned snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.expressions import nanoseconds_a_row
+from scankv.model.limits import MAX_CHUNK_ROWS
+from streaming_server.scan.columnar.base_view import NO_BASES, cursor_of
+from streaming_server.scan.resume_token import Fingerprint, TokenWriter, read_token
+from streaming_server.scan.rows.keys_to_read import keys_to_read
+from streaming_server.scan.rows.kv_source import KvSource
+from streaming_server.scan.rows.ordered_source import OrderedSource
+from streaming_server.scan.rows.row_representations import KeyedForm, StoredForm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from scankv.model.errors import ScanKvError
+    from scankv.model.expressions import BoundPredicate
+    from scankv.model.keys.key_ranges import KeyRanges
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.scan.chunk_source import ChunkSource, Cursor, Position, View
+    from streaming_server.scan.columnar.base_view import BaseView
+    from streaming_server.scan.read_plan import ReadPlan
+    from streaming_server.scan.resume_token import ResumePoint
+    from streaming_server.scan.row_reader import Readable, RowReader
+
+_ASKING_NANOSECONDS: Final = 8_000_000
+"""For so long at once a predicate may be asked of rows: as long as several chunks without one take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedScan:
+    """A source that is ready to be read; who got it closes it.
+
+    Attributes:
+        source: Gives the rows.
+        tokens: Makes the tokens that fit it.
+        definition: The table as of the view.
+        resumed_from: Where it goes on, None when it begins.
+        limit: The most rows that are left to be returned, None for all.
+        selective: Whether chunks have fewer rows than were read for them.
+        large_chunks: Whether nothing but columnar bases is read, batch by batch, so that larger chunks take no longer.
+        most_rows: The rows that are read at once, at most, since a predicate of hundreds of nodes is asked of each.
+    """
+
+    source: ChunkSource
+    tokens: TokenWriter
+    definition: TableDefinition
+    resumed_from: ResumePoint | None
+    limit: int | None
+    selective: bool = False
+    large_chunks: bool = False
+    most_rows: int = MAX_CHUNK_ROWS
+
+    def room(self, max_rows: int, max_bytes: int) -> tuple[int, int]:
+        """The rows and bytes to read at once where a chunk may have so many."""
+        if max_rows <= self.most_rows:
+            return max_rows, max_bytes
+        return self.most_rows, max(1, max_bytes * self.most_rows // max_rows)
+
+
+def open_scan(
+    plan: ReadPlan,
+    definition: TableDefinition,
+    reader: RowReader,
+    view: View,
+    view_id: str,
+    bucket_of: Callable[[int], Readable],
+    on_error: Callable[[int, ScanKvError], ScanKvError],
+    bases: Mapping[int, BaseView] = NO_BASES,
+) -> OpenedScan:
+    """Makes the cursors of a scan, at the instant when it is called.
+
+    Args:
+        plan: What is asked for.
+        definition: The table as of the view.
+        reader: How it is read.
+        view: The buckets that are read, and their offsets.
+        view_id: Names a pinned view; empty for the live table, whose tokens fit every later view.
+        bucket_of: The bucket of a number, to make a cursor of.
+        on_error: As for `KvSource`.
+        bases: The buckets of which ranges of keys are read from a columnar base.
+
+    Raises:
+        InvalidResumeToken: The token does not fit.
+        DataLoss: A bucket is damaged.
+    """
+    fingerprint = _fingerprint(plan, definition, reader, view, view_id)
+    point = read_token(plan.resume_token, fingerprint) if plan.resume_token else None
+    position = point.position if point else None
+    limit = point.remaining if point else plan.limit
+    buckets = () if limit == 0 else view.log_offsets
+    left = keys_to_read(reader, definition, buckets, position, reverse=plan.reverse, ordered=plan.ordered)
+    cursors: dict[int, Cursor] = {}
+    try:
+        for bucket, keys in left.items():
+            cursors[bucket] = cursor_of(reader, bucket, bucket_of(bucket), keys, bases, reverse=plan.reverse)
+    except BaseException:
+        for cursor in cursors.values():
+            cursor.close()
+        raise
+    source = _source(
+        plan, definition, reader, view, cursors, position, on_error, ranges=left.values(), of_bases=bool(bases)
+    )
+    return OpenedScan(
+        source=source,
+        tokens=TokenWriter(fingerprint, view),
+        definition=definition,
+        resumed_from=point,
+        limit=limit,
+        selective=reader.selective,
+        # What is read row by row, or put in order, holds the event loop for as long as a chunk takes.
+        large_chunks=isinstance(source, KvSource) and bool(cursors) and bases.keys() >= cursors.keys(),
+        most_rows=MAX_CHUNK_ROWS if reader.residual is None else _most_rows(reader.residual),
+    )
+
+
+def _most_rows(asked: BoundPredicate) -> int:
+    return max(1, min(MAX_CHUNK_ROWS, _ASKING_NANOSECONDS // nanoseconds_a_row(asked)))
+
+
+def _fingerprint(
+    plan: ReadPlan, definition: TableDefinition, reader: RowReader, view: View, view_id: str
+) -> Fingerprint:
+    return Fingerprint.of(
+        table=(definition.name, definition.incarnation, view_id),
+        schema=reader.decoder.schema.serialize().to_pybytes(),
+        query=(
+            sorted(view.log_offsets),
+            plan.columns,
+            plan.where_message,
+            plan.limit,
+            plan.key_range,
+            plan.reverse,
+            plan.ordered,
+        ),
+    )
+
+
+def _source(
+    plan: ReadPlan,
+    definition: TableDefinition,
+    reader: RowReader,
+    view: View,
+    cursors: Mapping[int, Cursor],
+    position: Position | None,
+    on_error: Callable[[int, ScanKvError], ScanKvError],
+    *,
+    ranges: Iterable[KeyRanges],
+    of_bases: bool,
+) -> ChunkSource:
+    schema = reader.decoder.schema
+    # The rows of one bucket are in order by themselves.
+    if not plan.ordered or len(cursors) < 2:
+        return KvSource(schema, definition.schema.id, view, cursors, position, on_error)
+    return OrderedSource(
+        KeyedForm(schema) if of_bases else StoredForm(reader.decoder, reader.codec, reader.keys),
+        definition.schema.id,
+        view,
+        cursors,
+        position,
+        on_error,
+        reverse=plan.reverse,
+        # Row by row, many keys without rows would be looked up at once; bases are read in batches anyway.
+        singly=not of_bases and all(keys.is_one_range for keys in ranges),
+    )

@@ -1,0 +1,196 @@
+"""What one stream carries, in order: a header, the chunks of a source, a trailer that proves there were no more.
+
+Synchronous, and knows nothing of gRPC: whoever sends the messages asks for the next when there is room for it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scankv.model.changes.chunk_checksum import chunk_crc32c
+from scankv.v1 import scan_pb2
+from streaming_server.scan.chunk_source import BatchMessage
+from streaming_server.scan.framing import frame_chunk
+from streaming_server.scan.versions import version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.scan.admission.live_scans import LiveScan
+    from streaming_server.scan.chunk_source import View
+    from streaming_server.scan.execution.open_scan import OpenedScan
+
+FIRST_CHUNK_ROWS = 256
+FIRST_CHUNK_BYTES = 64 * 1024
+SMALL_CHUNK_BYTES = 96 * 1024
+_GROWTH = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSpec:
+    """How large the chunks of a stream may become.
+
+    Attributes:
+        rows: Most rows of a chunk.
+        bytes: Most stored bytes of a chunk, but for a single longer row.
+        large: Tells, for each chunk, whether it may be larger than about 96 KiB as it is sent.
+    """
+
+    rows: int
+    bytes: int
+    large: Callable[[], bool] = lambda: True
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """Rows and bytes of one chunk after another: the first is small, so that it is there soon, then they grow."""
+        rows, size = FIRST_CHUNK_ROWS, FIRST_CHUNK_BYTES
+        while rows < self.rows or size < self.bytes:
+            yield min(rows, self.rows), min(size, self.bytes)
+            rows, size = rows * _GROWTH, size * _GROWTH
+        while True:
+            yield self.rows, self.bytes
+
+
+def stream_messages(
+    opened: OpenedScan,
+    chunk_spec: ChunkSpec,
+    server_incarnation: str,
+    scan: LiveScan,
+    started: float,
+    heartbeat_seconds: float,
+) -> Iterator[bytes | None]:
+    """The messages of one stream, serialised `ScanKvResponse`s, each made when it is asked for.
+
+    None stands for a step that has found nothing, which a heartbeat tells only once nothing was sent for
+    `heartbeat_seconds`: let others run, then go on.
+
+    Raises:
+        DataLoss: The source found damage; there will be no trailer.
+    """
+    source, remaining = opened.source, opened.limit
+    yield _header(opened, server_incarnation, scan)
+    rows, chunks, checksum = 0, 0, 0
+    spoken = time.monotonic()
+    bounds = chunk_spec.bounds()
+    while remaining is None or remaining > 0:
+        max_rows, max_bytes = opened.room(*next(bounds))
+        if rows and not chunk_spec.large():
+            max_rows = max(1, min(max_rows, SMALL_CHUNK_BYTES * rows // scan.bytes_returned))
+        # A source that leaves rows out cannot know how many to read for so many.
+        wanted = max_rows if remaining is None or opened.selective else min(max_rows, remaining)
+        chunk = source.next_chunk(wanted, max_bytes)
+        if chunk is None:
+            break
+        bucket, batch, message = chunk.bucket, chunk.batch, chunk.message
+        if remaining is not None and batch.num_rows > remaining:
+            batch, message = batch.slice(0, remaining), None
+        count = batch.num_rows
+        scan.rows_scanned = source.rows_scanned
+        position = source.position()
+        if position is None or (not count and time.monotonic() - spoken < heartbeat_seconds):
+            yield None
+            continue
+        rows += count
+        remaining = None if remaining is None else remaining - count
+        token = opened.tokens.token(position, remaining)
+        if count:
+            message = message or BatchMessage.of(batch)
+            data, checksum = message.data, chunk_crc32c(checksum, message.crc32c)
+            chunks += 1
+            scan.bytes_returned += data.size
+            # Not to be held by a scan whose reader stops.
+            del chunk, batch, message
+            head = scan_pb2.ScanChunk(
+                bucket=bucket,
+                row_count=count,
+                resume_token=token,
+                rows_scanned=scan.rows_scanned,
+                crc32c=checksum,
+            )
+            yield frame_chunk(head, data)
+        else:
+            yield _heartbeat(token, scan.rows_scanned)
+        spoken = time.monotonic()
+    scan.rows_scanned = source.rows_scanned
+    trailer = scan_pb2.ScanTrailer(
+        rows_scanned=scan.rows_scanned,
+        rows_returned=rows,
+        bytes_returned=scan.bytes_returned,
+        chunks=chunks,
+        buckets=sorted(source.view.log_offsets),
+        crc32c=checksum,
+        elapsed_micros=int((time.monotonic() - started) * 1_000_000),
+    )
+    yield scan_pb2.ScanKvResponse(trailer=trailer).SerializeToString()
+
+
+def unchanged_messages(
+    definition: TableDefinition,
+    schema: pa.Schema,
+    view: View,
+    limit: int | None,
+    server_incarnation: str,
+    scan_id: str,
+    started: float,
+) -> Iterator[bytes]:
+    """The messages of a stream that says that nothing has changed, serialised: a header and a trailer.
+
+    Args:
+        definition: The table as of the view.
+        schema: The columns that rows would have.
+        view: What has not changed.
+        limit: The limit of the request.
+        server_incarnation: This start of the server.
+        scan_id: Names the scan.
+        started: When the request came, by the monotonic clock.
+    """
+    header = _header_of(definition, schema, definition.schema.id, view, limit, server_incarnation, scan_id)
+    header.unchanged = True
+    yield scan_pb2.ScanKvResponse(header=header).SerializeToString()
+    trailer = scan_pb2.ScanTrailer(
+        buckets=sorted(view.log_offsets), elapsed_micros=int((time.monotonic() - started) * 1_000_000)
+    )
+    yield scan_pb2.ScanKvResponse(trailer=trailer).SerializeToString()
+
+
+def _header(opened: OpenedScan, server_incarnation: str, scan: LiveScan) -> bytes:
+    source = opened.source
+    header = _header_of(
+        opened.definition, source.schema, source.schema_id, source.view, opened.limit, server_incarnation, scan.scan_id
+    )
+    if opened.resumed_from is not None:
+        before = opened.resumed_from.view
+        header.resumed_from.CopyFrom(scan_pb2.ResumedView(log_offsets=before.log_offsets, view_micros=before.micros))
+    return scan_pb2.ScanKvResponse(header=header).SerializeToString()
+
+
+def _header_of(
+    definition: TableDefinition,
+    schema: pa.Schema,
+    schema_id: int,
+    view: View,
+    limit: int | None,
+    server_incarnation: str,
+    scan_id: str,
+) -> scan_pb2.ScanHeader:
+    return scan_pb2.ScanHeader(
+        scan_id=scan_id,
+        server_incarnation=server_incarnation,
+        arrow_schema=schema.serialize().to_pybytes(),
+        schema_id=schema_id,
+        log_offsets=view.log_offsets,
+        table_incarnation=definition.incarnation,
+        row_estimate=view.rows,
+        view_micros=view.micros,
+        limit_left=limit,
+        version=version_of(definition, view.log_offsets),
+    )
+
+
+def _heartbeat(token: bytes, rows_scanned: int) -> bytes:
+    heartbeat = scan_pb2.ScanHeartbeat(resume_token=token, rows_scanned=rows_scanned)
+    return scan_pb2.ScanKvResponse(heartbeat=heartbeat).SerializeToString()

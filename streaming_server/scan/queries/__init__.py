@@ -1,0 +1,1 @@
+"""Queries with small results: aggregates and top-N, and the cache of their results."""

@@ -1,0 +1,224 @@
+"""Aggregates over the rows of a scan, in groups or all in one: computed batch by batch, merged as they grow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.acero  # else the first group_by imports it, which takes the event loop for 40 ms
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from scankv.model.errors import InvalidRequest
+from scankv.model.tables.aggregates import Aggregate, AggregateFunction, check_aggregates
+from streaming_server.arrays.exact_sums import as_decimals, as_floats, as_integers, carried, piece, piece_count
+from streaming_server.arrays.sort_codes import sort_codes, values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from scankv.model.tables.schema import Schema
+    from streaming_server.scan.chunk_source import Chunk
+
+MAX_GROUPS: Final = 1_000_000
+MAX_STATE_BYTES: Final = 128 * 1024 * 1024
+"""Of all groups together."""
+
+_MERGE_BATCHES: Final = 256
+_MERGE_ROWS: Final = 65_536
+_MERGE_BYTES: Final = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """One column of what is known of each group, made and merged by one associative function of Arrow's.
+
+    Attributes:
+        name: Its name.
+        column: The column that it is of.
+        merge: The function.
+        made_of: From the values of that column to the values to be merged.
+    """
+
+    name: str
+    column: str
+    merge: str
+    made_of: Callable[[pa.Array], pa.Array]
+
+
+class RowCounter:
+    """Counts rows.
+
+    Attributes:
+        rows: How many were added.
+        is_due: Never.
+    """
+
+    is_due: Final = False
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Takes the next rows."""
+        self.rows += chunk.batch.num_rows
+
+    def settle(self) -> None:
+        """Does nothing."""
+
+
+class Aggregation:
+    """What is asked of all rows, and what is known after those added so far. Used by one thread at a time.
+
+    Takes the memory of the groups, at most `MAX_STATE_BYTES`, up to three times while they are merged.
+
+    Args:
+        aggregates: What is computed.
+        group_by: The columns whose values make the groups.
+        schema: The columns of the table.
+        max_groups: The most groups.
+
+    Attributes:
+        columns: The columns that are looked at: those of the batches.
+
+    Raises:
+        InvalidRequest, SchemaMismatch: As `check_aggregates`.
+    """
+
+    def __init__(
+        self, aggregates: Sequence[Aggregate], group_by: Sequence[str], schema: Schema, *, max_groups: int = MAX_GROUPS
+    ) -> None:
+        self._schema = check_aggregates(aggregates, group_by, schema)
+        self.columns = tuple(dict.fromkeys([*group_by, *(each.column for each in aggregates)]))
+        self._aggregates = aggregates
+        self._types = {name: schema.column(name).type for name in self.columns}
+        self._max_groups = max_groups
+        self._groups = [_Partial(f"group {name}", name, "", sort_codes) for name in group_by]
+        partials = [known for each in aggregates for known in _partials(each, self._types[each.column])]
+        self._partials = list({known.name: known for known in partials}.values())
+        self._merged = self._of(pa.RecordBatch.from_pylist([], schema.select(self.columns)))
+        self._pending: list[pa.Table] = []
+        self._pending_rows = self._pending_bytes = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `settle` is to be called, which may take long, in a thread: memory grows until then."""
+        return (
+            len(self._pending) >= _MERGE_BATCHES
+            or self._pending_rows >= max(_MERGE_ROWS, self._merged.num_rows)
+            or self._pending_bytes >= max(_MERGE_BYTES, self._merged.nbytes)
+        )
+
+    def add(self, chunk: Chunk) -> None:
+        """Takes the next rows, of any number: `columns` in this order."""
+        if chunk.batch.num_rows:
+            grouped = self._of(chunk.batch)
+            self._pending.append(grouped)
+            self._pending_rows += grouped.num_rows
+            self._pending_bytes += grouped.nbytes
+
+    def settle(self) -> None:
+        """Merges what was added into what was known. Raises InvalidRequest when there are too many groups."""
+        if self._pending:
+            merged = self._grouped(pa.concat_tables([self._merged, *self._pending]))
+            self._pending = []
+            self._pending_rows = self._pending_bytes = 0
+            self._merged = self._carried(merged)
+        if self._groups and self._merged.num_rows > self._max_groups:
+            raise InvalidRequest(
+                f"there are over {self._max_groups:,} groups, which is the limit: group by fewer columns, or by others"
+            )
+        if self._merged.nbytes > MAX_STATE_BYTES:
+            raise InvalidRequest(
+                f"the groups take over {MAX_STATE_BYTES:,} bytes, which is the limit: group by fewer columns, or ask "
+                "for fewer functions"
+            )
+
+    def result(self) -> pa.RecordBatch:
+        """The groups in ascending order, nulls last. May take long.
+
+        Raises:
+            InvalidRequest: There are too many groups, or a sum does not fit into its type.
+        """
+        self.settle()
+        known = self._merged
+        if self._groups:
+            keys = [(group.name, "ascending") for group in self._groups]
+            known = known.take(pc.sort_indices(known, sort_keys=keys))
+        arrays = {name: known.column(name).combine_chunks() for name in known.column_names}
+        columns = [values_of(arrays[group.name], self._types[group.column]) for group in self._groups]
+        columns += [_result(each, self._types[each.column], arrays) for each in self._aggregates]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _of(self, batch: pa.RecordBatch) -> pa.Table:
+        known = [*self._groups, *self._partials]
+        arrays = [each.made_of(batch.column(each.column)) for each in known]
+        return self._grouped(pa.table(arrays, [each.name for each in known]))
+
+    def _grouped(self, table: pa.Table) -> pa.Table:
+        names = [group.name for group in self._groups]
+        # One thread: sums of floats depend on the order, which is then that of the rows.
+        grouped = table.group_by(names, use_threads=False).aggregate([(p.name, p.merge) for p in self._partials])
+        return grouped.rename_columns({f"{p.name}_{p.merge}": p.name for p in self._partials}).select(
+            [*names, *(p.name for p in self._partials)]
+        )
+
+    def _carried(self, table: pa.Table) -> pa.Table:
+        for name in {aggregate.column for aggregate in self._aggregates}:
+            names = _piece_names(name, table.column_names)
+            if names:
+                pieces = carried([table.column(each).combine_chunks() for each in names])
+                for each, array in zip(names, pieces, strict=True):
+                    table = table.set_column(table.column_names.index(each), each, array)
+        return table
+
+
+def _partials(aggregate: Aggregate, type_: pa.DataType) -> Iterable[_Partial]:
+    """What has to be known for an aggregate."""
+    name, function = aggregate.column, aggregate.function
+    if function in (AggregateFunction.MIN, AggregateFunction.MAX):
+        yield _Partial(f"{function} {name}", name, str(function), sort_codes)
+        return
+    if function in (AggregateFunction.COUNT, AggregateFunction.MEAN):
+        yield _Partial(f"count {name}", name, "sum", lambda array: array.is_valid().cast(pa.int64()))
+    if function in (AggregateFunction.SUM, AggregateFunction.MEAN):
+        if pat.is_floating(type_):
+            yield _Partial(f"sum {name}", name, "sum", lambda array: array.cast(pa.float64()))
+            return
+        for number in range(piece_count(type_)):
+            yield _Partial(f"piece {number} {name}", name, "sum", partial(piece, number=number))
+
+
+def _piece_names(column: str, names: Iterable[str]) -> list[str]:
+    known = set(names)
+    return [name for name in (f"piece {number} {column}" for number in range(4)) if name in known]
+
+
+def _result(aggregate: Aggregate, type_: pa.DataType, known: dict[str, pa.Array]) -> pa.Array:
+    name, function = aggregate.column, aggregate.function
+    match function:
+        case AggregateFunction.COUNT:
+            return known[f"count {name}"].fill_null(0)
+        case AggregateFunction.MIN | AggregateFunction.MAX:
+            return values_of(known[f"{function} {name}"], type_)
+    if pat.is_floating(type_):
+        total = known[f"sum {name}"]
+    else:
+        pieces = carried([known[piece] for piece in _piece_names(name, known)])
+        if function is AggregateFunction.SUM:
+            return _exact_sum(aggregate, type_, pieces)
+        total = as_floats(pieces, type_.scale if pat.is_decimal(type_) else 0)
+    return total if function is AggregateFunction.SUM else pc.divide(total, known[f"count {name}"].cast(pa.float64()))
+
+
+def _exact_sum(aggregate: Aggregate, type_: pa.DataType, pieces: Sequence[pa.Array]) -> pa.Array:
+    sums = as_decimals(pieces, pa.decimal128(38, type_.scale)) if pat.is_decimal(type_) else as_integers(pieces)
+    if sums is None:
+        fits = "decimal128 of 38 digits" if pat.is_decimal(type_) else "int64"
+        raise InvalidRequest(
+            f'the sum of column "{aggregate.column}" does not fit into {fits}: ask for its mean, or for smaller groups',
+            column=aggregate.column,
+        )
+    return sums

@@ -1,0 +1,258 @@
+"""The first entries of an index over several buckets: of each bucket only as many are read as can be among them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scankv.model.errors import DataLoss, InvalidKey, ScanKvError
+from scankv.model.expressions import evaluate
+from scankv.model.keys.key_range import KeyRange
+from scankv.model.keys.key_ranges import KeyRanges
+from streaming_server.arrays.sort_codes import sort_codes
+from streaming_server.scan.rows.locked_view import MAX_STEP_ENTRIES
+from streaming_server.storage.cursors.range_reader import STEP_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from scankv.model.expressions import BoundPredicate
+    from streaming_server.scan.rows.locked_view import HeldView
+    from streaming_server.storage.cursors.entry_cursor import EntryCursor
+    from streaming_server.storage.rows.index_codec import IndexCodec
+
+
+MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
+"""Of the entries that are kept: with very long ones, rows are better read one after another."""
+
+
+class GaveUp(Exception):
+    """More entries were read than it is worth: no failure, for whoever reads them does it in another way then."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstByValue:
+    """What is known of the first n entries once the value of the last of them is. Immutable.
+
+    Attributes:
+        found: Entries that were kept, in no order, as `EntryMerge` has them: all that come before those with the value
+            of the n-th, and of the buckets that are not in `cut` all with that value. There may be others behind.
+        last: That value; None when there are less than n, which are all found then.
+        cut: The buckets of which not all entries with that value were read, and the ranges that those are in.
+    """
+
+    found: pa.RecordBatch
+    last: pa.Scalar | None
+    cut: Mapping[int, KeyRange]
+
+
+class EntryMerge:
+    """Reads entries of one index in one held view. For one task, in steps of which none takes long.
+
+    Entries are batches with `value`, the sort code of a column, `key`, the encoded primary key, `stored`, the entry's
+    value as it is stored, and `bucket`.
+
+    Args:
+        index: The index.
+        held: What is read.
+        by: The column, the last one of the index.
+        residual: Which entries are kept, None for all.
+        budget: How many entries may be read. None: as many as it takes.
+
+    Attributes:
+        read: Entries read so far.
+    """
+
+    def __init__(
+        self, index: IndexCodec, held: HeldView, by: str, residual: BoundPredicate | None, budget: int | None
+    ) -> None:
+        self.read = 0
+        self._index = index
+        self._held = held
+        self._by = by
+        self._residual = residual
+        self._budget = budget
+        self._key_columns = held.codec.definition.primary_key
+        looked_at = {by, *self._key_columns, *(() if residual is None else residual.columns)}
+        self._decoder = index.decoder([name for name in index.covered if name in looked_at])
+        self._since_turn = self._kept_bytes = 0
+
+    def everywhere(self, columns: KeyRange) -> dict[int, KeyRange]:
+        """The entries of a range of the index's encoded columns, in all buckets."""
+        return dict.fromkeys(self._held.buckets, self._index.within(columns))
+
+    async def first_by_value(self, columns: KeyRange, n: int, *, ascending: bool) -> FirstByValue:
+        """The first n entries of a range in the order of the value alone, and all that are equal to the last of them.
+
+        Raises:
+            GaveUp: The budget is used up, or the entries are over 64 MiB.
+            DataLoss: The entries are damaged.
+        """
+        found, last, runs = await self._first(self.everywhere(columns), n, "value", ascending=ascending)
+        read = [run for run in runs if not run.ended and run.last is not None]
+        cut = [run for run in read if last is not None and run.reached("value").equals(last)]
+        if cut:
+            again = pa.array([run.number for run in cut], pa.int32())
+            is_again = pc.and_(pc.equal(found["value"], last), pc.is_in(found["bucket"], value_set=again))
+            found = found.filter(pc.invert(is_again))
+        return FirstByValue(found, last, {run.number: run.same_value() for run in cut})
+
+    async def first_by_key(self, ranges: Mapping[int, KeyRange], n: int) -> pa.RecordBatch:
+        """At least the first n entries by key, of ranges in which they ascend by it; in no order. Raises as above."""
+        found, _, _ = await self._first(ranges, n, "key", ascending=True)
+        return found
+
+    async def _first(
+        self, ranges: Mapping[int, KeyRange], n: int, column: str, *, ascending: bool
+    ) -> tuple[pa.RecordBatch, pa.Scalar | None, Sequence[_Run]]:
+        """Reads ranges that are ordered by a column until no other entry can be before the n-th, and tells that one."""
+        with ExitStack() as cursors:
+            runs = [
+                _Run(number, cursors.enter_context(closing(self._cursor(number, key_range, reverse=not ascending))))
+                for number, key_range in ranges.items()
+            ]
+            active, last = runs, None
+            kept: list[pa.RecordBatch] = []
+            # Of each bucket its share, about as much more as one may have by chance, and one that tells whether the
+            # entries that are equal to the last one go on: a further round costs more than some entries.
+            share = n / max(1, len(runs))
+            step = 1 + (n if len(runs) == 1 else int(share + sqrt(share)))
+            while active:
+                kept.append(self._next(active, min(step, MAX_STEP_ENTRIES // len(active) + 1)))
+                missing = n - sum(part.num_rows for part in kept)
+                if missing <= 0:
+                    last = _nth(kept, column, n, in_order=len(runs) == 1, ascending=ascending)
+                active = [run for run in active if not run.ended and _is_before(run, column, last, ascending=ascending)]
+                step = self._next_step(step, missing, len(active))
+                await self._turn()
+            return pa.concat_batches(kept) if kept else self._decoded([], [])[0], last, runs
+
+    def _next_step(self, step: int, missing: int, active: int) -> int:
+        """How many entries to read next of each bucket that may have entries before the n-th."""
+        if self._residual is not None:
+            return 2 * step  # where few are kept, it goes on for long
+        return missing // max(1, active) + 1 if missing > 0 else max(1, step // 2)
+
+    def _next(self, runs: Sequence[_Run], step: int) -> pa.RecordBatch:
+        """Reads so many entries of some buckets; those of them that are kept. Decodes all of them at once."""
+        parts: list[tuple[_Run, list[bytes]]] = []
+        began = time.thread_time()
+        for run in runs:
+            try:
+                parts.append((run, run.next_values(step)))
+            except ScanKvError as error:
+                raise self._held.on_error(run.number, error) from error.__cause__
+            if time.thread_time() - began > STEP_SECONDS:
+                # Deleted entries were passed over: the others come next time.
+                self._since_turn = MAX_STEP_ENTRIES
+                break
+        numbers = [run.number for run, values in parts for _ in values]
+        entries, kept = self._told_where([value for _, values in parts for value in values], numbers, parts)
+        place = 0
+        for run, values in parts:
+            place += len(values)
+            if values:
+                run.last = entries.slice(place - 1, 1)
+        self.read += place
+        # A seek takes as long as reading some entries.
+        self._since_turn += place + 16 * len(runs)
+        if kept is not None:
+            entries = entries.filter(kept)
+        self._kept_bytes += entries.nbytes
+        if self._kept_bytes > MAX_KEPT_BYTES or (self._budget is not None and self.read > self._budget):
+            raise GaveUp
+        return entries
+
+    async def _turn(self) -> None:
+        if self._since_turn >= MAX_STEP_ENTRIES:
+            self._since_turn = 0
+            await self._held.others_turn()
+
+    def _told_where(
+        self, values: list[bytes], numbers: list[int], parts: Sequence[tuple[_Run, list[bytes]]]
+    ) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
+        try:
+            return self._decoded(values, numbers)
+        except DataLoss:
+            for run, part in parts:
+                try:
+                    self._decoded(part, [run.number] * len(part))
+                except DataLoss as error:
+                    raise self._held.on_error(run.number, error) from error
+            raise
+
+    def _decoded(self, values: list[bytes], numbers: list[int]) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
+        """Entries of some buckets, and which of them are kept."""
+        stored = pa.array(values, pa.binary())
+        columns = self._decoder.decode(stored)
+        try:
+            keys = self._held.keys.encode([columns[name] for name in self._key_columns])
+        except InvalidKey as error:
+            raise DataLoss("an index entry is damaged: its key is none that can be stored") from error
+        arrays = [sort_codes(columns[self._by]), keys, stored, pa.array(numbers, pa.int32())]
+        entries = pa.RecordBatch.from_arrays(arrays, ["value", "key", "stored", "bucket"])
+        return entries, None if self._residual is None else evaluate(self._residual, columns)
+
+    def _cursor(self, number: int, key_range: KeyRange, *, reverse: bool) -> EntryCursor:
+        try:
+            return self._held.buckets[number].entry_cursor(KeyRanges.of(key_range), reverse=reverse)
+        except ScanKvError as error:
+            raise self._held.on_error(number, error) from error.__cause__
+
+
+class _Run:
+    """What was read of one range in one bucket.
+
+    Attributes:
+        number: The bucket.
+        ended: Whether it is proven that there are no more entries.
+        last: The last one that was read, kept or not, as a batch of one; None before the first.
+    """
+
+    def __init__(self, number: int, cursor: EntryCursor) -> None:
+        self.number = number
+        self.ended = False
+        self.last: pa.RecordBatch | None = None
+        self._cursor = cursor
+        self._last_key = b""
+
+    def next_values(self, entries: int) -> list[bytes]:
+        """Reads the next entries. Raises DataLoss."""
+        keys, values = self._cursor.next_entries(entries) or ([], [])
+        self.ended = self._cursor.ended
+        if keys:
+            self._last_key = keys[-1]
+        return values
+
+    def reached(self, column: str) -> pa.Scalar:
+        """The last value or key that was read, kept or not; there is one."""
+        assert self.last is not None
+        return self.last[column][0]
+
+    def same_value(self) -> KeyRange:
+        """The range of all entries with the last value that was read."""
+        row_key: bytes = self.reached("key").as_py()
+        return KeyRange.under(self._last_key.removesuffix(row_key))
+
+
+def _nth(kept: Sequence[pa.RecordBatch], column: str, n: int, *, in_order: bool, ascending: bool) -> pa.Scalar:
+    """The n-th of what was kept, by the order of a column."""
+    values = kept[0][column] if len(kept) == 1 else pa.concat_arrays([part[column] for part in kept])
+    if in_order:
+        return values[n - 1]
+    order = pc.array_sort_indices(values, order="ascending" if ascending else "descending")
+    return values[order[n - 1].as_py()]
+
+
+def _is_before(run: _Run, column: str, last: pa.Scalar | None, *, ascending: bool) -> bool:
+    """Whether more entries of a bucket can be before the n-th."""
+    if last is None or run.last is None:
+        return True
+    before: bool = (pc.less if ascending else pc.greater)(run.reached(column), last).as_py()
+    return before

@@ -1,0 +1,56 @@
+"""How far an index has been built in one bucket: noted with the entries themselves, so that a crash loses neither."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from scankv.model.errors import DataLoss
+
+if TYPE_CHECKING:
+    from streaming_server.storage.rocks.store import RocksStore
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBuild:
+    """How far the building of an index has come. Immutable.
+
+    Attributes:
+        key: The encoded primary key of the last row whose entry was put; None before the first.
+        rows: How many rows that were. Some of them may be gone by now, and others have come.
+    """
+
+    key: bytes | None = None
+    rows: int = 0
+
+    def to_bytes(self) -> bytes:
+        """The stored form."""
+        return json.dumps({"key": None if self.key is None else self.key.hex(), "rows": self.rows}).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> IndexBuild:
+        """What `to_bytes` gave."""
+        fields = json.loads(data)
+        return cls(None if fields["key"] is None else bytes.fromhex(fields["key"]), fields["rows"])
+
+
+def build_key(index: int) -> bytes:
+    """Where a bucket notes the building of an index, in the column family `meta`."""
+    return f"index-build/{index}".encode()
+
+
+def entry_range(index: int) -> tuple[bytes, bytes]:
+    """The keys between which all entries of an index lie, the second one without; see `index_codec`."""
+    return index.to_bytes(4, "big"), (index + 1).to_bytes(4, "big")
+
+
+def stored_build(store: RocksStore, index: int) -> IndexBuild:
+    """What a bucket has noted of the building of an index. Raises DataLoss when it cannot be read."""
+    try:
+        stored = store.meta.get(build_key(index))
+        return IndexBuild() if stored is None else IndexBuild.from_bytes(stored)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataLoss(f"{store.place} is damaged: what it notes of the building of an index cannot be read") from error
+    except Exception as error:
+        raise store.failure(error) from error

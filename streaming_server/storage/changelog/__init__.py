@@ -1,0 +1,1 @@
+"""The changelog of a bucket on disk: log offsets, records and segments."""

@@ -1,0 +1,1 @@
+"""Columnar bases on disk: Arrow files that are mapped into memory."""

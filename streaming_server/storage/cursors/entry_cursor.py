@@ -1,0 +1,82 @@
+"""One reading of the entries of an index in one bucket, in their order or against it, as of one moment."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from streaming_server.storage.cursors.cursor import BucketCursor
+from streaming_server.storage.cursors.range_reader import RangeReader, items_form
+from streaming_server.storage.cursors.ranges_reader import RangesReader
+
+if TYPE_CHECKING:
+    from scankv.model.keys.key_ranges import KeyRanges
+    from streaming_server.storage.rocks.store import RocksStore
+
+STEP_SECONDS: Final = 0.001
+"""The approximate duration after which a step over several ranges ends: a step holds the event loop."""
+
+
+class EntryCursor:
+    """The entries of one bucket in some key ranges, as of the moment the cursor was made.
+
+    Like a `BucketCursor` it reads in steps of bounded time and cannot end short unnoticed, is made under the bucket's
+    mutex, used from one thread at a time, and pins files on disk until `close`.
+
+    Attributes:
+        entries_scanned: Entries of the ranges read so far.
+    """
+
+    def __init__(self, store: RocksStore, longest_row: int, ranges: KeyRanges, *, reverse: bool = False) -> None:
+        """Begins before the first entry.
+
+        Args:
+            store: Where the bucket lies.
+            longest_row: Bytes of the longest row the bucket has held.
+            ranges: Ranges of the keys of entries, as `IndexCodec.within` gives them.
+            reverse: Whether the last entry is read first.
+        """
+        self.entries_scanned = 0
+        self._open = False
+        self._reader: RangeReader[tuple[bytes, bytes]] | RangesReader | None = None
+        if not ranges:
+            return
+        if len(ranges) == 1:
+            form = items_form()
+            self._reader = RangeReader(store, store.index, form, ranges.span, longest=longest_row, reverse=reverse)
+        else:
+            self._reader = RangesReader(store, store.index, ranges, longest_row, reverse=reverse)
+        self._open = True
+        BucketCursor.open_cursors += 1
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is proven that there are no more entries."""
+        return self._reader is None or self._reader.ended
+
+    def next_entries(self, max_entries: int) -> tuple[list[bytes], list[bytes]] | None:
+        """The keys and values of the next entries, at most so many, perhaps none; None at the end, which is proven.
+
+        Fewer than were asked for say nothing about the end: call it again until it is there.
+
+        Raises:
+            DataLoss: The end is not the end. A damaged entry goes unnoticed.
+        """
+        if self._reader is None:
+            return None
+        found = self._reader.read(max_entries)
+        if isinstance(self._reader, RangesReader):
+            until = time.perf_counter() + STEP_SECONDS
+            while not self._reader.ended and len(found) < max_entries and time.perf_counter() < until:
+                found += self._reader.read(max_entries - len(found))
+        self.entries_scanned += len(found)
+        if found:
+            return [key for key, _ in found], [value for _, value in found]
+        return None if self._reader.ended else ([], [])
+
+    def close(self) -> None:
+        """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
+        if self._reader is not None:
+            self._reader.close()
+        BucketCursor.open_cursors -= self._open
+        self._open = False

@@ -1,0 +1,68 @@
+"""Small files that a person can read and a flipped bit cannot change unnoticed: JSON with its own checksum."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+
+from scankv.model.errors import DataLoss
+from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.files.file_limit import is_out_of_files, too_many_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_checked_json(path: Path, content: dict[str, Any]) -> None:
+    """Replaces a file so that after a crash it is the old or the new one, whole, and durable when this returns.
+
+    Raises:
+        DiskFull: The disk has no space left; the file is the old one.
+        OSError: Anything else.
+    """
+    text = json.dumps({"crc32c": _checksum(content), "content": content}, indent=2)
+    partial = path.with_name(path.name + ".partial")
+    with naming_full_disk(path.parent):
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_directory(path.parent)
+
+
+def read_checked_json(path: Path) -> dict[str, Any]:
+    """The content that `write_checked_json` wrote.
+
+    Raises:
+        DataLoss: The file cannot be read or is not what was written; names the file.
+    """
+    try:
+        stored = json.loads(path.read_bytes())
+        content: dict[str, Any] = stored["content"]
+        intact = stored["crc32c"] == _checksum(content)
+    except OSError as error:
+        if is_out_of_files(error):
+            raise too_many_files(f"the file {path} cannot be read") from error
+        raise DataLoss(f"the file {path} cannot be read: {error}") from error
+    except (ValueError, TypeError, LookupError) as error:
+        raise DataLoss(f"the file {path} cannot be read: {error}") from error
+    if not intact:
+        raise DataLoss(f"the file {path} is damaged: its checksum differs; restore it from a copy")
+    return content
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return int(google_crc32c.value(json.dumps(content, sort_keys=True).encode()))

@@ -1,0 +1,70 @@
+"""Records in append-only files: each a small head that a person can read, and bytes, with a checksum of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import google_crc32c
+
+from streaming_server.storage.files.disk_space import naming_full_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_FRAME: Final = struct.Struct("<4sIII")
+_MAGIC: Final = b"SKVF"
+_READ_BYTES: Final = 1 << 20
+
+
+def frame_of(head: dict[str, Any], payload: bytes = b"") -> bytes:
+    """A record as it is stored."""
+    body = json.dumps(head, separators=(",", ":")).encode()
+    checksum = google_crc32c.extend(google_crc32c.value(body), payload)
+    return b"".join((_FRAME.pack(_MAGIC, len(body), len(payload), checksum), body, payload))
+
+
+def read_frames(path: Path) -> Iterator[tuple[dict[str, Any], bytes, int]]:
+    """The head and payload of each record of a file, and where it ends; up to the first that is torn or damaged.
+
+    Memory: one record. A file that is not there has none.
+    """
+    if not path.exists():
+        return
+    with path.open("rb", buffering=_READ_BYTES) as file:
+        left, end = os.fstat(file.fileno()).st_size, 0
+        while len(start := file.read(_FRAME.size)) == _FRAME.size:
+            magic, head_bytes, payload_bytes, checksum = _FRAME.unpack(start)
+            left -= _FRAME.size + head_bytes + payload_bytes
+            if magic != _MAGIC or left < 0:
+                return
+            head, payload = file.read(head_bytes), file.read(payload_bytes)
+            if google_crc32c.extend(google_crc32c.value(head), payload) != checksum:
+                return
+            end += _FRAME.size + head_bytes + payload_bytes
+            yield json.loads(head), payload, end
+
+
+def write_at(path: Path, data: bytes, offset: int, *, sync: bool) -> None:
+    """Writes to a file from an offset on, making it when it is not there; with `sync`, all of the file is durable then.
+
+    Not its name: see `sync_directory`.
+
+    Raises:
+        DiskFull: The disk has no space left.
+        OSError: Anything else.
+    """
+    with naming_full_disk(path.parent):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(fd, view, offset)
+                view, offset = view[written:], offset + written
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)

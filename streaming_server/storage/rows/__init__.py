@@ -1,0 +1,1 @@
+"""How rows, keys and index entries are encoded as bytes."""

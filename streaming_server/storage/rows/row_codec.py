@@ -1,0 +1,287 @@
+"""Record batches to stored rows and back, a chunk at a time: the one place that reads and writes the row format.
+
+The format itself is described in `row_layout`. No step here loops over rows: the fixed part of all rows is one matrix
+of bytes, and each segment of all rows is one `take` (`arrow_buffers.cut_out`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scankv.model.errors import DataLoss
+from streaming_server.arrays.arrow_buffers import (
+    as_binary,
+    binary_from_matrix,
+    cut_out,
+    fixed_array,
+    fixed_bytes,
+    valid_mask,
+    validity_buffer,
+    var_offsets,
+    without_columns,
+)
+from streaming_server.storage.rows.row_keys import RowKeys
+from streaming_server.storage.rows.row_layout import HEADER, ROW_FORMAT, RowLayout, Slot
+from streaming_server.storage.rows.shredding import assemble, shred
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from scankv.model.keys.key_codec import KeyCodec
+    from scankv.model.tables.schema import Column, TableDefinition
+    from streaming_server.arrays.arrow_buffers import Bytes, Mask, Offsets
+
+_HEADER_BITS = (1 << 8 * HEADER.size) - 1
+_COPY_AS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+
+
+class RowCodec:
+    """Encodes rows of a table's current schema and makes decoders for rows of any of its schemas.
+
+    Immutable, so a scan keeps the codec of its open while the table is altered.
+
+    Attributes:
+        definition: The table.
+        schema: Its columns.
+        hidden: What is stored beside them for the table's merge engine.
+    """
+
+    def __init__(self, definition: TableDefinition) -> None:
+        self.definition = definition
+        self.schema = definition.schema.arrow
+        self.hidden = definition.hidden_columns(definition.schema)
+        self._layouts = {
+            schema.id: RowLayout(schema, definition.hidden_columns(schema)) for schema in definition.schemas
+        }
+        self._layout = self._layouts[definition.schema.id]
+
+    def encode(self, batch: pa.RecordBatch, hidden: Sequence[pa.Array] = ()) -> pa.Array:
+        """The stored rows of a batch of the current schema: binary, `batch.num_rows` values, same order.
+
+        Equal rows give equal bytes.
+
+        Args:
+            batch: The rows.
+            hidden: The hidden columns. None given: null.
+        """
+        layout, count = self._layout, batch.num_rows
+        fixed = np.zeros((count, layout.fixed_bytes), np.uint8)
+        fixed[:, : HEADER.size] = np.frombuffer(layout.header, np.uint8)
+        segments: list[pa.Array] = []
+        # A hidden column is of fixed width, so one that is not given leaves zeros, as a null does.
+        for slot, array in zip(layout.slots, (*batch.columns, *hidden), strict=False):
+            _set_valid(fixed, layout, slot, valid_mask(array))
+            if slot.width is not None:
+                fixed[:, slot.start : slot.start + slot.width] = fixed_bytes(array)
+            elif pa.types.is_nested(array.type):
+                segments += shred(array)
+            else:
+                segments.append(as_binary(array))
+        end = np.full(count, layout.fixed_bytes, np.int64)
+        for number, segment in enumerate(segments):
+            end += np.diff(var_offsets(segment))
+            position = layout.ends_start + 4 * number
+            fixed[:, position : position + 4] = end.astype("<u4").view(np.uint8).reshape(count, 4)
+        head = binary_from_matrix(fixed)
+        return pc.binary_join_element_wise(head, *segments, pa.scalar(b"", pa.binary())) if segments else head
+
+    def decoder(self, columns: Sequence[str] | None = None) -> RowDecoder:
+        """A decoder for the named columns, in that order; None: all columns in table order.
+
+        Raises:
+            SchemaMismatch: A column does not exist.
+        """
+        schema = self.definition.schema
+        names = schema.names if columns is None else columns
+        return RowDecoder(self._layouts, self._layout, [schema.column(name) for name in names], schema.select(columns))
+
+    def merge_decoder(self) -> RowDecoder:
+        """A decoder for all columns in table order and the hidden ones behind them, which may all be null."""
+        columns = [*self.definition.schema.columns, *self.hidden]
+        schema = pa.schema([pa.field(column.name, column.type) for column in columns])
+        return RowDecoder(self._layouts, self._layout, columns, schema)
+
+    def row_keys(self, keys: KeyCodec) -> RowKeys:
+        """A reader of the encoded keys of single stored rows; `keys` is the codec of the table's primary key."""
+        definition = self.definition
+        columns = [definition.schema.column(name) for name in definition.primary_key]
+        return RowKeys(self._layouts.values(), columns, keys)
+
+
+class Decoder(Protocol):
+    """Makes batches of stored rows."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the batches."""
+
+    def decode(self, values: pa.Array) -> pa.RecordBatch:
+        """The rows, or some of them, of a binary array of stored rows, in the same order. Raises DataLoss."""
+
+
+class RowDecoder:
+    """Decodes stored rows into batches of chosen columns. Immutable; use it from any thread.
+
+    Attributes:
+        schema: The Arrow schema of the batches it makes.
+    """
+
+    def __init__(
+        self, layouts: dict[int, RowLayout], current: RowLayout, columns: list[Column], schema: pa.Schema
+    ) -> None:
+        self.schema = schema
+        self._layouts = layouts
+        self._current = current
+        self._columns = columns
+
+    def decode(self, values: pa.Array) -> pa.RecordBatch:
+        """The rows of a binary array of stored rows, in the same order.
+
+        Raises:
+            DataLoss: A row is not what this table writes.
+        """
+        layout, lengths = self._current, np.diff(var_offsets(values))
+        if len(lengths) == 0 or lengths.min() >= layout.fixed_bytes:
+            fixed = _fixed_part(values, layout.fixed_bytes)
+            if _all_have(fixed, layout.header):
+                return self._decode(layout, values, fixed, lengths)
+        return self._decode_mixed(values, lengths)
+
+    def _decode_mixed(self, values: pa.Array, lengths: Offsets) -> pa.RecordBatch:
+        """Rows of several schemas: each schema's rows at once, then put back into their order."""
+        if lengths.min() < HEADER.size:
+            raise DataLoss(f"a stored row is damaged: {lengths.min()} bytes long")
+        headers = np.ascontiguousarray(_fixed_part(values, HEADER.size))
+        if not (headers[:, :2] == (ROW_FORMAT, 0)).all():
+            raise DataLoss("a stored row is damaged, or was written by a newer version: unknown row format")
+        schema_ids = headers[:, 2:].copy().view("<u4").reshape(-1)
+        pieces: list[pa.RecordBatch] = []
+        places: list[Offsets] = []
+        for schema_id in np.unique(schema_ids):
+            layout = self._layouts.get(int(schema_id))
+            if layout is None:
+                raise DataLoss(f"a stored row is damaged: it names schema {schema_id}, which the table never had")
+            place = np.flatnonzero(schema_ids == schema_id)
+            rows, row_lengths = values.take(pa.array(place)), lengths[place]
+            if row_lengths.min() < layout.fixed_bytes:
+                raise DataLoss(f"a stored row is damaged: {row_lengths.min()} bytes long")
+            pieces.append(self._decode(layout, rows, _fixed_part(rows, layout.fixed_bytes), row_lengths))
+            places.append(place)
+        if len(pieces) == 1:
+            return pieces[0]
+        return pa.concat_batches(pieces).take(pa.array(np.argsort(np.concatenate(places))))
+
+    def _decode(self, layout: RowLayout, values: pa.Array, fixed: Bytes, lengths: Offsets) -> pa.RecordBatch:
+        ends = _segment_ends(layout, fixed, lengths)
+        without_nulls = _without_nulls(layout, fixed)
+        row_starts = var_offsets(values)[:-1]
+        arrays = [
+            self._column(layout, column, values, fixed, without_nulls, ends, row_starts) for column in self._columns
+        ]
+        if arrays:
+            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return without_columns(len(lengths))
+
+    @staticmethod
+    def _column(
+        layout: RowLayout,
+        column: Column,
+        values: pa.Array,
+        fixed: Bytes,
+        without_nulls: int,
+        ends: list[Offsets],
+        row_starts: Offsets,
+    ) -> pa.Array:
+        count = len(fixed)
+        slot = layout.by_id.get(column.id)
+        if slot is None:
+            return pa.nulls(count, column.type)
+        mask = None if without_nulls >> slot.index & 1 else _get_valid(fixed, layout, slot)
+        if slot.width is not None:
+            return fixed_array(column.type, _slot_bytes(fixed, slot.start, slot.width), mask)
+        segments = (
+            cut_out(values, row_starts + ends[number], row_starts + ends[number + 1])
+            for number in range(slot.segment, slot.segment + slot.segments)
+        )
+        if pa.types.is_nested(column.type):
+            return assemble(column.type, count, mask, segments)
+        _, offsets, data = next(segments).buffers() if count else pa.array([], column.type).buffers()
+        return pa.Array.from_buffers(column.type, count, [validity_buffer(mask), offsets, data])
+
+
+def _fixed_part(values: pa.Array, width: int) -> Bytes:
+    """The first `width` bytes of every value, which all are at least as long, as a matrix."""
+    head = pc.binary_slice(values, 0, width)
+    data = head.buffers()[2] if len(head) else None
+    return np.frombuffer(data or b"", np.uint8, count=len(head) * width).reshape(len(head), width)
+
+
+def _all_have(fixed: Bytes, header: bytes) -> bool:
+    """Whether all rows begin with this header: the bits that all of them have, and those that any has, are the same."""
+    if len(fixed) == 0:
+        return True
+    begins = _numbers(fixed, 0, 8).copy()  # no row is shorter: behind the header are bitmap and a column
+    in_all, in_any = (int(each.reduce(begins)) & _HEADER_BITS for each in (np.bitwise_and, np.bitwise_or))
+    return in_all == in_any == int.from_bytes(header, "little")
+
+
+def _numbers(fixed: Bytes, start: int, width: int) -> npt.NDArray[np.unsignedinteger]:
+    """The bytes from `start` on of all rows, as one number of `width` bytes each; not contiguous."""
+    count, stride = fixed.shape
+    if count == 0:
+        return np.zeros(0, f"<u{width}")
+    return np.ndarray((count,), f"<u{width}", fixed, offset=start, strides=(stride,))
+
+
+def _slot_bytes(fixed: Bytes, start: int, width: int) -> Bytes:
+    """One slot of all rows, contiguous. Copied as whole numbers, which is faster than byte by byte."""
+    count, stride = fixed.shape
+    if count == 0:
+        return np.zeros(0, np.uint8)
+    column = np.ndarray((count,), _COPY_AS[width], fixed, offset=start, strides=(stride,))
+    return column.copy().view(np.uint8)
+
+
+def _segment_ends(layout: RowLayout, fixed: Bytes, lengths: Offsets) -> list[Offsets]:
+    """Where the segments lie in each row: segment k from `[k]` to `[k + 1]`; checked to be within the row."""
+    ends: list[Offsets] = [np.full(len(fixed), layout.fixed_bytes, np.int32)]
+    for number in range(layout.segments):
+        end = _slot_bytes(fixed, layout.ends_start + 4 * number, 4).view("<i4")
+        if (end < ends[-1]).any():
+            raise DataLoss("a stored row is damaged: its columns overlap")
+        ends.append(end)
+    if (ends[-1] != lengths).any():
+        raise DataLoss("a stored row is damaged: its length is not the length of its columns")
+    return ends
+
+
+def _bit(layout: RowLayout, slot: Slot) -> tuple[int, int]:
+    return layout.bitmap_start + slot.index // 8, 1 << slot.index % 8
+
+
+def _set_valid(fixed: Bytes, layout: RowLayout, slot: Slot, mask: Mask | None) -> None:
+    byte, bit = _bit(layout, slot)
+    fixed[:, byte] |= np.uint8(bit) if mask is None else np.where(mask, np.uint8(bit), np.uint8(0))
+
+
+def _get_valid(fixed: Bytes, layout: RowLayout, slot: Slot) -> Mask:
+    byte, bit = _bit(layout, slot)
+    mask: Mask = (fixed[:, byte] & bit) != 0
+    return mask
+
+
+def _without_nulls(layout: RowLayout, fixed: Bytes) -> int:
+    """The columns that are null in no row, as the bits of a number."""
+    bits, done = 0, 0
+    for width in (8, 4, 2, 1):  # as wide numbers as fit: byte by byte takes ten times as long
+        while done + width <= layout.bitmap_bytes:
+            numbers = _numbers(fixed, layout.bitmap_start + done, width)
+            bits |= int(np.bitwise_and.reduce(numbers)) << 8 * done
+            done += width
+    return bits

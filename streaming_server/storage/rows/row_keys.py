@@ -1,0 +1,88 @@
+"""The encoded key of one stored row, read straight from its bytes.
+
+`RowDecoder` and `KeyCodec.encode` do this for a whole chunk; for a single row their fixed costs are most of the time.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from scankv.model.errors import DataLoss
+from streaming_server.storage.rows.row_layout import HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from scankv.model.keys.key_codec import KeyCodec
+    from scankv.model.tables.schema import Column
+    from streaming_server.storage.rows.row_layout import RowLayout, Slot
+
+_END = struct.Struct("<I")
+
+
+class RowKeys:
+    """Reads the keys of stored rows of any schema of a table. Immutable but for a cache; use it from any thread."""
+
+    def __init__(self, layouts: Iterable[RowLayout], columns: Sequence[Column], keys: KeyCodec) -> None:
+        """Prepares the reading.
+
+        Args:
+            layouts: The layouts of all schemas that the rows may have.
+            columns: The key columns, in key order.
+            keys: Their encoding.
+        """
+        self._layouts = {layout.header: layout for layout in layouts}
+        self._columns = columns
+        self._keys = keys
+        self._places: dict[bytes, _KeyPlaces] = {}
+
+    def key_of(self, row: bytes) -> bytes:
+        """The encoded key of a stored row: what `KeyCodec.encode` gives for its decoded columns.
+
+        Raises:
+            DataLoss: The row is not what this table writes.
+        """
+        header = row[: HEADER.size]
+        places = self._places.get(header)
+        if places is None:
+            layout = self._layouts.get(header)
+            if layout is None:
+                raise DataLoss("a stored row is damaged: it begins as no row of this table does")
+            places = self._places[header] = _KeyPlaces(layout, [layout.by_id[column.id] for column in self._columns])
+        return self._keys.encode_stored(places.values(row))
+
+
+class _KeyPlaces:
+    """Where the key columns lie in rows of one schema."""
+
+    def __init__(self, layout: RowLayout, slots: Sequence[Slot]) -> None:
+        self._layout = layout
+        self._slots = [(slot.start, slot.start + slot.width if slot.width else None, slot.segment) for slot in slots]
+        self._not_null = sum(1 << slot.index for slot in slots)
+        self._bitmap = slice(layout.bitmap_start, layout.bitmap_start + layout.bitmap_bytes)
+
+    def values(self, row: bytes) -> list[bytes]:
+        """The bytes of each key column."""
+        layout = self._layout
+        if len(row) < layout.fixed_bytes or self._end(row, layout.segments) != len(row):
+            raise DataLoss("a stored row is damaged: its length is not the length of its columns")
+        if int.from_bytes(row[self._bitmap], "little") & self._not_null != self._not_null:
+            raise DataLoss("a stored row is damaged: its key is null")
+        return [
+            self._segment(row, segment) if stop is None else row[start:stop] for start, stop, segment in self._slots
+        ]
+
+    def _segment(self, row: bytes, number: int) -> bytes:
+        start, stop = self._end(row, number), self._end(row, number + 1)
+        if not self._layout.fixed_bytes <= start <= stop <= len(row):
+            raise DataLoss("a stored row is damaged: its columns overlap")
+        return row[start:stop]
+
+    def _end(self, row: bytes, segments: int) -> int:
+        """Where the first `segments` segments end."""
+        layout = self._layout
+        if segments == 0:
+            return layout.fixed_bytes
+        end: int = _END.unpack_from(row, layout.ends_start + 4 * (segments - 1))[0]
+        return end

@@ -1,0 +1,73 @@
+"""Where each column of a schema lies in a stored row.
+
+    format u8 · flags u8 · schema id u32 · null bitmap · fixed-width slots · ends u32 ... · bytes of the segments
+
+All integers are little-endian. The null bitmap has one bit a column (1 = not null), in column order, least significant
+bit first. Fixed-width columns have a slot each (zeros when null, a bool takes a byte). Every other column has one or
+more segments (`shredding`): `ends` has, for each segment, where it ends, counted from the start of the row. The part
+before the segments is equally long in all rows of one schema, which is what lets a chunk be decoded by column.
+
+Behind the table's columns come hidden ones, of fixed width, with what a merge keeps beside them.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from streaming_server.arrays.arrow_buffers import fixed_width
+from streaming_server.storage.rows.shredding import segment_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scankv.model.tables.schema import Column, Schema
+
+ROW_FORMAT = 1
+HEADER = struct.Struct("<BBI")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one column lies: a fixed-width slot at byte `start`, or `segments` segments from number `segment` on."""
+
+    column: Column
+    index: int
+    width: int | None
+    start: int
+    segment: int
+    segments: int
+
+
+class RowLayout:
+    """The layout of the rows of one schema. Immutable.
+
+    Args:
+        schema: The table's columns.
+        hidden: Columns behind them that no reader of the table sees.
+    """
+
+    def __init__(self, schema: Schema, hidden: Sequence[Column] = ()) -> None:
+        self.schema = schema
+        self.header = HEADER.pack(ROW_FORMAT, 0, schema.id)
+        self.bitmap_start = HEADER.size
+        columns = (*schema.columns, *hidden)
+        self.bitmap_bytes = (len(columns) + 7) // 8
+        position, segment = self.bitmap_start + self.bitmap_bytes, 0
+        slots: list[Slot] = []
+        for index, column in enumerate(columns):
+            width = fixed_width(column.type)
+            count = segment_count(column.type) if width is None else 0
+            slots.append(Slot(column, index, width, position, segment, count))
+            position, segment = position + (width or 0), segment + count
+        self.slots = tuple(slots)
+        self.ends_start = position
+        self.segments = segment
+        self.fixed_bytes = position + 4 * segment
+
+    @cached_property
+    def by_id(self) -> dict[int, Slot]:
+        """The slots by permanent column id."""
+        return {slot.column.id: slot for slot in self.slots}

@@ -1,0 +1,155 @@
+"""How a list, struct or map column is stored in rows: every Arrow child buffer's slice for a row is one segment.
+
+A *segment* is one binary value a row. Joined over the rows of a chunk, the values of a segment are exactly the bytes of
+one Arrow child buffer, so that neither direction looks at single values. The segments of a type, in this order:
+
+    fixed width      values
+    string, binary   lengths (u32 each), bytes
+    list             lengths (u32 each), validity of the elements (one byte each), then the segments of the element type
+    struct           for each field: validity (one byte each), then the segments of the field's type
+    map              as list of struct of key and value
+
+The validity of the column itself is not here but in the row's null bitmap; below it, every level has its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scankv.model.errors import DataLoss
+from scankv.model.types.nested import map_as_list
+from streaming_server.arrays.arrow_buffers import (
+    as_binary,
+    binary_from_ranges,
+    data_bytes,
+    fixed_array,
+    fixed_bytes,
+    fixed_width,
+    valid_mask,
+    validity_buffer,
+    var_offsets,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from streaming_server.arrays.arrow_buffers import Bytes, Mask, Offsets
+
+
+def segment_count(type_: pa.DataType) -> int:
+    """How many segments a column of this type has when it is not of fixed width."""
+    if pa.types.is_struct(type_):
+        return sum(1 + _nested_count(field.type) for field in type_)
+    if pa.types.is_map(type_):
+        return segment_count(_map_storage(type_))
+    if pa.types.is_list(type_):
+        return 2 + _nested_count(type_.value_type)
+    return 1
+
+
+def shred(array: pa.Array) -> Iterator[pa.Array]:
+    """The segments of a nested column: binary arrays of `len(array)` values, without nulls."""
+    yield from _shred(array, np.arange(len(array) + 1, dtype=np.int64))
+
+
+def assemble(type_: pa.DataType, rows: int, mask: Mask | None, segments: Iterator[pa.Array]) -> pa.Array:
+    """The nested column of `rows` rows that `shred` gave these segments for.
+
+    Raises:
+        DataLoss: The segments do not fit together.
+    """
+    return _assemble(type_, rows, mask, segments)
+
+
+def _nested_count(type_: pa.DataType) -> int:
+    return 2 if pa.types.is_string(type_) or pa.types.is_binary(type_) else segment_count(type_)
+
+
+def _map_storage(type_: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.struct([type_.key_field, type_.item_field]))
+
+
+def _shred(array: pa.Array, row_ends: Offsets) -> Iterator[pa.Array]:
+    """The segments of elements: those of row i are `array[row_ends[i]:row_ends[i + 1]]`."""
+    type_ = array.type
+    width = fixed_width(type_)
+    if width is not None:
+        yield _segment(fixed_bytes(array), row_ends)
+    elif pa.types.is_struct(type_):
+        for child in array.flatten():
+            yield _validity_segment(child, row_ends)
+            yield from _shred(child, row_ends)
+    elif pa.types.is_map(type_):
+        yield from _shred(map_as_list(array), row_ends)
+    elif pa.types.is_list(type_):
+        lengths = _lengths(pc.list_value_length(array))
+        child, child_ends = array.flatten(), _cumulated(lengths)[row_ends]
+        yield _segment(lengths.view(np.uint8).reshape(-1, 4), row_ends)
+        yield _validity_segment(child, child_ends)
+        yield from _shred(child, child_ends)
+    else:
+        binary = as_binary(array)
+        offsets = var_offsets(binary)
+        yield _segment(np.diff(offsets).astype("<u4").view(np.uint8).reshape(-1, 4), row_ends)
+        yield binary_from_ranges(binary.buffers()[2] if len(binary) else None, offsets[row_ends])
+
+
+def _segment(values: Bytes, row_ends: Offsets) -> pa.Array:
+    return binary_from_ranges(pa.py_buffer(np.ascontiguousarray(values)), row_ends * values.shape[1])
+
+
+def _validity_segment(array: pa.Array, row_ends: Offsets) -> pa.Array:
+    mask = valid_mask(array)
+    valid = np.ones(len(array), np.uint8) if mask is None else mask.astype(np.uint8)
+    return _segment(valid.reshape(-1, 1), row_ends)
+
+
+def _lengths(lengths: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    filled: np.ndarray[tuple[int], np.dtype[np.uint32]] = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
+    return filled.astype("<u4")
+
+
+def _cumulated(lengths: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Offsets:
+    ends = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    return ends
+
+
+def _assemble(type_: pa.DataType, count: int, mask: Mask | None, segments: Iterator[pa.Array]) -> pa.Array:
+    width = fixed_width(type_)
+    if width is not None:
+        return fixed_array(type_, _expect(next(segments), count, width), mask)
+    if pa.types.is_struct(type_):
+        children = [_assemble_child(field.type, count, segments) for field in type_]
+        return pa.Array.from_buffers(type_, count, [validity_buffer(mask)], children=children)
+    if pa.types.is_map(type_):
+        storage = _assemble(_map_storage(type_), count, mask, segments)
+        entries = storage.values
+        if entries.null_count or entries.field(0).null_count:
+            # Arrow does not raise for such a map: it ends the process.
+            raise DataLoss("a map is damaged: it has a null key")
+        return pa.Array.from_buffers(type_, count, storage.buffers()[:2], children=[entries])
+    lengths = _expect(next(segments), count, 4).view("<u4")
+    ends = _cumulated(lengths)
+    offsets = pa.py_buffer(ends.astype(np.int32))
+    if pa.types.is_list(type_):
+        child = _assemble_child(type_.value_type, int(ends[-1]), segments)
+        return pa.Array.from_buffers(type_, count, [validity_buffer(mask), offsets], children=[child])
+    data = _expect(next(segments), int(ends[-1]), 1)
+    return pa.Array.from_buffers(type_, count, [validity_buffer(mask), offsets, pa.py_buffer(data)])
+
+
+def _assemble_child(type_: pa.DataType, count: int, segments: Iterator[pa.Array]) -> pa.Array:
+    valid = _expect(next(segments), count, 1)
+    return _assemble(type_, count, valid.astype(np.bool_), segments)
+
+
+def _expect(segment: pa.Array, count: int, width: int) -> Bytes:
+    data = data_bytes(segment)
+    if data.size != count * width:
+        raise DataLoss(f"a nested value is damaged: {data.size} bytes stored where {count * width} belong")
+    return data

@@ -1,0 +1,1 @@
+"""Pinned snapshots on disk: checkpoints, manifests and leases."""

@@ -1,0 +1,91 @@
+"""One bucket of a pinned view: a RocksDB checkpoint, opened to be read and checked against the view's manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scankv.model.errors import DataLoss
+from streaming_server.storage.bucket.bucket import stored_state
+from streaming_server.storage.changelog.offsets import count_of
+from streaming_server.storage.cursors.cursor import BucketCursor
+from streaming_server.storage.cursors.entry_cursor import EntryCursor
+from streaming_server.storage.cursors.key_probe import KeyProbe
+from streaming_server.storage.cursors.ranges_cursor import RangesCursor
+from streaming_server.storage.rocks.store import RocksStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from scankv.model.keys.key_codec import KeyCodec
+    from scankv.model.keys.key_range import KeyRange
+    from scankv.model.keys.key_ranges import KeyRanges
+    from streaming_server.storage.rocks.store import RocksResources
+    from streaming_server.storage.rows.row_codec import Decoder, RowCodec
+    from streaming_server.storage.snapshots.snapshots import PinnedBucket
+
+
+class Checkpoint:
+    """A bucket as of a pin, open to be read; it never changes. Make cursors from one thread at a time.
+
+    Args:
+        path: RocksDB's directory.
+        place: What errors call it, as `bucket 3 of game.scores in snapshot view 5f0c`.
+        pinned: What the manifest says of the bucket.
+        compression: That of its table.
+        resources: Shared by all buckets of the process.
+
+    Raises:
+        DataLoss: It is damaged: RocksDB cannot open it, or it is not what the manifest says.
+
+    Attributes:
+        place: As above.
+        longest_row: Bytes of the longest row that the bucket had held.
+        ready_indexes: The ids of the indexes that have the entries of all its rows.
+    """
+
+    def __init__(
+        self, path: Path, place: str, pinned: PinnedBucket, *, compression: str, resources: RocksResources
+    ) -> None:
+        self.place = place
+        self.longest_row = pinned.longest_row
+        self._store = RocksStore(path, place, compression=compression, resources=resources, read_only=True)
+        try:
+            state = stored_state(self._store)
+            # The epoch may differ: a bucket that came up after an unclean stop is in a new one before it is stored.
+            if (state.count, state.rows) != (count_of(pinned.log_offset), pinned.rows):
+                raise DataLoss(
+                    f"{place} is damaged: it has {state.count} changes and {state.rows} rows, where the manifest says "
+                    f"{count_of(pinned.log_offset)} and {pinned.rows}"
+                )
+            self.ready_indexes = state.ready_indexes
+        except BaseException:
+            self._store.close()
+            raise
+
+    def cursor(
+        self, codec: RowCodec, decoder: Decoder, keys: KeyCodec, key_range: KeyRange, *, reverse: bool = False
+    ) -> BucketCursor:
+        """A cursor over the rows of a key range, against key order with `reverse`."""
+        return BucketCursor(self._store, codec, decoder, keys, self.longest_row, key_range, reverse=reverse)
+
+    def ranges_cursor(
+        self, decoder: Decoder, ranges: KeyRanges, *, reverse: bool = False, strict: bool = False
+    ) -> RangesCursor:
+        """A cursor over the rows of some key ranges; otherwise as that of a `Bucket`."""
+        return RangesCursor(self._store, decoder, ranges, self.longest_row, reverse=reverse, strict=strict)
+
+    def probe(self) -> KeyProbe:
+        """Looks at keys here and there."""
+        return KeyProbe(self._store)
+
+    def entry_cursor(self, ranges: KeyRanges, *, reverse: bool = False) -> EntryCursor:
+        """A cursor over the entries of a ready index in some ranges, against their order with `reverse`."""
+        return EntryCursor(self._store, self.longest_row, ranges, reverse=reverse)
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The stored rows of some encoded keys, None where there is none."""
+        return self._store.get_rows(keys)
+
+    def close(self) -> None:
+        """Closes the files. All cursors must be closed before."""
+        self._store.close()

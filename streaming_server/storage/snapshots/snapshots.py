@@ -1,0 +1,260 @@
+"""Pinned snapshots on disk: checkpoints of all buckets of a table, what they are of, and the leases that keep them.
+
+<table>/snapshots/<view>/manifest.json        what the view is of; written last, so that a view is whole or absent
+<table>/snapshots/<view>/buckets/0003         RocksDB checkpoint of bucket 3; its table files are hard links
+<table>/snapshots/<view>/bases/0003           what there is of a columnar base of bucket 3, see `pinned_base`
+<table>/snapshots/<view>/leases/<lease>.json  one for each lease
+<table>/snapshots/<view>/splits.json          a sample of the keys, once the view was split
+<table>/ended_snapshots                       the ids of shared leases that have ended, one a line
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from scankv.model.errors import DataLoss, ScanKvError
+from scankv.model.tables.schema import TableDefinition
+from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.snapshots.pinned_base import PinnedBase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from streaming_server.storage.bucket.bucket import BucketState
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedBucket:
+    """What the manifest says of one bucket.
+
+    Attributes:
+        log_offset: The offset of the first change that is not in the view.
+        rows: Rows in the view, exact. None: not known, see `BucketState`.
+        longest_row: Bytes of the longest row that the bucket ever had.
+        base: The columnar base of it that the view has. None: it has none.
+    """
+
+    log_offset: int
+    rows: int | None
+    longest_row: int
+    base: PinnedBase | None = None
+
+    @classmethod
+    def of(cls, state: BucketState, base: PinnedBase | None = None) -> PinnedBucket:
+        """What there is to say of a bucket in this state."""
+        return cls(log_offset=state.log_offset, rows=state.rows, longest_row=state.longest_row, base=base)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> PinnedBucket:
+        """Reads what `asdict` made. Views of earlier versions have no bases."""
+        base = values.get("base")
+        return cls(**{**values, "base": None if base is None else PinnedBase(**base)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewManifest:
+    """What a view is of.
+
+    Attributes:
+        view_id: Its name, which no other view has.
+        definition: The table as of the view.
+        view_micros: When the view was taken, in microseconds since 1970 by the server's clock.
+        buckets: Its buckets by number.
+    """
+
+    view_id: str
+    definition: TableDefinition
+    view_micros: int
+    buckets: Mapping[int, PinnedBucket]
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as JSON values."""
+        return {
+            "view_id": self.view_id,
+            "definition": self.definition.to_json(),
+            "view_micros": self.view_micros,
+            "buckets": {str(number): asdict(one) for number, one in self.buckets.items()},
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ViewManifest:
+        """Reads what `to_json` made. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(
+            view_id=values["view_id"],
+            definition=TableDefinition.from_json(values["definition"]),
+            view_micros=values["view_micros"],
+            buckets={int(number): PinnedBucket.from_json(one) for number, one in values["buckets"].items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLease:
+    """What the file of a lease says.
+
+    Attributes:
+        ttl: The time to live in seconds; None where the file cannot be read.
+        shared: Whether its id is never taken again.
+    """
+
+    ttl: float | None
+    shared: bool
+
+
+class ViewDirectory:
+    """The directory of one view. Its methods block, and are durable when they return.
+
+    Args:
+        table: The directory of the view's table.
+        view_id: The view.
+    """
+
+    def __init__(self, table: Path, view_id: str) -> None:
+        self.view_id = view_id
+        self.path = table / "snapshots" / view_id
+        self._leases = self.path / "leases"
+
+    def prepare(self) -> None:
+        """Makes room for the checkpoints. Without a manifest it is debris, which the next start removes."""
+        with naming_full_disk(self.path.parent.parent):
+            self.path.parent.mkdir(exist_ok=True)
+            sync_directory(self.path.parent.parent)
+            (self.path / "buckets").mkdir(parents=True)
+            self._leases.mkdir()
+
+    def bucket(self, number: int) -> Path:
+        """Where the checkpoint of a bucket lies."""
+        return self.path / "buckets" / f"{number:04}"
+
+    def base(self, number: int) -> Path:
+        """Where what there is of a columnar base of a bucket lies."""
+        return self.path / "bases" / f"{number:04}"
+
+    def complete(self, manifest: ViewManifest) -> None:
+        """Makes the view one that is there: all its checkpoints have been made."""
+        sync_directory(self.path / "buckets")
+        write_checked_json(self.path / "manifest.json", manifest.to_json())
+        sync_directory(self.path.parent)
+
+    def manifest(self) -> ViewManifest:
+        """Reads what the view is of. Raises DataLoss, naming the file."""
+        file = self.path / "manifest.json"
+        content = read_checked_json(file)
+        try:
+            manifest = ViewManifest.from_json(content)
+        except (ValueError, LookupError, TypeError, pa.ArrowException, ScanKvError) as error:
+            raise DataLoss(f"the snapshot manifest {file} cannot be read: {error}") from error
+        if manifest.view_id != self.view_id or set(manifest.buckets) != set(range(manifest.definition.buckets)):
+            raise DataLoss(f"the snapshot manifest {file} is of another view")
+        return manifest
+
+    def leases(self) -> dict[str, StoredLease]:
+        """Each lease, by id."""
+        return {file.stem: _stored_lease(file) for file in sorted(self._leases.glob("*.json"))}
+
+    def write_lease(self, lease_id: str, ttl: float, *, shared: bool = False) -> None:
+        """Adds a lease, or changes its time to live, in seconds."""
+        write_checked_json(self._leases / f"{lease_id}.json", {"ttl_seconds": ttl, "shared": shared})
+
+    def remove_lease(self, lease_id: str) -> None:
+        """Removes a lease. There may be none, nor the view."""
+        with suppress(FileNotFoundError):
+            (self._leases / f"{lease_id}.json").unlink()
+            sync_directory(self._leases)
+
+    def read_splits(self) -> dict[str, Any] | None:
+        """What `write_splits` wrote, None when the view was not split yet. Raises DataLoss, naming the file."""
+        file = self.path / "splits.json"
+        return read_checked_json(file) if file.exists() else None
+
+    def write_splits(self, content: dict[str, Any]) -> None:
+        """Keeps a sample of the view's keys."""
+        write_checked_json(self.path / "splits.json", content)
+
+    def remove(self, trash: Path) -> None:
+        """Removes the view at one stroke: it is moved into `trash` and deleted there. There may be none."""
+        gone = trash / f"view-{self.view_id}"
+        with suppress(FileNotFoundError):
+            self.path.rename(gone)
+            sync_directory(self.path.parent)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def views_in(table: Path, trash: Path) -> Iterator[ViewDirectory]:
+    """The views of a table that have a manifest and leases. What a crash left of others is removed."""
+    root = table / "snapshots"
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        view = ViewDirectory(table, path.name)
+        if (path / "manifest.json").exists() and any((path / "leases").glob("*.json")):
+            yield view
+        else:
+            _log.info("removing %s, which was not made to its end or has no lease", path)
+            try:
+                view.remove(trash)
+            except OSError as error:
+                _log.warning("%s cannot be removed before the next start: %s", path, error)
+
+
+def bytes_held(tables: Iterable[Path]) -> int:
+    """Bytes on disk that only the snapshots of these tables keep: of files that no live bucket or base has."""
+    held: dict[int, int] = {}
+    for table in tables:
+        files: dict[int, int] = {}
+        for view in _directories(table / "snapshots"):
+            for path in (view, *_directories(os.path.join(view, "buckets")), *_bases(os.path.join(view, "bases"))):
+                files.update(_files(path))
+        for path in (*_directories(table / "buckets"), *_bases(table / "bases")):
+            for inode in _files(path):
+                files.pop(inode, None)
+        held.update(files)
+    return sum(held.values())
+
+
+def _bases(path: Path | str) -> list[str]:
+    """The directories of the buckets' bases, and of the bases in them."""
+    buckets = _directories(path)
+    return [*buckets, *(base for bucket in buckets for base in _directories(bucket))]
+
+
+def _directories(path: Path | str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def _files(path: str) -> dict[int, int]:
+    """Bytes of the files in a directory, by inode. Files that go meanwhile, and others' work, do not matter."""
+    found = {}
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                found[status.st_ino] = status.st_size
+    except FileNotFoundError:
+        pass
+    return found
+
+
+def _stored_lease(file: Path) -> StoredLease:
+    try:
+        content = read_checked_json(file)
+        return StoredLease(float(content["ttl_seconds"]), content["shared"] is True)
+    except (DataLoss, LookupError, ValueError, TypeError) as error:
+        _log.error("the lease %s cannot be read, and gets the default time to live: %s", file, error)
+        # An id that may have been shared must not be taken again.
+        return StoredLease(None, shared=True)

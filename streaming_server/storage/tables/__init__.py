@@ -1,0 +1,1 @@
+"""The data directory and the files of a table other than its buckets."""

@@ -1,0 +1,152 @@
+"""The table definitions on disk: made, changed and dropped so that a crash leaves a table whole or absent."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+from copy import copy
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from scankv.model.errors import DataLoss, ScanKvError, TableExists, TableNotFound, did_you_mean
+from scankv.model.names import TableName
+from scankv.model.tables.schema import TableDefinition
+from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.files.disk_space import naming_full_disk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from streaming_server.storage.tables.data_directory import DataDirectory
+
+_FILE = "table.json"
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Catalog:
+    """The definitions of all tables, in memory and on disk. Use it from one thread.
+
+    Every change is durable when its method returns.
+
+    Rule: a table that cannot be used keeps none of the others from being served. Whoever asks for it gets the reason,
+    and it can be dropped.
+    """
+
+    def __init__(self, directory: DataDirectory) -> None:
+        """Reads the definitions; one that cannot be read is logged, and its table cannot be used."""
+        self._directory = directory
+        self._tables: dict[str, TableDefinition] = {}
+        self._unusable: dict[str, DataLoss] = {}
+        for file in sorted(directory.tables.glob(f"*/*/{_FILE}")):
+            name = f"{file.parent.parent.name}.{file.parent.name}"
+            try:
+                self._tables[name] = _read(file)
+            except DataLoss as error:
+                self.take_out(name, error.message)
+
+    def take_out(self, name: str, why: str) -> None:
+        """Lets nobody use a table, of which something is damaged, until the server is started again."""
+        self._tables.pop(name, None)
+        _log.error("DATA_LOSS: table %s cannot be used: %s", name, why)
+        self._unusable[name] = DataLoss(
+            f"table {name} cannot be used: {why}; restore that from a copy and start the server again, or drop it",
+            table=name,
+        )
+
+    def is_usable(self, name: str) -> bool:
+        """Whether a table can be used, or is none. False: it can only be dropped."""
+        return name not in self._unusable
+
+    @property
+    def unusable(self) -> dict[str, str]:
+        """Why tables cannot be used, and what to do, by name."""
+        return {name: error.message for name, error in self._unusable.items()}
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def names(self) -> list[str]:
+        """The names of all tables, ascending."""
+        return sorted(self._tables)
+
+    def get(self, name: str) -> TableDefinition:
+        """The definition of a table.
+
+        Raises:
+            TableNotFound: There is none; names the near ones.
+            DataLoss: It cannot be used.
+            InvalidRequest: The name can be no table's.
+        """
+        definition = self._tables.get(name)
+        if name in self._unusable:
+            raise copy(self._unusable[name])
+        if definition is None:
+            TableName.parse(name)
+            raise TableNotFound(f'table "{name}" does not exist{did_you_mean(name, self._tables)}', table=name)
+        return definition
+
+    def path(self, name: str) -> Path:
+        """The directory of a table."""
+        parsed = TableName.parse(name)
+        return self._directory.tables / parsed.database / parsed.table
+
+    def create(self, definition: TableDefinition) -> None:
+        """Adds a table. Raises TableExists; DataLoss where there is one that cannot be used; DiskFull."""
+        if definition.name in self._unusable:
+            raise copy(self._unusable[definition.name])
+        if definition.name in self._tables:
+            raise TableExists(f'table "{definition.name}" exists already', table=definition.name)
+        draft = self._directory.trash / f"new-{definition.incarnation}"
+        try:
+            with naming_full_disk(self._directory.path):
+                (draft / "buckets").mkdir(parents=True)
+                write_checked_json(draft / _FILE, definition.to_json())
+                path = self.path(definition.name)
+                path.parent.mkdir(exist_ok=True)
+                sync_directory(self._directory.tables)
+                if path.exists():
+                    # No definition, so no table.
+                    path.rename(self._directory.trash / f"left-{definition.incarnation}")
+                draft.rename(path)
+                sync_directory(path.parent)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        self._tables[definition.name] = definition
+
+    def replace(self, definition: TableDefinition) -> None:
+        """Changes the definition of a table that exists."""
+        write_checked_json(self.path(definition.name) / _FILE, definition.to_json())
+        self._tables[definition.name] = definition
+
+    def drop(self, name: str) -> Path:
+        """Removes a table; returns its directory, moved away, for `discard` once nothing uses it any more."""
+        if self.is_usable(name):
+            self.get(name)
+        path = self.path(name)
+        dropped = self._directory.trash / f"dropped-{uuid.uuid4().hex}"
+        with naming_full_disk(self._directory.path):
+            path.rename(dropped)
+            sync_directory(path.parent)
+        self._tables.pop(name, None)
+        self._unusable.pop(name, None)
+        return dropped
+
+    @staticmethod
+    def discard(dropped: Path) -> None:
+        """Deletes the directory of a dropped table. What a crash leaves of it goes at the next start."""
+        shutil.rmtree(dropped, ignore_errors=True)
+
+
+def _read(file: Path) -> TableDefinition:
+    content = read_checked_json(file)
+    try:
+        definition = TableDefinition.from_json(content)
+    except (ValueError, LookupError, TypeError, pa.ArrowException, ScanKvError) as error:
+        raise DataLoss(f"the table definition {file} cannot be read: {error}") from error
+    if definition.name != f"{file.parent.parent.name}.{file.parent.name}":
+        raise DataLoss(f"the table definition {file} is of {definition.name}, which belongs elsewhere")
+    return definition

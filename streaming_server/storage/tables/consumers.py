@@ -1,0 +1,102 @@
+"""Consumers on disk: how far each of a table has come.
+
+<table>/consumers/<id>.json    one for each consumer; goes with its table
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from scankv.model.errors import DataLoss, InvalidRequest
+from scankv.model.names import check_consumer_id
+from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
+from streaming_server.storage.files.disk_space import naming_full_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_SUFFIX: Final = ".json"
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerRecord:
+    """What is kept of one consumer.
+
+    Attributes:
+        consumer_id: Its id, which the table has once.
+        fence: Which stream had it last; each that takes it over has a greater one.
+        token: How far it has come, as a resume token of its table.
+        committed_micros: When it committed last, in microseconds since 1970. 0: never.
+    """
+
+    consumer_id: str
+    fence: int
+    token: bytes
+    committed_micros: int
+
+
+class ConsumerDirectory:
+    """The files of the consumers of one table. One file is used by one thread at a time; different ones by many.
+
+    Args:
+        table: The directory of the table.
+    """
+
+    def __init__(self, table: Path) -> None:
+        self._path = table / "consumers"
+
+    def read(self) -> Iterator[tuple[str, ConsumerRecord | DataLoss]]:
+        """The ids of the consumers that there are, each with what is kept of it, or why that cannot be read."""
+        for file in sorted(self._path.glob(f"*{_SUFFIX}")):
+            try:
+                yield file.name.removesuffix(_SUFFIX), _record(file)
+            except DataLoss as error:
+                _log.error("DATA_LOSS: %s", error.message)
+                yield file.name.removesuffix(_SUFFIX), error
+
+    def write(self, record: ConsumerRecord) -> None:
+        """Keeps a consumer, in place of what there was of it; durable when this returns.
+
+        Raises:
+            DiskFull, OSError: It could not be written, and may be the old or the new one.
+        """
+        if not self._path.exists():
+            with naming_full_disk(self._path.parent):
+                self._path.mkdir(exist_ok=True)
+                sync_directory(self._path.parent)
+        content = {
+            "fence": record.fence,
+            "token": base64.b64encode(record.token).decode(),
+            "committed_micros": record.committed_micros,
+        }
+        write_checked_json(self._file(record.consumer_id), content)
+
+    def remove(self, consumer_id: str) -> None:
+        """Forgets a consumer, durably; one that is not there, too."""
+        if self._path.exists():
+            self._file(consumer_id).unlink(missing_ok=True)
+            sync_directory(self._path)
+
+    def _file(self, consumer_id: str) -> Path:
+        return self._path / f"{consumer_id}{_SUFFIX}"
+
+
+def _record(file: Path) -> ConsumerRecord:
+    content = read_checked_json(file)
+    consumer_id = file.name.removesuffix(_SUFFIX)
+    try:
+        check_consumer_id(consumer_id)
+        return ConsumerRecord(
+            consumer_id=consumer_id,
+            fence=int(content["fence"]),
+            token=base64.b64decode(content["token"], validate=True),
+            committed_micros=int(content["committed_micros"]),
+        )
+    except (ValueError, TypeError, LookupError, InvalidRequest) as error:
+        raise DataLoss(f"the consumer {file} cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""Transactions on disk: staged requests, and the log of decisions."""

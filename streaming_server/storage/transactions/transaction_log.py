@@ -1,0 +1,220 @@
+"""The transaction log: which transactions were decided, which of them are done, and what their commits answered.
+
+`<data>/transactions/log-<generation>`, an append-only file of records. The last ones may be torn by a crash, unless
+they were durable: how far that is stands beside it, in `log-<generation>.durable`. It is rewritten, as the next
+generation, by a file that is made whole and durable before it gets its name.
+"""
+
+from __future__ import annotations
+
+import logging
+from copy import copy
+from typing import TYPE_CHECKING, Any, Final
+
+from scankv.model.errors import DataLoss, DiskFull, ScanKvError, ServerBusy, Unavailable
+from streaming_server.storage.bucket.durable_watermark import DurableMark
+from streaming_server.storage.files.checked_json import sync_directory
+from streaming_server.storage.files.disk_space import disk_full, naming_full_disk
+from streaming_server.storage.files.frames import frame_of, read_frames, write_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_PREFIX: Final = "log-"
+_AGAIN_SECONDS: Final = 5.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+class TransactionLog:
+    """The log of one data directory. Not thread-safe.
+
+    Attributes:
+        records: What it had when it was opened, in order.
+        size: Its bytes.
+        is_uncertain: Whether a sync has failed, so that nobody can tell if the last record is there: see `rewrite`.
+
+    Args:
+        directory: Where it lies; made when it is not there.
+
+    Raises:
+        DataLoss: Records that were durable are missing or damaged: whether transactions were committed cannot be told.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        with naming_full_disk(directory):
+            directory.mkdir(exist_ok=True)
+        generations = sorted(int(path.name[len(_PREFIX) :]) for path in directory.glob(f"{_PREFIX}*[0-9]"))
+        self._generation = self._newest = generations[-1] if generations else 0
+        self._cause: Exception | None = None
+        self.records: list[dict[str, Any]] = []
+        self.size = 0
+        self.is_uncertain = False
+        try:
+            for head, _, end in read_frames(self._path):
+                self.records.append(head)
+                self.size = end
+        except (OSError, ValueError) as error:
+            raise DataLoss(f"the transaction log {self._path} cannot be read: {error}") from error
+        # What a crash of the process has left may not be durable.
+        self._synced = 0
+        self._mark = DurableMark(self._path.with_suffix(".durable"))
+        durable = self._mark.read()
+        if durable is None or self.size < durable:
+            self._mark.close()
+            raise DataLoss(
+                f"the transaction log {self._path} is damaged: of {durable} bytes that were durable, {self.size} can "
+                "be read; restore it from a copy"
+            )
+        for path in directory.glob("log*"):
+            if path.stem != self._path.name:
+                _remove(path)  # what a crash has left of another generation
+
+    @property
+    def _path(self) -> Path:
+        return self._path_of(self._generation)
+
+    def _path_of(self, generation: int) -> Path:
+        return self._directory / f"{_PREFIX}{generation}"
+
+    def append(self, record: dict[str, Any], *, sync: bool) -> None:
+        """Adds a record; with `sync`, it and all before it are durable when this returns. Blocks.
+
+        Raises:
+            DiskFull, OSError: It was not added; but see `is_uncertain`.
+            Unavailable: A sync has failed earlier.
+        """
+        if self.is_uncertain:
+            if isinstance(self._cause, DiskFull):
+                raise disk_full(self._directory)
+            raise Unavailable(
+                f"the transaction log {self._path} could not be synced, so no transaction can be committed: it is "
+                "written again every few seconds; the server's log has the reason",
+                retry_after=_AGAIN_SECONDS,
+            )
+        data, before = frame_of(record), self.size
+        write_at(self._path, data, before, sync=False)
+        self.size += len(data)
+        if sync:
+            try:
+                self.sync()
+            except BaseException:
+                self.size = before
+                raise
+
+    def sync(self) -> None:
+        """Makes all records durable. Blocks.
+
+        Raises:
+            DiskFull, OSError: They may be, or not: see `is_uncertain`.
+        """
+        try:
+            write_at(self._path, b"", 0, sync=True)
+            if self._synced == 0:
+                sync_directory(self._directory)
+        except BaseException as error:
+            self._doubt(error)
+            raise
+        self._synced = self.size
+        self._write_mark()
+
+    def _doubt(self, error: BaseException) -> None:
+        self.is_uncertain = True
+        self._cause = copy(error) if isinstance(error, ScanKvError) else None
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all records are durable."""
+        return self._synced == self.size
+
+    def _write_mark(self) -> None:
+        try:
+            self._mark.write(self.size)
+        except (DiskFull, ServerBusy, OSError) as error:
+            # The records are durable all the same; a mark that is too low only notices less damage.
+            _log.warning("how far %s is durable cannot be noted: %s", self._path, error)
+
+    def rewrite(self, records: Iterable[dict[str, Any]]) -> None:
+        """Replaces what the log has by these records, durably: also when it was uncertain. Blocks.
+
+        Raises:
+            DiskFull, OSError: The log is as it was before; but see `is_uncertain`.
+        """
+        data, partial = b"".join(map(frame_of, records)), self._directory / "log.partial"
+        # One that was tried before may have its name, and its name may be durable or not: this one comes behind it.
+        generation = self._newest + 1
+        mark_path = self._path_of(generation).with_suffix(".durable")
+        _remove(partial)
+        try:
+            write_at(partial, data, 0, sync=True)
+            mark = DurableMark(mark_path)
+        except BaseException:
+            _remove(partial)
+            _remove(mark_path)
+            raise
+        self._newest = generation
+        try:
+            partial.rename(self._path_of(generation))
+            sync_directory(self._directory)
+        except BaseException as error:
+            # It is unknown which generation a restart would find; what is appended to the other one would be lost.
+            self._doubt(error)
+            mark.close()
+            raise
+        before, self._generation = self._generation, generation
+        self.is_uncertain, self._cause = False, None
+        self._mark.close()
+        self._mark, self.size, self._synced = mark, len(data), len(data)
+        for each in range(before, generation):
+            _remove(self._path_of(each))
+            _remove(self._path_of(each).with_suffix(".durable"))
+        self._write_mark()
+
+    def close(self) -> None:
+        """Makes it durable and closes it. What has to be durable is so already."""
+        if not self.is_synced:
+            try:
+                write_at(self._path, b"", 0, sync=True)
+            except (DiskFull, ServerBusy, OSError) as error:
+                _log.warning("the transaction log %s cannot be synced: %s", self._path, error)
+        self._mark.close()
+
+
+class UnreadableLog:
+    """What takes the place of a log that cannot be read: it has no records, and takes none.
+
+    Args:
+        error: Why it cannot be read, which whoever appends to it gets.
+    """
+
+    def __init__(self, error: ScanKvError) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.size = 0
+        self.is_uncertain = False
+        self.is_synced = True
+        self._error = error
+
+    def append(self, record: dict[str, Any], *, sync: bool) -> None:
+        """Raises the error."""
+        raise copy(self._error)
+
+    def sync(self) -> None:
+        """Raises the error."""
+        raise copy(self._error)
+
+    def rewrite(self, records: Iterable[dict[str, Any]]) -> None:
+        """Raises the error."""
+        raise copy(self._error)
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to close."""
+
+
+def _remove(path: Path) -> None:
+    """Removes a file that nothing needs; where that fails, the next start removes it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("%s cannot be removed: %s", path, error)
