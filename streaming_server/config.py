@@ -62,21 +62,21 @@ class ServerConfig:
         max_calls_per_connection: Calls that one connection may have at once; its client keeps further ones back.
         min_ping_interval_seconds: A client that sends keepalive pings more often is disconnected, after the third.
         follow_heartbeat_seconds: A stream of changes that waits for some is heard from that often.
-        base_upkeep_seconds: How often tables with columnar bases are looked at, to build them anew.
+        base_maintenance_seconds: How often the server checks which columnar bases to rebuild.
         base_min_rows: How many rows a bucket has at least that gets a base with `columnar_base=auto`.
         base_changed_share: Changes since a base, as a share of its rows, beyond which it is built anew.
         base_max_age_seconds: A base that is older is built anew if anything has changed since, also where
             `base_max_write_amplification` says no.
         base_max_write_amplification: How many times the bytes of the rows written since a base building it anew may
             write; before so much was written it is not built anew, whatever share has changed.
-        base_overlay_bytes: Memory for what was written to one bucket since its base. What is beyond ends the use of the
-            base until it is built anew.
-        base_total_overlay_bytes: The same for all buckets together, with what scans still read of older states. Where
-            there is more when bases are looked at, the buckets that have most lose theirs.
+        base_delta_bytes: Memory for the delta of one bucket: what was written to it since its base. When it grows
+            larger, scans stop using the base until it is rebuilt.
+        base_total_delta_bytes: Memory for the deltas of all buckets, including older states that scans still read. When
+            maintenance finds more, the buckets with the largest deltas lose their bases.
         base_cpu_share: How much of a core building bases takes at most, of all tables together.
-        log_upkeep_seconds: How often changelogs are looked at, to rewrite small records and to remove old ones.
-        log_hold_max_bytes: How much of one bucket's changelog may be kept beyond its retention for those who still need
-            it; whoever needs more gets `PositionExpired`.
+        log_maintenance_seconds: How often the server rewrites small records of changelogs and removes old ones.
+        max_retention_hold_bytes: How much of one bucket's changelog retention holds may keep beyond its retention. A
+            reader that needs more gets `PositionExpired`.
         catch_up_changes: A stream that asks for net changes gets them where a bucket is more changes behind.
         catch_up_memory_bytes: How much of the net changes of one bucket is kept in memory before it goes to disk.
             Making them takes about three times as much in all.
@@ -127,23 +127,23 @@ class ServerConfig:
     max_scan_seconds: float = 3600.0
     heartbeat_seconds: float = 1.0
     max_followers: int = 4096
-    base_upkeep_seconds: float = 1.0
+    base_maintenance_seconds: float = 1.0
     base_min_rows: int = 100_000
     base_changed_share: float = 0.1
     base_max_age_seconds: float = 86_400.0
     base_max_write_amplification: float = 32.0
-    base_overlay_bytes: int = 128 * _MEBIBYTE
-    base_total_overlay_bytes: int = 512 * _MEBIBYTE
+    base_delta_bytes: int = 128 * _MEBIBYTE
+    base_total_delta_bytes: int = 512 * _MEBIBYTE
     base_cpu_share: float = 0.25
     max_waiting_calls: int = 10_000
     max_request_bytes_in_flight: int = 128 * _MEBIBYTE
     request_receive_seconds: float = 30.0
     min_ping_interval_seconds: float = 5.0
     max_calls_per_connection: int = MIN_CALLS_PER_CONNECTION
-    log_upkeep_seconds: float = 5.0
+    log_maintenance_seconds: float = 5.0
     catch_up_changes: int = 100_000
     catch_up_memory_bytes: int = 32 * _MEBIBYTE
-    log_hold_max_bytes: int = 8 * 1024 * _MEBIBYTE
+    max_retention_hold_bytes: int = 8 * 1024 * _MEBIBYTE
     follow_heartbeat_seconds: float = 10.0
     drain_seconds: float = 30.0
     snapshot_ttl_seconds: float = 600.0
@@ -186,16 +186,16 @@ class ServerConfig:
             ("max_scan_seconds", 0.1, 604_800),
             ("heartbeat_seconds", 0, 60),
             ("follow_heartbeat_seconds", 0.01, 60),
-            ("base_upkeep_seconds", 0.01, 3600),
+            ("base_maintenance_seconds", 0.01, 3600),
             ("base_min_rows", 0, 2**60),
             ("base_changed_share", 0, 10),
             ("base_max_age_seconds", 0.01, 10 * 365 * 86_400),
             ("base_max_write_amplification", 1, 1e12),
-            ("base_overlay_bytes", 1024, 2**31 - 1),
-            ("base_total_overlay_bytes", 1024, 2**50),
+            ("base_delta_bytes", 1024, 2**31 - 1),
+            ("base_total_delta_bytes", 1024, 2**50),
             ("base_cpu_share", 0.01, 1),
-            ("log_upkeep_seconds", 0.01, 3600),
-            ("log_hold_max_bytes", 0, 2**60),
+            ("log_maintenance_seconds", 0.01, 3600),
+            ("max_retention_hold_bytes", 0, 2**60),
             ("catch_up_changes", 1, 2**48),
             ("catch_up_memory_bytes", _MEBIBYTE, 2**40),
             ("drain_seconds", 0, 86_400),

@@ -40,7 +40,7 @@ from streaming_server.engine.tables.tables import Tables
 from streaming_server.scan.admission.admission import Admission, AdmissionLimits
 from streaming_server.scan.admission.live_scans import ScanRegistry
 from streaming_server.scan.admission.waiting_calls import WaitingCalls
-from streaming_server.scan.queries.result_cache import Answers
+from streaming_server.scan.queries.result_cache import ResultCache
 from streaming_server.services.admin import AdminService
 from streaming_server.services.consumer import ConsumerService
 from streaming_server.services.intake import MAX_MESSAGE_BYTES, WINDOW_BYTES, Intake
@@ -167,22 +167,22 @@ class Server:
     def _add_services(self) -> None:
         writes = WriteService(self._tables)
         version = metadata.version("scankv")
-        answers = Answers(self.config.result_cache_bytes)
+        results = ResultCache(self.config.result_cache_bytes)
         scans = ScanService(
             self._tables,
             self._registry,
-            answers,
+            results,
             self.incarnation,
             chunk_bytes=self.config.chunk_bytes,
             heartbeat_seconds=self.config.heartbeat_seconds,
             follow_heartbeat_seconds=self.config.follow_heartbeat_seconds,
         )
         admin = AdminService(
-            self._tables, self._registry, answers, self._waiting, writes, self._intake, self.incarnation, version
+            self._tables, self._registry, results, self._waiting, writes, self._intake, self.incarnation, version
         )
         server: Any = self._intake.registering(self._server)  # Of a server it has what generated code uses.
         scans.add_to_server(server)
-        LookupService(self._tables, self._registry, answers, self._waiting).add_to_server(server)
+        LookupService(self._tables, self._registry, results, self._waiting).add_to_server(server)
         table_pb2_grpc.add_TableServiceServicer_to_server(TableService(self._tables), server)
         write_pb2_grpc.add_WriteServiceServicer_to_server(writes, server)
         lock_pb2_grpc.add_LockServiceServicer_to_server(LockService(self._tables), server)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStats:
-    """The figures of a server, since its start unless said otherwise.
+    """Statistics of a server, since its start unless said otherwise.
 
     Attributes:
         version: The version of its software.
@@ -25,15 +25,15 @@ class ServerStats:
         live_scans: Scans that hold an iterator now.
         waiting_scans: Scans that wait to be admitted now.
         open_cursors: What the live scans hold now: one for each bucket they have not finished.
-        unread_endings: Scans that were ended while their reader took nothing, and whose reader has not come back yet
-            for the error.
+        undelivered_errors: Scans that the server ended while their reader took nothing. Their readers have not
+            fetched the error yet.
         scans_started: Scans started.
         rows_scanned: Rows read by scans.
         bytes_returned: Bytes of Arrow data that scans returned.
         open_transactions: Transactions that are neither committed nor aborted now.
-        closed_gates: Those that are being applied now, while the gate before their buckets is closed.
+        closed_commit_barriers: Transactions that are being applied now, behind a closed commit barrier.
         commits: Transactions committed.
-        longest_commit_micros: The longest time, in microseconds, for which the gate of one was closed.
+        longest_commit_micros: The longest time that the commit barrier of a transaction was closed, in microseconds.
         rows_written: Rows in upserts and deletes that were acknowledged.
         log_syncs: Syncs of write-ahead logs; one may serve many writers.
         resident_bytes: Resident memory now.
@@ -44,10 +44,10 @@ class ServerStats:
         snapshot_views: Views kept now for pinned snapshots.
         snapshot_leases: Leases on them.
         snapshot_bytes: Bytes on disk that only they keep.
-        unchanged_answers: Counts, aggregates, top-N and scans that were answered with "nothing has changed".
-        cached_answers: Counts, aggregates and top-N that were computed before, or at the same time, for another call.
-        computed_answers: Counts, aggregates and top-N that were computed.
-        cached_bytes: Memory that computed answers take now.
+        unchanged_results: Counts, aggregates, top-N and scans that were answered with "nothing has changed".
+        cached_results: Counts, aggregates and top-N that another call had computed, before or at the same time.
+        computed_results: Counts, aggregates and top-N that were computed.
+        result_cache_bytes: Memory of the result cache now.
         waiting_calls: Calls that wait now until what they ask about has changed, as those of watches do.
         clock_offset_millis: How far the clock of the server's machine is ahead of the time that commits get; negative
             when it is behind. Beyond `max_clock_step_seconds` the clock has jumped, and somebody should look at it.
@@ -68,12 +68,12 @@ class ServerStats:
     live_scans: int
     waiting_scans: int
     open_cursors: int
-    unread_endings: int
+    undelivered_errors: int
     scans_started: int
     rows_scanned: int
     bytes_returned: int
     open_transactions: int
-    closed_gates: int
+    closed_commit_barriers: int
     commits: int
     longest_commit_micros: int
     rows_written: int
@@ -86,10 +86,10 @@ class ServerStats:
     snapshot_views: int
     snapshot_leases: int
     snapshot_bytes: int
-    unchanged_answers: int
-    cached_answers: int
-    computed_answers: int
-    cached_bytes: int
+    unchanged_results: int
+    cached_results: int
+    computed_results: int
+    result_cache_bytes: int
     waiting_calls: int
     clock_offset_millis: int
     clock_jumps: int
@@ -112,12 +112,12 @@ class ServerStats:
             live_scans=message.live_scans,
             waiting_scans=message.waiting_scans,
             open_cursors=message.open_cursors,
-            unread_endings=message.unread_endings,
+            undelivered_errors=message.undelivered_errors,
             scans_started=message.scans_started,
             rows_scanned=message.rows_scanned,
             bytes_returned=message.bytes_returned,
             open_transactions=message.open_transactions,
-            closed_gates=message.closed_gates,
+            closed_commit_barriers=message.closed_commit_barriers,
             commits=message.commits,
             longest_commit_micros=message.longest_commit_micros,
             rows_written=message.rows_written,
@@ -130,10 +130,10 @@ class ServerStats:
             snapshot_views=message.snapshot_views,
             snapshot_leases=message.snapshot_leases,
             snapshot_bytes=message.snapshot_bytes,
-            unchanged_answers=message.unchanged_answers,
-            cached_answers=message.cached_answers,
-            computed_answers=message.computed_answers,
-            cached_bytes=message.cached_bytes,
+            unchanged_results=message.unchanged_results,
+            cached_results=message.cached_results,
+            computed_results=message.computed_results,
+            result_cache_bytes=message.result_cache_bytes,
             waiting_calls=message.waiting_calls,
             clock_offset_millis=message.clock_offset_millis,
             clock_jumps=message.clock_jumps,

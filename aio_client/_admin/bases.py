@@ -19,8 +19,9 @@ class BaseStatistics:
         rows: Rows in it.
         disk_bytes: Bytes of its files.
         changes_since: How many changes there are since, as log offsets count them.
-        overlay_rows: Rows and deletions since that are kept in memory; a key that was written again may count again.
-        overlay_bytes: What they take, with those of older states that scans still read.
+        delta_rows: Rows and deletions in the delta, which is in memory. A key that was written several times may count
+            several times.
+        delta_bytes: Memory of the delta, including older states of it that scans still read.
         age_seconds: Since its building was begun.
         builds: Bases that were built.
         build_cpu_seconds: What building took of one core, also where no base came of it.
@@ -34,8 +35,8 @@ class BaseStatistics:
     rows: int
     disk_bytes: int
     changes_since: int
-    overlay_rows: int
-    overlay_bytes: int
+    delta_rows: int
+    delta_bytes: int
     age_seconds: float
     builds: int
     build_cpu_seconds: float
@@ -52,8 +53,8 @@ class BaseStatistics:
             rows=message.rows,
             disk_bytes=message.disk_bytes,
             changes_since=message.changes_since,
-            overlay_rows=message.overlay_rows,
-            overlay_bytes=message.overlay_bytes,
+            delta_rows=message.delta_rows,
+            delta_bytes=message.delta_bytes,
             age_seconds=message.age_millis / 1000,
             builds=message.builds,
             build_cpu_seconds=message.build_cpu_micros / 1_000_000,
@@ -74,8 +75,8 @@ class TableBases:
         rows: Rows in bases.
         disk_bytes: Bytes of their files.
         changes_since: Changes since.
-        overlay_rows: Rows and deletions since that are kept in memory.
-        overlay_bytes: What they take.
+        delta_rows: Rows and deletions in the deltas, which are in memory.
+        delta_bytes: Memory of the deltas.
         age_seconds: Since the building of the oldest was begun.
         builds: Bases that were built.
         build_cpu_seconds: What building took of one core.
@@ -89,8 +90,8 @@ class TableBases:
     rows: int
     disk_bytes: int
     changes_since: int
-    overlay_rows: int
-    overlay_bytes: int
+    delta_rows: int
+    delta_bytes: int
     age_seconds: float
     builds: int
     build_cpu_seconds: float
@@ -107,8 +108,8 @@ class TableBases:
             rows=message.rows,
             disk_bytes=message.disk_bytes,
             changes_since=message.changes_since,
-            overlay_rows=message.overlay_rows,
-            overlay_bytes=message.overlay_bytes,
+            delta_rows=message.delta_rows,
+            delta_bytes=message.delta_bytes,
             age_seconds=message.age_millis / 1000,
             builds=message.builds,
             build_cpu_seconds=message.build_cpu_micros / 1_000_000,

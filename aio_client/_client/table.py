@@ -65,9 +65,9 @@ class BucketStatistics:
         epoch: How many unclean starts of the server the bucket has seen.
         disk_bytes: Bytes of its files on disk, without its columnar base and its snapshots.
         log_bytes: Bytes of the changes that its changelog has, as they were written.
-        log_holder: Who holds the oldest of them that are held: a stream, consumer, transaction or snapshot; None when
-            nobody does.
-        held_log_bytes: Bytes of the changes from there on, which retention does not remove.
+        retention_holder: What has the oldest retention hold: a stream, consumer, transaction, snapshot or undo. None if
+            nothing holds the changelog.
+        retention_hold_bytes: Bytes of the changes from that hold on, which retention does not remove.
         damage: Why it cannot be read; None when it can.
         base: Its columnar base. None: the table has the option `columnar_base=off`.
     """
@@ -78,8 +78,8 @@ class BucketStatistics:
     epoch: int
     disk_bytes: int
     log_bytes: int
-    log_holder: str | None
-    held_log_bytes: int
+    retention_holder: str | None
+    retention_hold_bytes: int
     damage: str | None
     base: BaseStatistics | None
 
@@ -455,7 +455,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
                 which the changelog does not have everything. Nothing was changed.
             PositionExpired, PositionOutOfRange: The changelog does not reach back so far, or never had the offset.
             UndoConflict: Others write the same keys all the time.
-            ColumnLocked: Somebody has locked a column that is to be put back.
+            ColumnLocked: Another writer has locked a column that the undo would change.
             LockLost: A lock of `locks` has ended.
             UsageError: `to_offsets` is no such thing, or does not know of which table it is.
             ConnectionFailed: There was no answer within the operation timeout.
@@ -479,7 +479,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
         return UndoReport(
             restored=response.restored,
             deleted=response.deleted,
-            skipped=response.skipped,
+            conflicts=response.conflicts,
             log_offsets=LogOffsets.of(response.log_offsets, response.table_incarnation),
         )
 
@@ -524,8 +524,8 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
                 epoch=bucket.epoch,
                 disk_bytes=bucket.disk_bytes,
                 log_bytes=bucket.log_bytes,
-                log_holder=bucket.log_holder or None,
-                held_log_bytes=bucket.held_log_bytes,
+                retention_holder=bucket.retention_holder or None,
+                retention_hold_bytes=bucket.retention_hold_bytes,
                 damage=bucket.damage or None,
                 base=BaseStatistics.of(bucket.base) if bucket.HasField("base") else None,
             )

@@ -37,8 +37,8 @@ class ScanExplanation:
         ordered: Whether the rows of all buckets come in one order, not only those of each bucket.
         reverse: Whether in descending order.
         limit: The most rows. None: no limit.
-        via: What the rows are read from: `base`, where a bucket has one, or `iterator`.
-        via_reason: Why, in words.
+        read_path: What the rows are read from: `columnar`, the columnar base of each bucket that has one, or `rocksdb`.
+        read_path_reason: Why, in words.
     """
 
     source: Literal["live", "pinned"]
@@ -59,8 +59,8 @@ class ScanExplanation:
     ordered: bool
     reverse: bool
     limit: int | None
-    via: Literal["base", "iterator"]
-    via_reason: str
+    read_path: Literal["columnar", "rocksdb"]
+    read_path_reason: str
 
     @classmethod
     def of(cls, table: str, message: ExplainScanResponse) -> Self:
@@ -84,8 +84,8 @@ class ScanExplanation:
             ordered=message.ordered,
             reverse=message.reverse,
             limit=message.limit if message.HasField("limit") else None,
-            via="base" if message.via == scan_pb2.VIA_BASE else "iterator",
-            via_reason=message.via_reason,
+            read_path="columnar" if message.read_path == scan_pb2.READ_PATH_COLUMNAR else "rocksdb",
+            read_path_reason=message.read_path_reason,
         )
 
     @property
@@ -105,7 +105,7 @@ class ScanExplanation:
             "read": ", ".join(self.columns_read) or "no columns",
             "returned": ", ".join(self.columns_returned) or "no columns",
             "order": self.order,
-            "via": f"{self.via}: {self.via_reason}",
+            "read path": f"{self.read_path}: {self.read_path_reason}",
             "limit": "none" if self.limit is None else f"{self.limit:,} rows",
         }
         return "\n".join(f"{what:<9} {text}" for what, text in lines.items())

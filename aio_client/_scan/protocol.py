@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from scankv.v1.scan_pb2 import ScanChunk, ScanHeader, ScanHeartbeat, ScanKvRequest, ScanTrailer
 
 
-_VIAS: Final = {
-    "auto": scan_pb2.VIA_UNSPECIFIED,
-    "iterator": scan_pb2.VIA_ITERATOR,
-    "base": scan_pb2.VIA_BASE,
+_READ_PATHS: Final = {
+    "auto": scan_pb2.READ_PATH_UNSPECIFIED,
+    "rocksdb": scan_pb2.READ_PATH_ROCKSDB,
+    "columnar": scan_pb2.READ_PATH_COLUMNAR,
 }
 
 
@@ -64,7 +64,7 @@ def scan_request(
         key_range=None if keys is None else scan_pb2.KeyRange(start=keys.start, end=keys.end),
         reverse=spec.reverse,
         ordered=spec.ordered,
-        via=_VIAS[spec.via],
+        read_path=_READ_PATHS[spec.read_path],
         heartbeat_millis=heartbeat_millis,
     )
 

@@ -220,19 +220,19 @@ class ScanBuilder(ChangesBuilder):
         """Returns the rows of each bucket in descending key order; the other way round when called again."""
         return self._with(reverse=not self._spec.reverse)
 
-    def via(self, via: Literal["auto", "iterator", "base"]) -> Self:
-        """Chooses what the rows are read from; they are the same, in the same order, either way.
+    def read_path(self, read_path: Literal["auto", "rocksdb", "columnar"]) -> Self:
+        """Chooses what the rows are read from. The rows and their order are the same for all choices.
 
         Args:
-            via: `iterator` reads RocksDB row by row. `base` reads the columnar base of each bucket, with what was
-                written since laid over it, many times faster: for tables with the option `columnar_base`. `auto`, the
-                default, has the server choose; `explain` says what and why. A pinned snapshot has the bases that there
-                were when it was taken.
+            read_path: `"rocksdb"` reads RocksDB row by row. `"columnar"` reads the columnar base of each bucket and its
+                delta, which is many times faster; it needs a table with the option `columnar_base`. `"auto"`, the
+                default, lets the server choose; `explain` says what it chooses and why. A pinned snapshot has the bases
+                that existed when it was taken.
 
         Raises:
-            UsageError: It is none of these.
+            UsageError: `read_path` is none of these.
         """
-        return self._with(via=via)
+        return self._with(read_path=read_path)
 
     def if_changed_since(self, version: bytes | None) -> Self:
         """Returns rows only when something of the table has changed since an earlier answer about the same buckets.

@@ -106,8 +106,8 @@ class Snapshot(Lease):
     def log_offsets(self) -> LogOffsets:
         """For every bucket, the offset of the first change that is not in the view.
 
-        The changes from there on are kept while the snapshot lives, up to `log_hold_max_bytes` beyond the retention. So
-        `changes(StartFrom.offsets(snapshot.log_offsets))` continues where a reader of the snapshot has ended.
+        The changes from there on are kept while the snapshot lives, up to `max_retention_hold_bytes` beyond the
+        retention. So `changes(StartFrom.offsets(snapshot.log_offsets))` continues where a reader of the snapshot ended.
         """
         return LogOffsets.of(self._message.log_offsets, self._message.table_incarnation)
 

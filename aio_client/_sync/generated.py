@@ -753,7 +753,7 @@ class Table(Blocking):
                 which the changelog does not have everything. Nothing was changed.
             PositionExpired, PositionOutOfRange: The changelog does not reach back so far, or never had the offset.
             UndoConflict: Others write the same keys all the time.
-            ColumnLocked: Somebody has locked a column that is to be put back.
+            ColumnLocked: Another writer has locked a column that the undo would change.
             LockLost: A lock of `locks` has ended.
             UsageError: `to_offsets` is no such thing, or does not know of which table it is.
             ConnectionFailed: There was no answer within the operation timeout.
@@ -1340,8 +1340,8 @@ class Snapshot(EnteredLease):
     def log_offsets(self) -> LogOffsets:
         """For every bucket, the offset of the first change that is not in the view.
 
-        The changes from there on are kept while the snapshot lives, up to `log_hold_max_bytes` beyond the retention. So
-        `changes(StartFrom.offsets(snapshot.log_offsets))` continues where a reader of the snapshot has ended.
+        The changes from there on are kept while the snapshot lives, up to `max_retention_hold_bytes` beyond the
+        retention. So `changes(StartFrom.offsets(snapshot.log_offsets))` continues where a reader of the snapshot ended.
         """
         return self._aio.log_offsets
 

@@ -48,6 +48,6 @@ class UnnamedWriter:
 
     def next_identity(self) -> write_pb2.WriterIdentity:
         """That of the next request. Whatever came before is over, or given up."""
-        identity = write_pb2.WriterIdentity(id=self._id, sequence=self._sequence, settled_below=self._sequence)
+        identity = write_pb2.WriterIdentity(id=self._id, sequence=self._sequence, acked_below=self._sequence)
         self._sequence += 1
         return identity

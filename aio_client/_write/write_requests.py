@@ -233,11 +233,11 @@ class UndoReport:
         restored: Keys that have a row, in whose columns is again what was there before the writer's first change behind
             the offset. That is also nothing, in rows that the writer has made and others have written to since.
         deleted: Keys whose row is gone, because the writer has made it.
-        skipped: Keys that were left as they are, because others have written the same columns since.
+        conflicts: Keys that were left as they are, because other writers have written the same columns since.
         log_offsets: For every bucket that was named, the offset of the first change after the undo.
     """
 
     restored: int
     deleted: int
-    skipped: int
+    conflicts: int
     log_offsets: LogOffsets

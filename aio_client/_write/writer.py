@@ -278,7 +278,7 @@ class Writer:
             request = await asyncio.to_thread(piece.kind.request, piece.batch)
             request.column_locks.extend(self._lock_ids)
             request.writer.id, request.writer.epoch, request.writer.sequence = self._id, self._epoch, sequence
-            request.writer.settled_below = min(self._in_flight)
+            request.writer.acked_below = min(self._in_flight)
             if self._failure is None:
                 response = await write_until_answered(self._transport, request)
                 self._rows += response.rows

@@ -13,7 +13,7 @@ from benchmarks.readers.scankv import ScanKvReader
 from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker
 from scankv.model.limits import DEFAULT_CHUNK_ROWS, MAX_CHUNK_BYTES
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:

@@ -16,12 +16,13 @@ from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
 from benchmarks.workers import Worker
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 from streaming_server.clock import ServerClock
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.outcome import merge_upsert
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.rocks import store as rocks
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +71,7 @@ class CompressedBucket:
         )
         started = time.perf_counter()
         for batch in self._batches:
-            for part in prepare(batch, self._keys, self._codec, keys_only=False):
+            for part in prepare(batch, TableCodec(self._codec, self._keys, {}), keys_only=False):
                 bucket.apply(merge_upsert([None] * len(part.keys), part, row_deduplicate=True))
         bucket.sync(bucket.state.log_offset)
         bucket.flush()

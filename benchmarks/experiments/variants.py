@@ -18,8 +18,8 @@ from benchmarks.files import definition, open_bucket
 from benchmarks.measure import Timing
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
 from scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.scan.framing import frame_chunk
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pyarrow import flight
 from benchmarks.files import definition, open_bucket
 from benchmarks.measure import Timing
 from scankv.model.limits import DEFAULT_CHUNK_BYTES, DEFAULT_CHUNK_ROWS
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:

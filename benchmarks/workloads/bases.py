@@ -39,9 +39,9 @@ class BaseReader(ScanKvReader):
         """Connects, once there is a table."""
         self._runner.run(self._connect())
 
-    def read_via(self, via: str, columns: tuple[str, ...] | None = None, where: str | None = None) -> Timing:
+    def read_by(self, read_path: str, columns: tuple[str, ...] | None = None, where: str | None = None) -> Timing:
         """Reads some columns of the rows for which something is true, out of bases or not."""
-        scan = self._table.scan(columns, where=where).via(via)  # type: ignore[arg-type]  # one of the two
+        scan = self._table.scan(columns, where=where).read_path(read_path)  # type: ignore[arg-type]  # one of the two
         return self._runner.run(self._timed(scan))
 
     def top_n(self, n: int) -> float:
@@ -87,8 +87,8 @@ def run(bench: Bench) -> Result:
                 rates = interleaved(
                     bench.runs,
                     {
-                        _FULL: lambda: reader.call(BaseReader.read_via, "iterator").checked(rows),
-                        _BASE: lambda: reader.call(BaseReader.read_via, "base").checked(rows),
+                        _FULL: lambda: reader.call(BaseReader.read_by, "rocksdb").checked(rows),
+                        _BASE: lambda: reader.call(BaseReader.read_by, "columnar").checked(rows),
                     },
                 )
                 found |= {f"{name}, {share:.0%} written since": values for name, values in rates.items()}
@@ -126,16 +126,16 @@ def _parts(bench: Bench, reader: Worker[BaseReader], found: dict[str, list[float
     kept = rows // 100
     where = f"ts < {t4.ts_of(kept)}"
 
-    def some(via: str) -> Timing:
-        return Timing(rows, reader.call(BaseReader.read_via, via, None, where).checked(kept).seconds)
+    def some(read_path: str) -> Timing:
+        return Timing(rows, reader.call(BaseReader.read_by, read_path, None, where).checked(kept).seconds)
 
     rates = interleaved(
         bench.runs,
         {
-            _BASE: lambda: reader.call(BaseReader.read_via, "base").checked(rows),
-            _ONE: lambda: reader.call(BaseReader.read_via, "base", ("amount",)).checked(rows),
-            _CLUSTERED: lambda: some("iterator"),
-            _CLUSTERED_BASE: lambda: some("base"),
+            _BASE: lambda: reader.call(BaseReader.read_by, "columnar").checked(rows),
+            _ONE: lambda: reader.call(BaseReader.read_by, "columnar", ("amount",)).checked(rows),
+            _CLUSTERED: lambda: some("rocksdb"),
+            _CLUSTERED_BASE: lambda: some("columnar"),
         },
     )
     found |= rates
@@ -209,8 +209,8 @@ def _text_keys(bench: Bench, found: dict[str, list[float]]) -> Figure:
         rates = interleaved(
             bench.runs,
             {
-                _TEXT: lambda: reader.call(BaseReader.read_via, "iterator").checked(rows),
-                _TEXT_BASE: lambda: reader.call(BaseReader.read_via, "base").checked(rows),
+                _TEXT: lambda: reader.call(BaseReader.read_by, "rocksdb").checked(rows),
+                _TEXT_BASE: lambda: reader.call(BaseReader.read_by, "columnar").checked(rows),
             },
         )
     found |= rates

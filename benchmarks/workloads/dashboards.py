@@ -130,7 +130,7 @@ def _check_idle(before: ServerStats, now: ServerStats, count: int) -> None:
     """Raises RuntimeError when watches did not wait, or rows were read for them."""
     if now.rows_scanned != before.rows_scanned:
         raise RuntimeError(f"{now.rows_scanned - before.rows_scanned:,} rows were read for unchanged answers")
-    if not 0 < (answers := now.unchanged_answers - before.unchanged_answers) <= 2 * count:
+    if not 0 < (answers := now.unchanged_results - before.unchanged_results) <= 2 * count:
         raise RuntimeError(f"{count} watches had {answers:,} answers in the time that a question waits")
 
 

@@ -16,11 +16,10 @@ from benchmarks.proc import cpu_seconds
 from benchmarks.readers.changes import ChangesReader
 from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker, run_alone
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.bucket.bucket import BucketChange
 from streaming_server.storage.changelog.records import MAX_CHANGES_PER_RECORD, Changes, RowKind
-from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +46,7 @@ def run(bench: Bench) -> Result:
     progress(f"writing {rows:,} rows in as many commits")
     run_alone(_commit_one_by_one, data, rows)
     with (
-        ServerProcess(data, log_upkeep_seconds=_NEVER_SECONDS) as server,
+        ServerProcess(data, log_maintenance_seconds=_NEVER_SECONDS) as server,
         Worker(ChangesReader, server.url) as reader,
     ):
         written = interleaved(1, {_AS_WRITTEN: lambda: reader.call(ChangesReader.read_log).checked(rows)})
@@ -80,7 +79,7 @@ def run(bench: Bench) -> Result:
         notes=[
             f"One-row commits: {rows:,} rows of T4, each applied to the bucket of a stopped server in a write batch of "
             "its own, as the engine does, but with one sync at the end. Then a server with a short "
-            "`log_upkeep_seconds` rewrites them in the background; that it has, but for the last one, is checked. "
+            "`log_maintenance_seconds` rewrites them in the background; that it has, but for the last one, is checked. "
             "Nothing is compacted afterwards: the files are as the server leaves them. Up to "
             f"{MAX_CHANGES_PER_RECORD:,} changes behind the last segment would be read as they were written.",
         ],
@@ -89,9 +88,9 @@ def run(bench: Bench) -> Result:
 
 def _commit_one_by_one(data: Path, rows: int) -> None:
     table = definition(data)
-    bucket, codec, keys = open_bucket(data), RowCodec(table), KeyEncoder(table)
+    bucket, codec = open_bucket(data), TableCodec.of(table)
     for batch in t4.batches(rows, _PREPARED_ROWS):
-        (part,) = prepare(batch, keys, codec, keys_only=False)
+        (part,) = prepare(batch, codec, keys_only=False)
         for number in range(batch.num_rows):
             bucket.apply(_insert(part.slice(number, 1), table.schema.id))
     bucket.sync(bucket.state.log_offset)
@@ -124,7 +123,7 @@ def _let_rewrite(data: Path) -> None:
 def _rewrite_until_quiet(data: Path) -> None:
     """Has a server rewrite until it takes little of a core: all of it, unless others take the cores."""
     with (
-        ServerProcess(data, log_upkeep_seconds=_UPKEEP_SECONDS) as server,
+        ServerProcess(data, log_maintenance_seconds=_UPKEEP_SECONDS) as server,
         Worker(ChangesReader, server.url) as reader,
     ):
         reader.call(ChangesReader.read_log, 1)  # what nobody has used since the start is not looked after

@@ -18,11 +18,11 @@ from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker
 from scankv.model.limits import DEFAULT_CHUNK_ROWS
 from scankv.v1.scan_pb2 import ScanChunk, ScanKvResponse
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.scan.chunk_source import Position, View
 from streaming_server.scan.framing import frame_chunk
 from streaming_server.scan.resume_token import Fingerprint, TokenWriter
 from streaming_server.storage.rocks.store import scan_options
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:

@@ -70,13 +70,13 @@ class Asker(ScanKvReader):
                 raise RuntimeError("the answer has changed, although nothing was written")
             for number, name in enumerate(seconds):
                 seconds[name].append(marks[number + 1] - marks[number])
-        await self._check(before.rows_scanned, before.computed_answers)
+        await self._check(before.rows_scanned, before.computed_results)
         return {name: statistics.median(values) for name, values in seconds.items()}
 
-    async def _check(self, rows_scanned: int, computed_answers: int) -> None:
+    async def _check(self, rows_scanned: int, computed_results: int) -> None:
         now = await self._client.server_stats()
-        if now.computed_answers - computed_answers != _CALLS:
-            raise RuntimeError(f"{now.computed_answers - computed_answers} answers were computed, not {_CALLS}")
+        if now.computed_results - computed_results != _CALLS:
+            raise RuntimeError(f"{now.computed_results - computed_results} answers were computed, not {_CALLS}")
         if now.rows_scanned - rows_scanned > _CALLS * _MOST_READ:
             raise RuntimeError(f"{now.rows_scanned - rows_scanned:,} rows were read: the index was not used")
 

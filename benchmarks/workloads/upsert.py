@@ -16,8 +16,8 @@ from benchmarks.files import resources
 from benchmarks.measure import Spread, Timing, interleaved, paired_ratios
 from benchmarks.server import ServerProcess
 from benchmarks.workers import Worker
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.storage.rocks.store import RocksStore
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ _BASE_HEADERS: Final = [
     "rows",
     "on disk",
     "changes since",
-    "rows since",
-    "in memory",
+    "delta rows",
+    "delta memory",
     "age",
     "builds",
     "cpu",
@@ -34,7 +34,7 @@ _LABELS: Final = {
     "resident_bytes": "memory",
     "peak_resident_bytes": "memory at its peak",
     "snapshot_bytes": "kept on disk by snapshots",
-    "cached_bytes": "memory of cached answers",
+    "result_cache_bytes": "memory of the result cache",
     "bytes_returned": "returned by scans",
 }
 
@@ -112,7 +112,7 @@ def describe(
     if indexes:
         show_table(["index", "state"], [[", ".join(index.columns), _state(index)] for index in indexes])
     show_table(
-        ["bucket", "rows", "log offset", "on disk", "changes", "held by", "damage"],
+        ["bucket", "rows", "log offset", "on disk", "changes", "retention hold", "damage"],
         [_bucket_cells(bucket) for bucket in buckets],
     )
     bases = [(bucket.bucket, bucket.base) for bucket in buckets if bucket.base is not None]
@@ -158,7 +158,7 @@ def _bucket_cells(bucket: BucketStatistics) -> list[object]:
         bucket.log_offset,
         decimal(bucket.disk_bytes),
         decimal(bucket.log_bytes),
-        f"{bucket.log_holder}, {decimal(bucket.held_log_bytes)}" if bucket.log_holder else "",
+        f"{bucket.retention_holder}, {decimal(bucket.retention_hold_bytes)}" if bucket.retention_holder else "",
         bucket.damage or "",
     ]
 
@@ -174,8 +174,8 @@ def _base_cells(base: BaseStatistics | TableBases) -> list[object]:
         base.rows,
         decimal(base.disk_bytes),
         base.changes_since,
-        base.overlay_rows,
-        decimal(base.overlay_bytes),
+        base.delta_rows,
+        decimal(base.delta_bytes),
         duration(base.age_seconds),
         base.builds,
         duration(base.build_cpu_seconds),

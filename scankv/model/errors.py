@@ -361,7 +361,7 @@ class TooManyTransactions(ServerRefused):
 class UndoConflict(ServerRefused):
     """Others have written keys of an undo while it ran, each time that it was tried; repeat it.
 
-    What was put back so far stays.
+    Rows that were reverted so far stay reverted.
     """
 
     code = "ABORTED"

@@ -261,18 +261,18 @@ class StatsResponse(_message.Message):
     OPEN_FILES_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     WAITING_SCANS_FIELD_NUMBER: _builtins.int
-    UNREAD_ENDINGS_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_ERRORS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_VIEWS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_LEASES_FIELD_NUMBER: _builtins.int
     SNAPSHOT_BYTES_FIELD_NUMBER: _builtins.int
-    UNCHANGED_ANSWERS_FIELD_NUMBER: _builtins.int
-    CACHED_ANSWERS_FIELD_NUMBER: _builtins.int
-    COMPUTED_ANSWERS_FIELD_NUMBER: _builtins.int
-    CACHED_BYTES_FIELD_NUMBER: _builtins.int
+    UNCHANGED_RESULTS_FIELD_NUMBER: _builtins.int
+    CACHED_RESULTS_FIELD_NUMBER: _builtins.int
+    COMPUTED_RESULTS_FIELD_NUMBER: _builtins.int
+    RESULT_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     WAITING_CALLS_FIELD_NUMBER: _builtins.int
     BASES_FIELD_NUMBER: _builtins.int
     OPEN_TRANSACTIONS_FIELD_NUMBER: _builtins.int
-    CLOSED_GATES_FIELD_NUMBER: _builtins.int
+    CLOSED_COMMIT_BARRIERS_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
     LONGEST_COMMIT_MICROS_FIELD_NUMBER: _builtins.int
     CLOCK_OFFSET_MILLIS_FIELD_NUMBER: _builtins.int
@@ -309,19 +309,19 @@ class StatsResponse(_message.Message):
     """Tasks of the server's event loop."""
     waiting_scans: _builtins.int
     """Scans that wait to be admitted."""
-    unread_endings: _builtins.int
+    undelivered_errors: _builtins.int
     """Scans that were ended while their reader took nothing, and whose reader has not come back for the error."""
     snapshot_views: _builtins.int
     """Views kept for pinned snapshots, the leases on them, and the bytes on disk that only they keep."""
     snapshot_leases: _builtins.int
     snapshot_bytes: _builtins.int
-    unchanged_answers: _builtins.int
+    unchanged_results: _builtins.int
     """Answers of Count, Aggregate, TopN and ScanKv that were `unchanged`; those of the first three that were computed
     before, for another call; and those that were computed.
     """
-    cached_answers: _builtins.int
-    computed_answers: _builtins.int
-    cached_bytes: _builtins.int
+    cached_results: _builtins.int
+    computed_results: _builtins.int
+    result_cache_bytes: _builtins.int
     """What computed answers keep in memory."""
     waiting_calls: _builtins.int
     """Calls that wait until what they ask about has changed."""
@@ -329,7 +329,7 @@ class StatsResponse(_message.Message):
     """Transactions that are neither committed nor aborted; those that are being applied, with the gate before their buckets
     closed; those that were committed since the start, and the longest time for which the gate of one was closed.
     """
-    closed_gates: _builtins.int
+    closed_commit_barriers: _builtins.int
     commits: _builtins.int
     longest_commit_micros: _builtins.int
     clock_offset_millis: _builtins.int
@@ -380,18 +380,18 @@ class StatsResponse(_message.Message):
         open_files: _builtins.int = ...,
         tasks: _builtins.int = ...,
         waiting_scans: _builtins.int = ...,
-        unread_endings: _builtins.int = ...,
+        undelivered_errors: _builtins.int = ...,
         snapshot_views: _builtins.int = ...,
         snapshot_leases: _builtins.int = ...,
         snapshot_bytes: _builtins.int = ...,
-        unchanged_answers: _builtins.int = ...,
-        cached_answers: _builtins.int = ...,
-        computed_answers: _builtins.int = ...,
-        cached_bytes: _builtins.int = ...,
+        unchanged_results: _builtins.int = ...,
+        cached_results: _builtins.int = ...,
+        computed_results: _builtins.int = ...,
+        result_cache_bytes: _builtins.int = ...,
         waiting_calls: _builtins.int = ...,
         bases: _abc.Iterable[Global___TableBases] | None = ...,
         open_transactions: _builtins.int = ...,
-        closed_gates: _builtins.int = ...,
+        closed_commit_barriers: _builtins.int = ...,
         commits: _builtins.int = ...,
         longest_commit_micros: _builtins.int = ...,
         clock_offset_millis: _builtins.int = ...,
@@ -404,7 +404,7 @@ class StatsResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bases", b"bases", "bytes_returned", b"bytes_returned", "cached_answers", b"cached_answers", "cached_bytes", b"cached_bytes", "clock_jumps", b"clock_jumps", "clock_offset_millis", b"clock_offset_millis", "closed_gates", b"closed_gates", "commits", b"commits", "computed_answers", b"computed_answers", "damaged_buckets", b"damaged_buckets", "disk", b"disk", "file_limit", b"file_limit", "free_disk_bytes", b"free_disk_bytes", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "longest_commit_micros", b"longest_commit_micros", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "open_transactions", b"open_transactions", "peak_resident_bytes", b"peak_resident_bytes", "refused_requests", b"refused_requests", "request_bytes_in_flight", b"request_bytes_in_flight", "resident_bytes", b"resident_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_answers", b"unchanged_answers", "unread_endings", b"unread_endings", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_calls", b"waiting_calls", "waiting_scans", b"waiting_scans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bases", b"bases", "bytes_returned", b"bytes_returned", "cached_results", b"cached_results", "clock_jumps", b"clock_jumps", "clock_offset_millis", b"clock_offset_millis", "closed_commit_barriers", b"closed_commit_barriers", "commits", b"commits", "computed_results", b"computed_results", "damaged_buckets", b"damaged_buckets", "disk", b"disk", "file_limit", b"file_limit", "free_disk_bytes", b"free_disk_bytes", "incarnation", b"incarnation", "live_scans", b"live_scans", "log_syncs", b"log_syncs", "longest_commit_micros", b"longest_commit_micros", "open_buckets", b"open_buckets", "open_cursors", b"open_cursors", "open_files", b"open_files", "open_transactions", b"open_transactions", "peak_resident_bytes", b"peak_resident_bytes", "refused_requests", b"refused_requests", "request_bytes_in_flight", b"request_bytes_in_flight", "resident_bytes", b"resident_bytes", "result_cache_bytes", b"result_cache_bytes", "rows_scanned", b"rows_scanned", "rows_written", b"rows_written", "scans_started", b"scans_started", "snapshot_bytes", b"snapshot_bytes", "snapshot_leases", b"snapshot_leases", "snapshot_views", b"snapshot_views", "tables", b"tables", "tasks", b"tasks", "unchanged_results", b"unchanged_results", "undelivered_errors", b"undelivered_errors", "uptime_millis", b"uptime_millis", "version", b"version", "waiting_calls", b"waiting_calls", "waiting_scans", b"waiting_scans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -422,8 +422,8 @@ class TableBases(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     CHANGES_SINCE_FIELD_NUMBER: _builtins.int
-    OVERLAY_ROWS_FIELD_NUMBER: _builtins.int
-    OVERLAY_BYTES_FIELD_NUMBER: _builtins.int
+    DELTA_ROWS_FIELD_NUMBER: _builtins.int
+    DELTA_BYTES_FIELD_NUMBER: _builtins.int
     AGE_MILLIS_FIELD_NUMBER: _builtins.int
     BUILDS_FIELD_NUMBER: _builtins.int
     BUILD_CPU_MICROS_FIELD_NUMBER: _builtins.int
@@ -438,8 +438,8 @@ class TableBases(_message.Message):
     """As in BaseStatistics."""
     disk_bytes: _builtins.int
     changes_since: _builtins.int
-    overlay_rows: _builtins.int
-    overlay_bytes: _builtins.int
+    delta_rows: _builtins.int
+    delta_bytes: _builtins.int
     age_millis: _builtins.int
     """Of the oldest one."""
     builds: _builtins.int
@@ -458,8 +458,8 @@ class TableBases(_message.Message):
         rows: _builtins.int = ...,
         disk_bytes: _builtins.int = ...,
         changes_since: _builtins.int = ...,
-        overlay_rows: _builtins.int = ...,
-        overlay_bytes: _builtins.int = ...,
+        delta_rows: _builtins.int = ...,
+        delta_bytes: _builtins.int = ...,
         age_millis: _builtins.int = ...,
         builds: _builtins.int = ...,
         build_cpu_micros: _builtins.int = ...,
@@ -468,7 +468,7 @@ class TableBases(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "bases", b"bases", "buckets", b"buckets", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "disk_bytes", b"disk_bytes", "overlay_bytes", b"overlay_bytes", "overlay_rows", b"overlay_rows", "rows", b"rows", "table", b"table", "why_none", b"why_none", "written_bytes", b"written_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "bases", b"bases", "buckets", b"buckets", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "delta_bytes", b"delta_bytes", "delta_rows", b"delta_rows", "disk_bytes", b"disk_bytes", "rows", b"rows", "table", b"table", "why_none", b"why_none", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,33 +33,33 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _Via:
+class _ReadPath:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _ViaEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Via.ValueType], _builtins.type):
+class _ReadPathEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReadPath.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    VIA_UNSPECIFIED: _Via.ValueType  # 0
+    READ_PATH_UNSPECIFIED: _ReadPath.ValueType  # 0
     """The server chooses."""
-    VIA_ITERATOR: _Via.ValueType  # 1
+    READ_PATH_ROCKSDB: _ReadPath.ValueType  # 1
     """RocksDB, row by row."""
-    VIA_BASE: _Via.ValueType  # 2
-    """A columnar base, with what was written since laid over it; of a snapshot, the base that there was when it was taken.
-    INVALID_REQUEST where a bucket has none, or where the scan cannot be read so; ExplainScan says why.
+    READ_PATH_COLUMNAR: _ReadPath.ValueType  # 2
+    """The columnar base of each bucket together with its delta. A snapshot has the bases that existed when it was taken.
+    INVALID_REQUEST if a bucket has no base, or if this scan cannot read bases; ExplainScan says why.
     """
 
-class Via(_Via, metaclass=_ViaEnumTypeWrapper):
+class ReadPath(_ReadPath, metaclass=_ReadPathEnumTypeWrapper):
     """What rows are read from."""
 
-VIA_UNSPECIFIED: Via.ValueType  # 0
+READ_PATH_UNSPECIFIED: ReadPath.ValueType  # 0
 """The server chooses."""
-VIA_ITERATOR: Via.ValueType  # 1
+READ_PATH_ROCKSDB: ReadPath.ValueType  # 1
 """RocksDB, row by row."""
-VIA_BASE: Via.ValueType  # 2
-"""A columnar base, with what was written since laid over it; of a snapshot, the base that there was when it was taken.
-INVALID_REQUEST where a bucket has none, or where the scan cannot be read so; ExplainScan says why.
+READ_PATH_COLUMNAR: ReadPath.ValueType  # 2
+"""The columnar base of each bucket together with its delta. A snapshot has the bases that existed when it was taken.
+INVALID_REQUEST if a bucket has no base, or if this scan cannot read bases; ExplainScan says why.
 """
-Global___Via: _TypeAlias = Via  # noqa: Y015
+Global___ReadPath: _TypeAlias = ReadPath  # noqa: Y015
 
 @_typing.final
 class ScanKvRequest(_message.Message):
@@ -79,7 +79,7 @@ class ScanKvRequest(_message.Message):
     KEY_RANGE_FIELD_NUMBER: _builtins.int
     REVERSE_FIELD_NUMBER: _builtins.int
     ORDERED_FIELD_NUMBER: _builtins.int
-    VIA_FIELD_NUMBER: _builtins.int
+    READ_PATH_FIELD_NUMBER: _builtins.int
     HEARTBEAT_MILLIS_FIELD_NUMBER: _builtins.int
     NO_BUCKETS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
@@ -104,7 +104,7 @@ class ScanKvRequest(_message.Message):
     """Whether the rows of all buckets together come in key order, not only those of each. The server merges the buckets as
     it reads them, in bounded memory.
     """
-    via: Global___Via.ValueType
+    read_path: Global___ReadPath.ValueType
     """20 to 31 are kept for top-N.
 
     How the rows are read. The rows, their order and the tokens are the same either way.
@@ -173,13 +173,13 @@ class ScanKvRequest(_message.Message):
         key_range: Global___KeyRange | None = ...,
         reverse: _builtins.bool = ...,
         ordered: _builtins.bool = ...,
-        via: Global___Via.ValueType = ...,
+        read_path: Global___ReadPath.ValueType = ...,
         heartbeat_millis: _builtins.int = ...,
         no_buckets: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "chunk", b"chunk", "columns", b"columns", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "snapshot", b"snapshot", "source", b"source", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "via", b"via", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since", "_limit", b"_limit", "buckets", b"buckets", "chunk", b"chunk", "columns", b"columns", "heartbeat_millis", b"heartbeat_millis", "if_changed_since", b"if_changed_since", "key_range", b"key_range", "limit", b"limit", "live_kv", b"live_kv", "log", b"log", "no_buckets", b"no_buckets", "ordered", b"ordered", "read_path", b"read_path", "resume_token", b"resume_token", "reverse", b"reverse", "snapshot", b"snapshot", "source", b"source", "table", b"table", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_changed_since: _TypeAlias = _typing.Literal["if_changed_since"]  # noqa: Y015
     _WhichOneofArgType__if_changed_since: _TypeAlias = _typing.Literal["_if_changed_since", b"_if_changed_since"]  # noqa: Y015
@@ -975,8 +975,8 @@ class ExplainScanResponse(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     INDEX_RANGES_FIELD_NUMBER: _builtins.int
     INDEX_KEYS_FIELD_NUMBER: _builtins.int
-    VIA_FIELD_NUMBER: _builtins.int
-    VIA_REASON_FIELD_NUMBER: _builtins.int
+    READ_PATH_FIELD_NUMBER: _builtins.int
+    READ_PATH_REASON_FIELD_NUMBER: _builtins.int
     RANGE_COUNT_FIELD_NUMBER: _builtins.int
     ALL_KEYS_FIELD_NUMBER: _builtins.int
     INDEX_RANGE_COUNT_FIELD_NUMBER: _builtins.int
@@ -993,9 +993,9 @@ class ExplainScanResponse(_message.Message):
     """The most rows. Absent: no limit."""
     index_keys: _builtins.int
     """The most keys that are looked up through it."""
-    via: Global___Via.ValueType
+    read_path: Global___ReadPath.ValueType
     """What the rows are read from, and why."""
-    via_reason: _builtins.str
+    read_path_reason: _builtins.str
     range_count: _builtins.int
     """How many ranges of keys are read. 0: points are read, or nothing."""
     all_keys: _builtins.bool
@@ -1049,15 +1049,15 @@ class ExplainScanResponse(_message.Message):
         index: _abc.Iterable[_builtins.str] | None = ...,
         index_ranges: _abc.Iterable[_builtins.str] | None = ...,
         index_keys: _builtins.int = ...,
-        via: Global___Via.ValueType = ...,
-        via_reason: _builtins.str = ...,
+        read_path: Global___ReadPath.ValueType = ...,
+        read_path_reason: _builtins.str = ...,
         range_count: _builtins.int = ...,
         all_keys: _builtins.bool = ...,
         index_range_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "all_keys", b"all_keys", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range_count", b"index_range_count", "index_ranges", b"index_ranges", "limit", b"limit", "ordered", b"ordered", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id", "via", b"via", "via_reason", b"via_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "all_keys", b"all_keys", "buckets", b"buckets", "columns_read", b"columns_read", "columns_returned", b"columns_returned", "first_points", b"first_points", "index", b"index", "index_keys", b"index_keys", "index_range_count", b"index_range_count", "index_ranges", b"index_ranges", "limit", b"limit", "ordered", b"ordered", "points", b"points", "range_count", b"range_count", "ranges", b"ranges", "read_path", b"read_path", "read_path_reason", b"read_path_reason", "residual", b"residual", "reverse", b"reverse", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

@@ -81,7 +81,7 @@ class Snapshot(_message.Message):
     @_builtins.property
     def log_offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """For every bucket, the offset of the first change that is not in the view. The changes from there on are kept while a
-        lease on the view lives, up to `log_hold_max_bytes` beyond the retention.
+        lease on the view lives, up to `max_retention_hold_bytes` beyond the retention.
         """
 
     def __init__(

@@ -657,8 +657,8 @@ class BucketStatistics(_message.Message):
     DAMAGE_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     LOG_BYTES_FIELD_NUMBER: _builtins.int
-    LOG_HOLDER_FIELD_NUMBER: _builtins.int
-    HELD_LOG_BYTES_FIELD_NUMBER: _builtins.int
+    RETENTION_HOLDER_FIELD_NUMBER: _builtins.int
+    RETENTION_HOLD_BYTES_FIELD_NUMBER: _builtins.int
     bucket: _builtins.int
     rows: _builtins.int
     """Live rows, exact. Absent: not known, because they were written without reading those that were there."""
@@ -672,11 +672,11 @@ class BucketStatistics(_message.Message):
     """Why the bucket cannot be read, empty when it can."""
     log_bytes: _builtins.int
     """Bytes of changes that the changelog has, as they were written."""
-    log_holder: _builtins.str
-    """Who holds the oldest changes beyond their retention or until it is over, and the bytes of the changes from there on:
-    a stream, consumer, transaction, snapshot or undo. Empty where nobody holds any.
+    retention_holder: _builtins.str
+    """What has the oldest retention hold (a stream, consumer, transaction, snapshot or undo), and the bytes of the changes
+    from that hold on. Empty if nothing holds the changelog.
     """
-    held_log_bytes: _builtins.int
+    retention_hold_bytes: _builtins.int
     @_builtins.property
     def base(self) -> Global___BaseStatistics:
         """Its columnar base. Absent where the table has the option `columnar_base=off`."""
@@ -692,12 +692,12 @@ class BucketStatistics(_message.Message):
         damage: _builtins.str = ...,
         base: Global___BaseStatistics | None = ...,
         log_bytes: _builtins.int = ...,
-        log_holder: _builtins.str = ...,
-        held_log_bytes: _builtins.int = ...,
+        retention_holder: _builtins.str = ...,
+        retention_hold_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "base", b"base", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "base", b"base", "bucket", b"bucket", "damage", b"damage", "disk_bytes", b"disk_bytes", "epoch", b"epoch", "held_log_bytes", b"held_log_bytes", "log_bytes", b"log_bytes", "log_holder", b"log_holder", "log_offset", b"log_offset", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "base", b"base", "bucket", b"bucket", "damage", b"damage", "disk_bytes", b"disk_bytes", "epoch", b"epoch", "log_bytes", b"log_bytes", "log_offset", b"log_offset", "retention_hold_bytes", b"retention_hold_bytes", "retention_holder", b"retention_holder", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
     _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
@@ -716,8 +716,8 @@ class BaseStatistics(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     CHANGES_SINCE_FIELD_NUMBER: _builtins.int
-    OVERLAY_ROWS_FIELD_NUMBER: _builtins.int
-    OVERLAY_BYTES_FIELD_NUMBER: _builtins.int
+    DELTA_ROWS_FIELD_NUMBER: _builtins.int
+    DELTA_BYTES_FIELD_NUMBER: _builtins.int
     AGE_MILLIS_FIELD_NUMBER: _builtins.int
     BUILDS_FIELD_NUMBER: _builtins.int
     BUILD_CPU_MICROS_FIELD_NUMBER: _builtins.int
@@ -733,10 +733,10 @@ class BaseStatistics(_message.Message):
     disk_bytes: _builtins.int
     changes_since: _builtins.int
     """How many changes there are since, as log offsets count them."""
-    overlay_rows: _builtins.int
-    """Rows and deletions since that are kept in memory; a key that was written again may count again."""
-    overlay_bytes: _builtins.int
-    """What they take, with those of older states that scans still read."""
+    delta_rows: _builtins.int
+    """Rows and deletions in the delta, which is in memory. A key that was written several times may count several times."""
+    delta_bytes: _builtins.int
+    """Memory of the delta, including older states of it that scans still read."""
     age_millis: _builtins.int
     """Since its building was begun."""
     builds: _builtins.int
@@ -754,8 +754,8 @@ class BaseStatistics(_message.Message):
         rows: _builtins.int = ...,
         disk_bytes: _builtins.int = ...,
         changes_since: _builtins.int = ...,
-        overlay_rows: _builtins.int = ...,
-        overlay_bytes: _builtins.int = ...,
+        delta_rows: _builtins.int = ...,
+        delta_bytes: _builtins.int = ...,
         age_millis: _builtins.int = ...,
         builds: _builtins.int = ...,
         build_cpu_micros: _builtins.int = ...,
@@ -765,7 +765,7 @@ class BaseStatistics(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "disk_bytes", b"disk_bytes", "last_build_cpu_micros", b"last_build_cpu_micros", "last_written_bytes", b"last_written_bytes", "log_offset", b"log_offset", "overlay_bytes", b"overlay_bytes", "overlay_rows", b"overlay_rows", "rows", b"rows", "why_none", b"why_none", "written_bytes", b"written_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "delta_bytes", b"delta_bytes", "delta_rows", b"delta_rows", "disk_bytes", b"disk_bytes", "last_build_cpu_micros", b"last_build_cpu_micros", "last_written_bytes", b"last_written_bytes", "log_offset", b"log_offset", "rows", b"rows", "why_none", b"why_none", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,7 +45,7 @@ class WriterIdentity(_message.Message):
 
     Each bucket notes the requests of a writer with the rows that they write: the 16 of the greatest sequences. A repeated
     one changes nothing where it was applied, and is answered with the first answer. One that cannot be told any more
-    (below the 16, or below what was settled) is refused with WRITER_EXPIRED.
+    (below the 16, or below `acked_below`) is refused with WRITER_EXPIRED.
 
     A writer that was never opened is known for an hour after it was heard of last. It should be a random id that one
     program uses for one request at a time.
@@ -56,7 +56,7 @@ class WriterIdentity(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
-    SETTLED_BELOW_FIELD_NUMBER: _builtins.int
+    ACKED_BELOW_FIELD_NUMBER: _builtins.int
     SENT_MILLIS_AGO_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """1 to 128 of `A-Z a-z 0-9 . _ : -`, neither `.` nor `..`."""
@@ -66,9 +66,9 @@ class WriterIdentity(_message.Message):
     """Greater than those of the writer's requests before. There may be gaps, and up to 16 requests may be under way at once;
     the order in which those are applied is not defined.
     """
-    settled_below: _builtins.int
-    """Every request of the writer with a lower sequence was answered, or given up: one that is still under way is not to
-    be applied behind this one.
+    acked_below: _builtins.int
+    """The client waits for no request of the writer with a lower sequence: each was answered or given up. The server does not
+    apply a lower one that arrives after this request.
     """
     sent_millis_ago: _builtins.int
     """How long ago the request was sent for the first time. 0 when this is the first time."""
@@ -78,12 +78,12 @@ class WriterIdentity(_message.Message):
         id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         sequence: _builtins.int = ...,
-        settled_below: _builtins.int = ...,
+        acked_below: _builtins.int = ...,
         sent_millis_ago: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "sent_millis_ago", b"sent_millis_ago", "sequence", b"sequence", "settled_below", b"settled_below"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_below", b"acked_below", "epoch", b"epoch", "id", b"id", "sent_millis_ago", b"sent_millis_ago", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -375,15 +375,15 @@ class UndoResponse(_message.Message):
 
     RESTORED_FIELD_NUMBER: _builtins.int
     DELETED_FIELD_NUMBER: _builtins.int
-    SKIPPED_FIELD_NUMBER: _builtins.int
+    CONFLICTS_FIELD_NUMBER: _builtins.int
     LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     TABLE_INCARNATION_FIELD_NUMBER: _builtins.int
     restored: _builtins.int
     """Keys that have a row, in whose columns stands what stood there before the writer's first change behind the offset."""
     deleted: _builtins.int
     """Keys whose row is gone, because the writer has made it."""
-    skipped: _builtins.int
-    """Keys that were left as they are, because others have written the same columns since."""
+    conflicts: _builtins.int
+    """Keys that were left as they are, because other writers have written the same columns since."""
     table_incarnation: _builtins.str
     """Differs for a table that is dropped and made anew."""
     @_builtins.property
@@ -395,13 +395,13 @@ class UndoResponse(_message.Message):
         *,
         restored: _builtins.int = ...,
         deleted: _builtins.int = ...,
-        skipped: _builtins.int = ...,
+        conflicts: _builtins.int = ...,
         log_offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         table_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "log_offsets", b"log_offsets", "restored", b"restored", "skipped", b"skipped", "table_incarnation", b"table_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "deleted", b"deleted", "log_offsets", b"log_offsets", "restored", b"restored", "table_incarnation", b"table_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

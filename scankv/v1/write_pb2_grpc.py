@@ -68,7 +68,7 @@ class WriteServiceServicer:
         whole batches: repeat the request with the same `writer`, which applies only what is missing. Order: two requests
         that do not overlap in time are applied in their order; rows of one key are never mixed. A request overlaps with all
         that follow until it is answered: one that the client gave up may arrive late and be applied then, unless a later
-        one of the same writer in the same bucket says that it is settled.
+        request of the same writer in the same bucket has a greater `acked_below`.
 
         Errors: NOT_FOUND TABLE_NOT_FOUND; INVALID_ARGUMENT SCHEMA_MISMATCH (missing, unknown or wrongly typed column; null
         in a NOT NULL column: metadata column, row), INVALID_KEY (over 16 KiB: metadata row), INVALID_REQUEST (broken or

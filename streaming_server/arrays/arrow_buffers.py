@@ -106,7 +106,7 @@ def binary_from_matrix(matrix: Bytes) -> pa.Array:
     return binary_from_ranges(pa.py_buffer(np.ascontiguousarray(matrix)), offsets)
 
 
-def cut_out(values: pa.Array, starts: Offsets, ends: Offsets) -> pa.Array:
+def slice_values(values: pa.Array, starts: Offsets, ends: Offsets) -> pa.Array:
     """The binary array of bytes `starts[i]..ends[i]` of the data buffer of `values`, packed together.
 
     The ranges ascend and do not overlap. Interleaved, starts and ends are the offsets of an array in which every second
@@ -136,6 +136,6 @@ def data_bytes(array: pa.Array) -> Bytes:
     return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
 
 
-def without_columns(rows: int) -> pa.RecordBatch:
+def columnless_batch(rows: int) -> pa.RecordBatch:
     """A batch of so many rows that has no columns."""
     return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None], children=[]))

@@ -1,7 +1,7 @@
-"""Sums of integers and decimals that cannot overflow while they are made: each value in pieces of 32 bits.
+"""Sums of integers and decimals that cannot overflow while they are made: each value in limbs of 32 bits.
 
-A value is the sum of its pieces times 2**0, 2**32, 2**64, ...; all but the last are below 2**32, the last has the sign.
-So int64 columns of pieces can be added up for 2**31 rows, and after `carried` for as many again.
+A value is the sum of its limbs times 2**0, 2**32, 2**64, ...; all but the last are below 2**32, the last has the sign.
+So int64 columns of limbs can be added up for 2**31 rows, and after `propagate_carries` for as many again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _BITS = 32
 _LOW = 2**_BITS - 1
 
 
-def piece_count(type_: pa.DataType) -> int:
-    """How many pieces a value of an integer or decimal type has."""
+def limb_count(type_: pa.DataType) -> int:
+    """How many limbs a value of an integer or decimal type has."""
     return 4 if pat.is_decimal(type_) else 2
 
 
-def piece(array: pa.Array, number: int) -> pa.Array:
-    """One of the pieces of integers or decimals, the lowest is 0: int64, null where the value is."""
+def limb(array: pa.Array, number: int) -> pa.Array:
+    """One of the limbs of integers or decimals, the lowest is 0: int64, null where the value is."""
     if pat.is_decimal(array.type):
         words = np.frombuffer(array.buffers()[1] or b"", "<i4" if number == 3 else "<u4")
         mine = words[4 * array.offset + number : 4 * (array.offset + len(array)) : 4]
@@ -40,33 +40,33 @@ def piece(array: pa.Array, number: int) -> pa.Array:
     return cut(array.cast(wide), pa.scalar(_BITS if number else _LOW, wide)).cast(pa.int64())
 
 
-def carried(pieces: Sequence[pa.Array]) -> list[pa.Array]:
-    """The same sums, in pieces that are all below 2**32 but for the last."""
-    nulls = _nulls(pieces[0])
+def propagate_carries(limbs: Sequence[pa.Array]) -> list[pa.Array]:
+    """The same sums, in limbs that are all below 2**32 but for the last."""
+    nulls = _nulls(limbs[0])
     carry: npt.NDArray[np.int64] = np.zeros(len(nulls), np.int64)
     result = []
-    for each in pieces[:-1]:
+    for each in limbs[:-1]:
         total = _numbers(each) + carry
         result.append(pa.array(total & _LOW, mask=nulls))
         carry = total >> _BITS
-    return [*result, pa.array(_numbers(pieces[-1]) + carry, mask=nulls)]
+    return [*result, pa.array(_numbers(limbs[-1]) + carry, mask=nulls)]
 
 
-def as_integers(pieces: Sequence[pa.Array]) -> pa.Array | None:
+def as_integers(limbs: Sequence[pa.Array]) -> pa.Array | None:
     """Carried sums as int64; None when one of them does not fit."""
-    low, high = map(_numbers, pieces)
+    low, high = map(_numbers, limbs)
     if _is_over(high):
         return None
-    return pa.array(high << _BITS | low, mask=_nulls(pieces[0]))
+    return pa.array(high << _BITS | low, mask=_nulls(limbs[0]))
 
 
-def as_decimals(pieces: Sequence[pa.Array], type_: pa.DataType) -> pa.Array | None:
+def as_decimals(limbs: Sequence[pa.Array], type_: pa.DataType) -> pa.Array | None:
     """Carried sums as a decimal128 type of 38 digits; None when one of them does not fit."""
-    numbers = list(map(_numbers, pieces))
+    numbers = list(map(_numbers, limbs))
     if _is_over(numbers[-1]):
         return None
     words = np.stack([number.astype(np.uint32) for number in numbers], axis=1)
-    sums = pa.Array.from_buffers(type_, len(words), [validity_buffer(~_nulls(pieces[0])), pa.py_buffer(words)])
+    sums = pa.Array.from_buffers(type_, len(words), [validity_buffer(~_nulls(limbs[0])), pa.py_buffer(words)])
     try:
         sums.validate(full=True)
     except pa.ArrowInvalid:
@@ -74,12 +74,12 @@ def as_decimals(pieces: Sequence[pa.Array], type_: pa.DataType) -> pa.Array | No
     return sums
 
 
-def as_floats(pieces: Sequence[pa.Array], scale: int) -> pa.Array:
+def as_floats(limbs: Sequence[pa.Array], scale: int) -> pa.Array:
     """Carried sums of any size as float64, divided by ten to the power of `scale`."""
-    total = np.zeros(len(pieces[0]))
-    for place, each in reversed(list(enumerate(pieces))):
+    total = np.zeros(len(limbs[0]))
+    for place, each in reversed(list(enumerate(limbs))):
         total += _numbers(each) * 2.0 ** (_BITS * place)
-    return pa.array(total / 10.0**scale if scale >= 0 else total * 10.0**-scale, mask=_nulls(pieces[0]))
+    return pa.array(total / 10.0**scale if scale >= 0 else total * 10.0**-scale, mask=_nulls(limbs[0]))
 
 
 def _numbers(array: pa.Array) -> npt.NDArray[np.int64]:

@@ -23,12 +23,12 @@ def is_planned_at_once(where: Predicate | None) -> bool:
     return where is None or (where.nodes <= _SHORT_NODES and where.list_values <= _SHORT_LISTS)
 
 
-class Via(enum.Enum):
+class ReadPath(enum.Enum):
     """What rows are read from."""
 
     AUTO = enum.auto()
-    ITERATOR = enum.auto()
-    BASE = enum.auto()
+    ROCKSDB = enum.auto()
+    COLUMNAR = enum.auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class ReadPlan:
         limit: The most rows of the whole scan, None for all.
         resume_token: Where it goes on, empty at the beginning.
         stored_rows: Whether the rows as they are stored are one more column.
-        via: What the rows are read from.
+        read_path: What the rows are read from.
     """
 
     buckets: tuple[int, ...] | None
@@ -59,7 +59,7 @@ class ReadPlan:
     resume_token: bytes
     ordered: bool = False
     stored_rows: bool = False
-    via: Via = Via.AUTO
+    read_path: ReadPath = ReadPath.AUTO
 
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
         """How this is read of a table with such rows and keys. Raises SchemaMismatch."""

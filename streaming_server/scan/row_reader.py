@@ -50,7 +50,7 @@ class Readable(Protocol):
         """The stored rows of some keys, None where there is none."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """What errors call it."""
 
     @property

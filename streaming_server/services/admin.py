@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import grpc
 
     from streaming_server.engine.bucket.bucket_check import BucketFindings
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.admission.waiting_calls import WaitingCalls
-    from streaming_server.scan.queries.result_cache import Answers
+    from streaming_server.scan.queries.result_cache import ResultCache
     from streaming_server.services.intake import Intake
     from streaming_server.services.write import WriteService
 
@@ -36,7 +36,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self,
         tables: Tables,
         registry: ScanRegistry,
-        answers: Answers,
+        results: ResultCache,
         waiting: WaitingCalls,
         writes: WriteService,
         intake: Intake,
@@ -45,7 +45,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> None:
         self._tables = tables
         self._registry = registry
-        self._answers = answers
+        self._results = results
         self._waiting = waiting
         self._writes = writes
         self._intake = intake
@@ -72,7 +72,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 open_buckets=sum(bucket.is_open for bucket in buckets),
                 live_scans=len(self._registry.live),
                 waiting_scans=self._registry.waiting,
-                unread_endings=self._registry.unread_endings,
+                undelivered_errors=self._registry.undelivered_errors,
                 open_cursors=BucketCursor.open_cursors,
                 open_files=open_files(),
                 file_limit=file_limit(),
@@ -85,15 +85,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 scans_started=self._registry.started,
                 rows_scanned=self._registry.rows_scanned,
                 bytes_returned=self._registry.bytes_returned,
-                unchanged_answers=self._answers.unchanged,
-                cached_answers=self._answers.cached,
-                computed_answers=self._answers.computed,
-                cached_bytes=self._answers.cached_bytes,
+                unchanged_results=self._results.unchanged,
+                cached_results=self._results.cached,
+                computed_results=self._results.computed,
+                result_cache_bytes=self._results.cached_bytes,
                 waiting_calls=self._waiting.waiting,
                 request_bytes_in_flight=self._intake.claimed_bytes,
                 refused_requests=self._intake.refused,
                 open_transactions=len(self._tables.transactions.open),
-                closed_gates=commits.closed_gates,
+                closed_commit_barriers=commits.closed_commit_barriers,
                 commits=commits.commits,
                 longest_commit_micros=commits.longest_micros,
                 rows_written=self._writes.rows_written + commits.rows,

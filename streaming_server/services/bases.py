@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scankv.v1 import admin_pb2, table_pb2
-from streaming_server.engine.columnar.base_stats import base_figures_of
+from streaming_server.engine.columnar.base_stats import base_stats_of
 
 if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
 
 
 def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatistics:
     """Those of one bucket, at some commit time."""
-    found = base_figures_of(live, now_micros)
+    found = base_stats_of(live, now_micros)
     return table_pb2.BaseStatistics(
         why_none=found.why_none,
         log_offset=found.log_offset,
         rows=found.rows,
         disk_bytes=found.disk_bytes,
         changes_since=found.changes_since,
-        overlay_rows=found.overlay_rows,
-        overlay_bytes=found.overlay_bytes,
+        delta_rows=found.delta_rows,
+        delta_bytes=found.delta_bytes,
         age_millis=found.age_millis,
         builds=found.record.builds,
         build_cpu_micros=int(found.record.cpu_seconds * 1_000_000),
@@ -34,8 +34,8 @@ def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatisti
 
 def table_bases(table: LiveTable) -> admin_pb2.TableBases:
     """Those of one table. Opens nothing."""
-    now_micros = table.clock.commit_micros()
-    found = [base_figures_of(live, now_micros) for live in table.buckets]
+    now_micros = table.state.clock.commit_micros()
+    found = [base_stats_of(live, now_micros) for live in table.buckets]
     return admin_pb2.TableBases(
         table=table.definition.name,
         buckets=len(found),
@@ -43,8 +43,8 @@ def table_bases(table: LiveTable) -> admin_pb2.TableBases:
         rows=sum(each.rows for each in found),
         disk_bytes=sum(each.disk_bytes for each in found),
         changes_since=sum(each.changes_since for each in found),
-        overlay_rows=sum(each.overlay_rows for each in found),
-        overlay_bytes=sum(each.overlay_bytes for each in found),
+        delta_rows=sum(each.delta_rows for each in found),
+        delta_bytes=sum(each.delta_bytes for each in found),
         age_millis=max(each.age_millis for each in found),
         builds=sum(each.record.builds for each in found),
         build_cpu_micros=int(sum(each.record.cpu_seconds for each in found) * 1_000_000),

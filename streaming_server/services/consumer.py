@@ -31,7 +31,7 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
     ) -> consumer_pb2.ListConsumersResponse:
         """Lists the consumers of a table."""
         async with mapped_errors(request, context):
-            table = self._tables.table(request.table)
+            table = self._tables.table(request.table).state
             infos = await self._consumers.listed(table)
         incarnation = table.definition.incarnation
         return consumer_pb2.ListConsumersResponse(consumers=(_consumer(info, incarnation) for info in infos))
@@ -45,7 +45,7 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
         async with mapped_errors(request, context):
             if len(request.resume_token) > MAX_RESUME_TOKEN_BYTES:
                 raise InvalidResumeToken("the resume token is damaged: send it exactly as it was received")
-            table = self._tables.table(request.table)
+            table = self._tables.table(request.table).state
             offsets, micros = await self._consumers.commit(
                 table, request.consumer_id, request.fence, request.resume_token
             )
@@ -65,7 +65,7 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
                 raise InvalidRequest("start is missing: say where the consumer is to go on")
             if start.WhichOneof("stop") or start.consumer_id or start.consumer_fence:
                 raise InvalidRequest("of start, only its start and clamp are for moving a consumer")
-            table = self._tables.table(request.table)
+            table = self._tables.table(request.table).state
             offsets = await self._consumers.reset(table, request.consumer_id, log_start(start), clamp=start.clamp)
         return consumer_pb2.ResetConsumerResponse(log_offsets=offsets, table_incarnation=table.definition.incarnation)
 
@@ -76,7 +76,7 @@ class ConsumerService(consumer_pb2_grpc.ConsumerServiceServicer):
     ) -> consumer_pb2.DeleteConsumerResponse:
         """Forgets a consumer."""
         async with mapped_errors(request, context):
-            await self._consumers.delete(self._tables.table(request.table), request.consumer_id)
+            await self._consumers.delete(self._tables.table(request.table).state, request.consumer_id)
         return consumer_pb2.DeleteConsumerResponse()
 
 

@@ -15,7 +15,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from scankv.model.errors import InternalError, InvalidRequest, ScanKvError, UnknownField
-from streaming_server.storage.files.disk_space import want_of
+from streaming_server.storage.files.disk_space import resource_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -49,7 +49,7 @@ async def mapped_errors(request: Message, context: grpc.aio.ServicerContext[Any,
         raise asyncio.CancelledError from error
     except Exception as error:
         if isinstance(error, OSError):
-            want = want_of(error, os.fsdecode(error.filename) if error.filename else "the data directory")
+            want = resource_error(error, os.fsdecode(error.filename) if error.filename else "the data directory")
             if want is not None:
                 _log.warning("%s: %s", type(request).__name__, error)
                 await end_with(context, want)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streaming_server.scan.queries.indexed_top_n import FoundRows
     from streaming_server.scan.queries.result_cache import Computation
     from streaming_server.scan.queries.top_n import TopNSpec
-    from streaming_server.scan.rows.locked_view import HeldView
+    from streaming_server.scan.rows.locked_view import LockedView
 
 _QUICK_ROWS: Final = 1000
 """Rows that are found in a few milliseconds, for which nothing is admitted, listed or ended."""
@@ -83,32 +83,32 @@ async def indexed_top_n(
         if where is not None or spec.with_ties or spec.n > _QUICK_ROWS:
             stack.enter_context(registry.call(scan))
             await stack.enter_async_context(registry.admitted(scan))
-        computation.opening()
-        async with _held_view(tables, request, scan) as held:
-            version = version_of(held.codec.definition, held.view.log_offsets)
-            computation.opened(version)
-            found = await _found(spec, where, held)
+        computation.begin_view()
+        async with _locked_view(tables, request, scan) as locked:
+            version = version_of(locked.codec.definition, locked.view.log_offsets)
+            computation.set_view_version(version)
+            found = await _found(spec, where, locked)
         if found is None:
             return None
         if scan.admitted_at is None:
             registry.note_rows(found.scanned)
         else:
             scan.rows_scanned = found.scanned
-        return IndexedAnswer(found, version, held.view.log_offsets)
+        return IndexedAnswer(found, version, locked.view.log_offsets)
 
 
-async def _found(spec: TopNSpec, where: Predicate | None, held: HeldView) -> FoundRows | None:
-    asked = spec, where, held.codec, held.keys, held.indexes
+async def _found(spec: TopNSpec, where: Predicate | None, locked: LockedView) -> FoundRows | None:
+    asked = spec, where, locked.codec, locked.keys, locked.indexes
     if is_planned_at_once(where):
         choice = chosen_order(*asked)
     else:
         choice = await asyncio.to_thread(chosen_order, *asked)
-        held.check()
-    return None if choice is None else await top_by_index(spec, choice, held)
+        locked.check()
+    return None if choice is None else await top_by_index(spec, choice, locked)
 
 
 @asynccontextmanager
-async def _held_view(tables: Tables, request: lookup_pb2.TopNRequest, scan: LiveScan) -> AsyncIterator[HeldView]:
+async def _locked_view(tables: Tables, request: lookup_pb2.TopNRequest, scan: LiveScan) -> AsyncIterator[LockedView]:
     """What is read, for the length of the block; what it shows is durable at its end."""
 
     def check() -> None:
@@ -116,9 +116,9 @@ async def _held_view(tables: Tables, request: lookup_pb2.TopNRequest, scan: Live
             raise copy(scan.ended)
 
     if not request.HasField("snapshot"):
-        async with tables.table(request.table).held_view(check) as held:
-            yield held
+        async with tables.table(request.table).reads.lock_view(check) as locked:
+            yield locked
         return
     snapshot_id = request.snapshot.snapshot_id
     async with tables.snapshots.reading(snapshot_id, request.table, None) as reader:
-        yield reader.held_view(check)
+        yield reader.locked_view(check)

@@ -28,7 +28,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         """Takes a lock."""
         async with mapped_errors(request, context):
             table = self._tables.table(request.table)
-            lock = await table.locks.lock(
+            lock = await table.writes.locks.lock(
                 table.definition,
                 request.columns,
                 request.owner,
@@ -36,7 +36,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
                 _seconds(request.ttl_millis),
                 take_over=request.take_over,
             )
-            self._tables.locks.tell(lock)
+            self._tables.locks.notify(lock)
         return lock_pb2.LockColumnsResponse(lock=_message(lock))
 
     async def RenewColumnLock(
@@ -48,7 +48,7 @@ class LockService(lock_pb2_grpc.LockServiceServicer):
         async with mapped_errors(request, context):
             locks = self._tables.locks.with_id(request.lock_id)
             lock = await locks.renew(request.lock_id, _seconds(request.ttl_millis))
-            self._tables.locks.tell(lock)
+            self._tables.locks.notify(lock)
         return lock_pb2.RenewColumnLockResponse(lock=_message(lock))
 
     async def ReleaseColumnLock(

@@ -19,7 +19,7 @@ from scankv.v1 import lookup_pb2, scan_pb2
 from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.framing import frame_answer
 from streaming_server.scan.queries.aggregation import Aggregation, RowCounter
-from streaming_server.scan.queries.result_cache import Answer
+from streaming_server.scan.queries.result_cache import CachedResult
 from streaming_server.scan.queries.top_n import TopN, TopNSpec
 from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import mapped_errors
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.admission.waiting_calls import WaitingCalls
-    from streaming_server.scan.queries.result_cache import Answers, Computation
+    from streaming_server.scan.queries.result_cache import Computation, ResultCache
     from streaming_server.services.indexed_top_n import IndexedAnswer
     from streaming_server.services.intake import GuardedServer
     from streaming_server.services.reading import Current
@@ -57,19 +57,19 @@ _SHARE_OF_DEADLINE = 0.9
 class LookupService:
     """Serves lookups, counts, aggregates and top-N. See `protos/scankv/v1/lookup.proto` for what they promise.
 
-    Answers leave it serialised, so it is registered by handlers of its own and not by the generated ones.
+    Answers leave the service serialised, so handlers of its own register it and not by the generated ones.
 
     Args:
         tables: What is read.
         registry: Admits, lists and ends what reads whole views, as it does with scans.
-        answers: Has each answer computed once for all who ask for it.
+        results: Computes each result once for all callers that ask for it.
         waiting: Has calls wait until there is another answer.
     """
 
-    def __init__(self, tables: Tables, registry: ScanRegistry, answers: Answers, waiting: WaitingCalls) -> None:
+    def __init__(self, tables: Tables, registry: ScanRegistry, results: ResultCache, waiting: WaitingCalls) -> None:
         self._tables = tables
         self._registry = registry
-        self._answers = answers
+        self._results = results
         self._waiting = waiting
 
     def add_to_server(self, server: GuardedServer) -> None:
@@ -93,7 +93,7 @@ class LookupService:
         async with mapped_errors(request, context):
             columns = column_names(request.columns) if request.HasField("columns") else None
             table = self._tables.table(request.table)
-            rows, found, offsets = await table.lookup(request.keys, columns)
+            rows, found, offsets = await table.reads.lookup(request.keys, columns)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)
@@ -141,7 +141,7 @@ class LookupService:
         context: grpc.aio.ServicerContext[_Question, bytes],
         response: type[_Response],
         check: Callable[[_Question, Schema], None],
-        compute: Callable[[_Question, str, Computation], Awaitable[Answer]],
+        compute: Callable[[_Question, str, Computation], Awaitable[CachedResult]],
     ) -> bytes:
         """The answer to a question: that nothing has changed, one that is there or under way, or one that is computed.
 
@@ -160,19 +160,21 @@ class LookupService:
         while True:
             current = await self._current(request, query, check)
             if since is None or since != current.version:
-                return await self._answers.answer(query, current.again, partial(compute, request, context.peer()))
+                return await self._results.get_or_compute(
+                    query, current.again, partial(compute, request, context.peer())
+                )
             left = until - clock()
             if left <= 0 or self._waiting.is_full:
-                self._answers.unchanged += 1
+                self._results.unchanged += 1
                 return response(version=since, unchanged=True).SerializeToString()
             await self._waiting.changed(current, left)
 
     async def _current(self, request: _Question, query: bytes, check: Callable[[_Question, Schema], None]) -> Current:
         """What a question is about now, after `check` unless that has passed the question before."""
         definition = definition_of(self._tables, request)
-        if not self._answers.is_valid(query, definition.incarnation, definition.schema.id):
+        if not self._results.is_valid(query, definition.incarnation, definition.schema.id):
             check(request, definition.schema)
-            self._answers.note_valid(query, definition.incarnation, definition.schema.id)
+            self._results.remember_valid(query, definition.incarnation, definition.schema.id)
         buckets = bucket_numbers(request.buckets) if isinstance(request, lookup_pb2.CountRequest) else None
         return await current_of(self._tables, request, buckets)
 
@@ -182,7 +184,7 @@ class LookupService:
         if request.HasField("if_changed_since"):
             current = await current_of(self._tables, request, buckets)
             if request.if_changed_since == current.version:
-                self._answers.unchanged += 1
+                self._results.unchanged += 1
                 return lookup_pb2.CountResponse(version=current.version, unchanged=True).SerializeToString()
         if request.HasField("snapshot"):
             snapshot_id = request.snapshot.snapshot_id
@@ -190,24 +192,26 @@ class LookupService:
                 definition, offsets = reader.definition, reader.log_offsets
                 rows = total_rows(reader.rows.values())
         else:
-            rows, offsets = await table.count(buckets)
+            rows, offsets = await table.reads.count(buckets)
             definition = table.definition
         if rows is None:
             return None
-        self._answers.computed += 1
+        self._results.computed += 1
         version = version_of(definition, offsets)
         return lookup_pb2.CountResponse(rows=rows, log_offsets=offsets, version=version).SerializeToString()
 
-    async def _count(self, request: lookup_pb2.CountRequest, peer: str, computation: Computation) -> Answer:
+    async def _count(self, request: lookup_pb2.CountRequest, peer: str, computation: Computation) -> CachedResult:
         scan = _scan_of(request, ())
         scan.buckets.extend(request.buckets)
         counter = RowCounter()
         async with whole_view(self._tables, self._registry, scan, peer, computation) as view:
             await view.read(counter)
         response = lookup_pb2.CountResponse(rows=counter.rows, log_offsets=view.log_offsets, version=view.version)
-        return Answer(view.version, response.SerializeToString())
+        return CachedResult(view.version, response.SerializeToString())
 
-    async def _aggregate(self, request: lookup_pb2.AggregateRequest, peer: str, computation: Computation) -> Answer:
+    async def _aggregate(
+        self, request: lookup_pb2.AggregateRequest, peer: str, computation: Computation
+    ) -> CachedResult:
         aggregation = _aggregation_of(request, definition_of(self._tables, request).schema)
         scan = _scan_of(request, aggregation.columns)
         async with whole_view(self._tables, self._registry, scan, peer, computation) as view:
@@ -217,9 +221,9 @@ class LookupService:
             response = lookup_pb2.AggregateResponse(log_offsets=view.log_offsets, version=view.version)
             return frame_answer(response, ipc_of(aggregation.result()))
 
-        return Answer(view.version, await asyncio.to_thread(respond))
+        return CachedResult(view.version, await asyncio.to_thread(respond))
 
-    async def _top_n(self, request: lookup_pb2.TopNRequest, peer: str, computation: Computation) -> Answer:
+    async def _top_n(self, request: lookup_pb2.TopNRequest, peer: str, computation: Computation) -> CachedResult:
         spec = _top_n_spec(request)
         by_index = await indexed_top_n(self._tables, self._registry, request, spec, peer, computation)
         if by_index is not None:
@@ -235,10 +239,10 @@ class LookupService:
             return frame_answer(response, ipc_of(top.result()))
 
         cost = lookup_pb2.TopNResponse(rows_scanned=rows_scanned)
-        return Answer(view.version, await asyncio.to_thread(respond), cost.SerializeToString())
+        return CachedResult(view.version, await asyncio.to_thread(respond), cost.SerializeToString())
 
 
-async def _indexed_answer(answer: IndexedAnswer) -> Answer:
+async def _indexed_answer(answer: IndexedAnswer) -> CachedResult:
     found = answer.found
 
     def respond() -> bytes:
@@ -246,7 +250,7 @@ async def _indexed_answer(answer: IndexedAnswer) -> Answer:
         return frame_answer(response, ipc_of(found.result()))
 
     cost = lookup_pb2.TopNResponse(rows_scanned=found.scanned).SerializeToString()
-    return Answer(answer.version, respond() if found.is_small else await asyncio.to_thread(respond), cost)
+    return CachedResult(answer.version, respond() if found.is_small else await asyncio.to_thread(respond), cost)
 
 
 def _wait_seconds(request: _Question, since: bytes | None, left: float | None) -> float:

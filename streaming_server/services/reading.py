@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
     from scankv.v1 import lookup_pb2, scan_pb2
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.admission.waiting_calls import Changing
@@ -64,7 +64,7 @@ async def opened_view(
             reading = tables.snapshots.reading(request.snapshot.snapshot_id, request.table, plan.buckets)
             opened = await (await stack.enter_async_context(reading)).open_scan(plan)
         else:
-            opened = await table.open_view(plan)
+            opened = await table.reads.open_view(plan)
         stack.callback(opened.source.close)
         yield opened
 
@@ -118,11 +118,11 @@ async def current_of(tables: Tables, request: Request, buckets: Sequence[int] | 
         return Current(definition, view, lambda: None if lease.ended else pinned, lease)
 
     def again() -> bytes | None:
-        view = table.view_in_memory(buckets)
+        view = table.reads.view_in_memory(buckets)
         return None if view is None else version_of(table.definition, view.log_offsets)
 
-    view = await table.view_now(buckets)
-    return Current(table.definition, view, again, table)
+    view = await table.reads.view_now(buckets)
+    return Current(table.definition, view, again, table.state)
 
 
 class WholeView:
@@ -201,9 +201,9 @@ async def whole_view(
     )
     with registry.call(scan):
         async with registry.admitted(scan):
-            computation.opening()
+            computation.begin_view()
             async with opened_view(tables, table, request, plan) as opened:
                 scan.hold(opened.source)
                 view = WholeView(opened, scan)
-                computation.opened(view.version)
+                computation.set_view_version(view.version)
                 yield view

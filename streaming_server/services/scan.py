@@ -30,13 +30,13 @@ from streaming_server.services.scan_request import chunk_spec, chunk_spec_of_bas
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
     from streaming_server.scan.changes.log_plan import LogPlan, OpenedLog
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.execution.producer import ChunkSpec
-    from streaming_server.scan.queries.result_cache import Answers
+    from streaming_server.scan.queries.result_cache import ResultCache
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.services.intake import GuardedServer
 
@@ -49,7 +49,7 @@ class ScanService:
     Args:
         tables: What is scanned.
         registry: Admits, lists and ends the scans.
-        answers: Counts the scans that are answered with `unchanged`.
+        results: Counts the scans that are answered with `unchanged`.
         incarnation: This start of the server.
         chunk_bytes: Most stored bytes of a chunk for requests that do not say.
         heartbeat_seconds: A scan that finds nothing is heard from that often.
@@ -60,7 +60,7 @@ class ScanService:
         self,
         tables: Tables,
         registry: ScanRegistry,
-        answers: Answers,
+        results: ResultCache,
         incarnation: str,
         *,
         chunk_bytes: int,
@@ -69,7 +69,7 @@ class ScanService:
     ) -> None:
         self._tables = tables
         self._registry = registry
-        self._answers = answers
+        self._results = results
         self._incarnation = incarnation
         self._chunk_bytes = chunk_bytes
         self._heartbeat_seconds = heartbeat_seconds
@@ -132,7 +132,7 @@ class ScanService:
             plan = read_plan(request)
             table = self._tables.table(request.table)
             if not request.HasField("snapshot"):
-                return await table.explain(plan)
+                return await table.reads.explain(plan)
             snapshot_id = request.snapshot.snapshot_id
             async with self._tables.snapshots.reading(snapshot_id, request.table, plan.buckets) as reader:
                 answer = reader.explain(plan)
@@ -158,7 +158,7 @@ class ScanService:
         current = await current_of(self._tables, request, plan.buckets)
         if request.if_changed_since != current.version:
             return None
-        self._answers.unchanged += 1
+        self._results.unchanged += 1
         columns = current.definition.schema.select(plan.columns)
         scan_id = uuid.uuid4().hex
         return unchanged_messages(
@@ -198,10 +198,10 @@ class ScanService:
         """A stream of changes, which is a consumer's when the plan names one."""
         if plan.consumer_id:
             end = partial(self._registry.end, scan)
-            async with self._tables.consumers.stream(table, plan, scan.scan_id, end) as opened:
+            async with self._tables.consumers.stream(table.changes, plan, scan.scan_id, end) as opened:
                 yield opened
             return
-        opened = await table.open_log(plan, scan.scan_id)
+        opened = await table.changes.open(plan, scan.scan_id)
         with closing(opened.source):
             yield opened
 

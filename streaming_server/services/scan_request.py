@@ -23,13 +23,17 @@ from scankv.v1 import scan_pb2
 from streaming_server.config import LARGEST_CHUNK_BYTES
 from streaming_server.scan.columnar.base_view import BASE_CHUNK_BYTES, BASE_CHUNK_ROWS
 from streaming_server.scan.execution.producer import ChunkSpec
-from streaming_server.scan.read_plan import ReadPlan, Via
+from streaming_server.scan.read_plan import ReadPath, ReadPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-_VIAS = {scan_pb2.VIA_UNSPECIFIED: Via.AUTO, scan_pb2.VIA_ITERATOR: Via.ITERATOR, scan_pb2.VIA_BASE: Via.BASE}
+_READ_PATHS = {
+    scan_pb2.READ_PATH_UNSPECIFIED: ReadPath.AUTO,
+    scan_pb2.READ_PATH_ROCKSDB: ReadPath.ROCKSDB,
+    scan_pb2.READ_PATH_COLUMNAR: ReadPath.COLUMNAR,
+}
 
 
 def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
@@ -55,14 +59,14 @@ def read_plan(request: scan_pb2.ScanKvRequest) -> ReadPlan:
         ordered=request.ordered,
         limit=request.limit if request.HasField("limit") else None,
         resume_token=request.resume_token,
-        via=_via(request),
+        read_path=_read_path(request),
     )
 
 
-def _via(request: scan_pb2.ScanKvRequest) -> Via:
-    if request.via not in _VIAS:
-        raise InvalidRequest(f"via is {request.via}: there is no such way")
-    return _VIAS[request.via]
+def _read_path(request: scan_pb2.ScanKvRequest) -> ReadPath:
+    if request.read_path not in _READ_PATHS:
+        raise InvalidRequest(f"read_path is {request.read_path}: there is no such way")
+    return _READ_PATHS[request.read_path]
 
 
 def bucket_numbers(numbers: Sequence[int]) -> tuple[int, ...] | None:

@@ -32,7 +32,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
         """Takes a lease on a view of a table."""
         async with mapped_errors(request, context):
             info = await self._snapshots.pin(
-                self._tables.table(request.table),
+                self._tables.table(request.table).pinning,
                 lease_id=request.lease_id,
                 ttl=_ttl(request.ttl_millis),
                 same_view_as=request.same_view_as,

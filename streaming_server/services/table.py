@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import grpc
 
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.engine.bucket.live_bucket import BucketFigures
+    from streaming_server.engine.bucket.live_bucket import BucketStats
     from streaming_server.engine.indexes.index_builds import IndexStatus
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.storage.files.disk_use import BucketFiles, DiskUse
@@ -88,7 +88,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
                 return table_pb2.GetTableResponse(table=_table(table.definition))
             buckets, indexes = await table.statistics()
             disk, files = await table.disk_use()
-        now = table.clock.commit_micros()
+        now = table.state.clock.commit_micros()
         return table_pb2.GetTableResponse(
             table=_table(table.definition),
             buckets=[_statistics(each, files.get(each.live.number), table.definition, now) for each in buckets],
@@ -130,9 +130,9 @@ def disk_use_to_proto(use: DiskUse) -> table_pb2.DiskUse:
 
 
 def _statistics(
-    figures: BucketFigures, files: BucketFiles | None, definition: TableDefinition, now_micros: int
+    figures: BucketStats, files: BucketFiles | None, definition: TableDefinition, now_micros: int
 ) -> table_pb2.BucketStatistics:
-    state, log = figures.state, figures.log_use
+    state, log = figures.state, figures.changelog_usage
     has_base = definition.options.columnar_base != "off"
     return table_pb2.BucketStatistics(
         bucket=figures.live.number,
@@ -141,9 +141,9 @@ def _statistics(
         epoch=state.epoch if state else 0,
         disk_bytes=files.total if files else 0,
         log_bytes=log.bytes,
-        log_holder=log.holder,
-        held_log_bytes=log.held_bytes,
-        damage=figures.live.trouble or "",
+        retention_holder=log.holder,
+        retention_hold_bytes=log.held_bytes,
+        damage=figures.live.problem or "",
         base=base_statistics(figures.live, now_micros) if has_base else None,
     )
 

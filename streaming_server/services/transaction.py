@@ -9,8 +9,8 @@ from scankv.model.errors import InvalidRequest
 from scankv.model.limits import MAX_WAIT_MILLIS
 from scankv.v1 import transaction_pb2, transaction_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
+from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.lookup import ipc_of
 from streaming_server.services.write import overwrites
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.tables.tables import Tables
-    from streaming_server.storage.transactions.decisions import Committed, Decision
+    from streaming_server.storage.transactions.decisions import CommittedTransaction, Decision
 
 _MODES: Final = transaction_pb2.ConflictMode
 
@@ -44,7 +44,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             if request.conflict_mode not in _MODES.values():
                 raise InvalidRequest(f"conflict_mode {request.conflict_mode} is none that this server knows")
             begun = await self._transactions.begin(
-                BeginTerms(
+                TransactionOptions(
                     id=request.id,
                     attempt=request.attempt,
                     finds_conflicts=request.conflict_mode == transaction_pb2.CONFLICT_MODE_ABORT,
@@ -66,7 +66,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
     ) -> transaction_pb2.GetForUpdateResponse:
         """Reads rows that the commit will depend on."""
         async with mapped_errors(request, context):
-            place = StagedAs(token=request.token, part=request.part, sequence=request.sequence)
+            place = StagedRequestId(token=request.token, part=request.part, sequence=request.sequence)
             table = self._tables.table(request.table)
             rows, found = await self._transactions.get_for_update(place, table, request.keys)
             return transaction_pb2.GetForUpdateResponse(rows=ipc_of(rows).to_pybytes(), found=found)
@@ -79,7 +79,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
     ) -> transaction_pb2.LookupStagedResponse:
         """Reads rows as the transaction would leave them."""
         async with mapped_errors(request, context):
-            place = StagedAs(token=request.token, part=request.part, sequence=request.requests)
+            place = StagedRequestId(token=request.token, part=request.part, sequence=request.requests)
             table = self._tables.table(request.table)
             rows, found = await self._transactions.lookup(place, table, request.keys)
             return transaction_pb2.LookupStagedResponse(rows=ipc_of(rows).to_pybytes(), found=found)
@@ -97,7 +97,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
             if request.wait_millis > MAX_WAIT_MILLIS:
                 raise InvalidRequest(f"wait_millis is {request.wait_millis}: at most {MAX_WAIT_MILLIS}")
             rows = await self._transactions.stage_delete_all(
-                StagedAs(token=request.token, part=request.part, sequence=request.sequence),
+                StagedRequestId(token=request.token, part=request.part, sequence=request.sequence),
                 self._tables.table(request.table),
                 WriteKind(overwrite=overwrites(request.mode)),
                 request.column_locks,
@@ -162,7 +162,7 @@ class TransactionService(transaction_pb2_grpc.TransactionServiceServicer):
         )
 
 
-def _committed(committed: Committed) -> transaction_pb2.CommitTransactionResponse:
+def _committed(committed: CommittedTransaction) -> transaction_pb2.CommitTransactionResponse:
     tables = [
         transaction_pb2.CommittedTable(table=name, log_offsets=offsets, table_incarnation=committed.tables[name])
         for name, offsets in sorted(committed.log_offsets.items())

@@ -8,8 +8,9 @@ from scankv.model.errors import InvalidRequest
 from scankv.model.names import check_writer_id
 from scankv.v1 import write_pb2, write_pb2_grpc
 from streaming_server.engine.merging.preparing import WriteKind
-from streaming_server.engine.transactions.transactions import StagedAs
-from streaming_server.engine.writes.writing import WriteTerms
+from streaming_server.engine.transactions.transactions import StagedRequestId
+from streaming_server.engine.transactions.undo import UndoOperation
+from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.log_offsets import log_offsets
 from streaming_server.storage.bucket.writer_states import MAX_SEQUENCE, WriteIdentity
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
 
 
@@ -45,7 +46,8 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._staged(request, table, UPSERT, request.rows, schema_id=request.schema_id)
-            rows, offsets = await table.upsert(request.rows, request.schema_id, terms_of(request), kind_of(request))
+            terms, kind = preconditions_of(request), kind_of(request)
+            rows, offsets = await table.writes.upsert(request.rows, request.schema_id, terms, kind)
         self.rows_written += rows
         return _written(rows, offsets, table)
 
@@ -59,7 +61,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             table = self._tables.table(request.table)
             if request.HasField("transaction"):
                 return await self._staged(request, table, DELETE, request.keys)
-            rows, offsets = await table.delete(request.keys, terms_of(request), kind_of(request))
+            rows, offsets = await table.writes.delete(request.keys, preconditions_of(request), kind_of(request))
         self.rows_written += rows
         return _written(rows, offsets, table)
 
@@ -80,7 +82,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
             )
         place = request.transaction
         rows = await self._tables.transactions.stage(
-            StagedAs(token=place.token, part=place.part, sequence=place.sequence),
+            StagedRequestId(token=place.token, part=place.part, sequence=place.sequence),
             table,
             action,
             data,
@@ -105,11 +107,12 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
                     "gave them, or any_incarnation"
                 )
             table = self._tables.table(request.table)
-            undone, offsets = await table.undo(request.writer, to, frozenset(request.column_locks))
+            undo = UndoOperation(table, request.writer, frozenset(request.column_locks))
+            offsets, undone = await undo.run(to), undo.undone
         return write_pb2.UndoResponse(
             restored=undone.restored,
             deleted=undone.deleted,
-            skipped=undone.skipped,
+            conflicts=undone.conflicts,
             log_offsets=offsets,
             table_incarnation=table.definition.incarnation,
         )
@@ -122,7 +125,7 @@ class WriteService(write_pb2_grpc.WriteServiceServicer):
         """Begins a new epoch of a writer."""
         async with mapped_errors(request, context):
             check_writer_id(request.id)
-            epoch, sequence = await self._tables.table(request.table).open_writer(request.id)
+            epoch, sequence = await self._tables.table(request.table).writes.open_writer(request.id)
         return write_pb2.OpenWriterResponse(epoch=epoch, next_sequence=sequence)
 
 
@@ -143,9 +146,9 @@ def overwrites(mode: write_pb2.WriteMode.ValueType) -> bool:
     return mode == write_pb2.WRITE_MODE_OVERWRITE
 
 
-def terms_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WriteTerms:
+def preconditions_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> WritePreconditions:
     """On what terms a request writes. Raises InvalidRequest."""
-    return WriteTerms(
+    return WritePreconditions(
         identity=_identity_of(request.writer) if request.HasField("writer") else None,
         unchanged_since=log_offsets(request.unchanged_since) if request.HasField("unchanged_since") else None,
         column_locks=frozenset(request.column_locks),
@@ -154,15 +157,15 @@ def terms_of(request: write_pb2.UpsertRequest | write_pb2.DeleteRequest) -> Writ
 
 def _identity_of(writer: write_pb2.WriterIdentity) -> WriteIdentity:
     check_writer_id(writer.id)
-    if writer.sequence >= MAX_SEQUENCE or writer.settled_below > writer.sequence:
+    if writer.sequence >= MAX_SEQUENCE or writer.acked_below > writer.sequence:
         raise InvalidRequest(
-            f"writer: sequence {writer.sequence} with settled_below {writer.settled_below}: the sequence must be below "
+            f"writer: sequence {writer.sequence} with acked_below {writer.acked_below}: the sequence must be below "
             f"{MAX_SEQUENCE}, and all that is settled below it"
         )
     return WriteIdentity(
         writer=writer.id,
         epoch=writer.epoch,
         sequence=writer.sequence,
-        settled_below=writer.settled_below,
+        acked_below=writer.acked_below,
         age_seconds=writer.sent_millis_ago / 1000,
     )

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss, PositionExpired, PositionOutOfRange
-from streaming_server.storage.changelog.bucket_log import BucketLog, ChangeLog, LogHolds, LogSpan
+from streaming_server.storage.changelog.bucket_log import BucketLog, ChangeLog, LogSpan, RetentionHolds
 from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
 from streaming_server.storage.changelog.records import (
     Changes,
@@ -22,7 +22,7 @@ from streaming_server.storage.changelog.records import (
     RowKind,
     decode_record,
     encode_segment,
-    key_of,
+    record_key,
 )
 from streaming_server.storage.rocks.store import RocksStore
 from tests.support.memory_log import MemoryBatch, MemoryLog
@@ -108,7 +108,7 @@ class InRocksDB:
         self._span = LogSpan(0, 0, (0,))
         self._delete(b"", b"\xff" * 9)
         self.log = BucketLog(store, lambda: self._span)
-        self.log.holds = LogHolds(clock)
+        self.log.holds = RetentionHolds(clock)
 
     def append(self, changes: Changes, schema_id: int, micros: int) -> None:
         batch = self._store.batch()
@@ -124,7 +124,7 @@ class InRocksDB:
         return first
 
     def lose_from(self, count: int) -> None:
-        self._delete(key_of(self._span.offset_of(count)), b"\xff" * 9)
+        self._delete(record_key(self._span.offset_of(count)), b"\xff" * 9)
         self._span = LogSpan(min(self._span.first, count), count, (*self._span.epoch_starts, count))
 
     def lose(self, count: int) -> None:
@@ -148,7 +148,7 @@ class InRocksDB:
         self._store.write(batch)
 
     def _records(self) -> Iterator[tuple[bytes, bytes, LogRecord]]:
-        for key, value in self._store.log_records():
+        for key, value in self._store.read_log_records():
             yield key, value, decode_record(key, value, DEFINITION)
 
     def _delete(self, start: bytes, end: bytes) -> None:
@@ -370,12 +370,12 @@ def test_a_position_is_one_of_the_changes_or_the_end(new: Callable[[], History])
     history = new()
     history.commit([RowKind.INSERT] * 3)
     span = history.log.span
-    assert [span.checked(offset, place="here") for offset in range(4)] == [0, 1, 2, 3]
+    assert [span.resolve(offset, location="here") for offset in range(4)] == [0, 1, 2, 3]
     for wrong in (4, make_offset(1, 3), make_offset(7, 0)):
         with pytest.raises(PositionOutOfRange, match="here") as beyond:
-            span.checked(wrong, place="here")
+            span.resolve(wrong, location="here")
         assert beyond.value.details == {"wanted": str(wrong), "earliest": "0", "latest": "3"}
-        assert span.checked(wrong, place="here", clamp=True) == 3
+        assert span.resolve(wrong, location="here", clamp=True) == 3
 
 
 def test_a_position_before_the_first_change_is_expired(new: Callable[[], History]) -> None:
@@ -385,10 +385,10 @@ def test_a_position_before_the_first_change_is_expired(new: Callable[[], History
     history.trim(3)
     span = history.log.span
     with pytest.raises(PositionExpired) as expired:
-        span.checked(2, place="here")
+        span.resolve(2, location="here")
     assert expired.value.details == {"wanted": "2", "earliest": "3", "latest": "5"}
-    assert span.checked(3, place="here") == 3
-    assert span.checked(2, place="here", clamp=True) == 3
+    assert span.resolve(3, location="here") == 3
+    assert span.resolve(2, location="here", clamp=True) == 3
 
 
 def test_the_end_of_an_epoch_begins_the_next_and_what_a_crash_undid_is_no_position(new: Callable[[], History]) -> None:
@@ -397,19 +397,19 @@ def test_the_end_of_an_epoch_begins_the_next_and_what_a_crash_undid_is_no_positi
     history.commit([RowKind.INSERT] * 2)
     history.lose_from(3)  # offsets 3 and 4 were never durable
     span = history.log.span
-    assert span.offset_of(span.end) == span.checked(3, place="here") == make_offset(1, 3)
+    assert span.offset_of(span.end) == span.resolve(3, location="here") == make_offset(1, 3)
     for undone in (4, 5):
         with pytest.raises(PositionOutOfRange) as refused:
-            span.checked(undone, place="here")
+            span.resolve(undone, location="here")
         assert refused.value.details["latest"] == str(make_offset(1, 3))
-        assert span.checked(undone, place="here", clamp=True) == make_offset(1, 3)
+        assert span.resolve(undone, location="here", clamp=True) == make_offset(1, 3)
     history.commit([RowKind.INSERT] * 2)
     history.check()
     span = history.log.span
-    assert span.checked(make_offset(1, 4), place="here") == make_offset(1, 4)
+    assert span.resolve(make_offset(1, 4), location="here") == make_offset(1, 4)
     for never in (4, make_offset(1, 2), make_offset(1, 6)):
         with pytest.raises(PositionOutOfRange):
-            span.checked(never, place="here")
+            span.resolve(never, location="here")
 
 
 def test_epochs_in_which_nothing_was_written_pass_positions_on(new: Callable[[], History]) -> None:
@@ -418,7 +418,7 @@ def test_epochs_in_which_nothing_was_written_pass_positions_on(new: Callable[[],
     for _ in range(3):
         history.lose_from(1)
     span = history.log.span
-    assert [span.checked(make_offset(epoch, 1), place="here") for epoch in range(4)] == [make_offset(3, 1)] * 4
+    assert [span.resolve(make_offset(epoch, 1), location="here") for epoch in range(4)] == [make_offset(3, 1)] * 4
     history.commit([RowKind.INSERT])
     history.check()
     assert history.read(make_offset(0, 1), make_offset(3, 2)) == history.changes[1:]

@@ -125,8 +125,8 @@ async def test_rows_are_right_and_no_debris_stays_after_kills_at_any_moment_of_a
                     table = await client.table(NAME)
                     await table.upsert([{"k": -bucket, "v": 0} for bucket in range(1, 30)])
                     await await_bases(table)
-                    rows = await table.scan().via("base").to_arrow()
-                    assert rows.equals(await table.scan().via("iterator").to_arrow())
+                    rows = await table.scan().read_path("columnar").to_arrow()
+                    assert rows.equals(await table.scan().read_path("rocksdb").to_arrow())
                     found = dict(zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True))
                     for writer in writers:
                         writer.check({key: value for key, value in found.items() if key >= 0})
@@ -147,9 +147,9 @@ async def test_a_bit_that_flips_under_a_server_is_data_loss_before_any_row_of_it
         async with connect(server.url) as client:
             table = await filled(client)
             scan, damaged = table.scan().with_chunk(rows=1000), built_at(server.data_dir, NAME)
-            expected = await scan.via("iterator").to_arrow()
+            expected = await scan.read_path("rocksdb").to_arrow()
             flip_a_bit(base_path(server.data_dir, NAME) / name)
-            error = await read_until_error(scan.via("base"), expected)
+            error = await read_until_error(scan.read_path("columnar"), expected)
             assert isinstance(error, DataLoss)
             assert "no row is lost: scan again" in str(error)
             # The second batch is the damaged one.
@@ -158,7 +158,7 @@ async def test_a_bit_that_flips_under_a_server_is_data_loss_before_any_row_of_it
             assert rest.equals(expected.slice(32_768))
             assert (await scan.to_arrow()).equals(expected)
             await await_bases(table)
-            assert await read_until_error(scan.via("base"), expected) is None
+            assert await read_until_error(scan.read_path("columnar"), expected) is None
             await await_only_base(server, buckets=1)
             assert built_at(server.data_dir, NAME) != damaged
             assert not (await client.server_stats()).damaged_buckets
@@ -184,7 +184,7 @@ async def test_a_base_found_damaged_while_a_newer_one_is_made_of_it_is_built_of_
             damaged = built_at(server.data_dir, NAME)
             flip_a_bit(base_path(server.data_dir, NAME) / "rows.arrow")
             await table.upsert(rows_of(range(0, ROWS, 7), factor=4))
-            expected = await table.scan().via("iterator").to_arrow()
+            expected = await table.scan().read_path("rocksdb").to_arrow()
             async with table.scan().limit(2000).stream() as stream:
                 # A table that nobody scans gets no newer base; the first batch is not the damaged one.
                 await anext(stream)
@@ -193,7 +193,7 @@ async def test_a_base_found_damaged_while_a_newer_one_is_made_of_it_is_built_of_
             await await_bases(table)
             await await_only_base(server, buckets=1)
             assert built_at(server.data_dir, NAME) != damaged
-            assert (await table.scan().via("base").to_arrow()).equals(expected)
+            assert (await table.scan().read_path("columnar").to_arrow()).equals(expected)
             assert not (await client.server_stats()).damaged_buckets
 
 
@@ -202,19 +202,19 @@ async def test_a_base_cut_short_under_a_server_is_data_loss_and_built_anew(tmp_p
     with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
         async with connect(server.url) as client:
             table = await filled(client)
-            expected = await table.scan().via("iterator").to_arrow()
+            expected = await table.scan().read_path("rocksdb").to_arrow()
             # So that the file is mapped, compared, and known to be right.
-            assert await read_until_error(table.scan().via("base").with_chunk(rows=1000), expected) is None
+            assert await read_until_error(table.scan().read_path("columnar").with_chunk(rows=1000), expected) is None
             await await_only_base(server, buckets=1)
             damaged = built_at(server.data_dir, NAME)
             cut_short(base_path(server.data_dir, NAME) / name)
             # A map that is read behind the end of its file would end the process.
-            error = await read_until_error(table.scan().via("base").with_chunk(rows=1000), expected)
+            error = await read_until_error(table.scan().read_path("columnar").with_chunk(rows=1000), expected)
             assert isinstance(error, DataLoss)
             assert "no row is lost: scan again" in str(error)
             assert (await table.scan().to_arrow()).equals(expected)
             await await_bases(table)
-            assert (await table.scan().via("base").to_arrow()).equals(expected)
+            assert (await table.scan().read_path("columnar").to_arrow()).equals(expected)
             await await_only_base(server, buckets=1)
             assert built_at(server.data_dir, NAME) != damaged
 
@@ -230,7 +230,7 @@ async def test_a_base_damaged_while_no_server_runs_never_gives_a_wrong_row(tmp_p
     with ServerProcess(tmp_path / "data", *NEVER_ANEW) as server:
         async with connect(server.url) as client:
             table = await filled(client)
-            expected = await table.scan().via("iterator").to_arrow()
+            expected = await table.scan().read_path("rocksdb").to_arrow()
         for name, damage in damages:
             await await_only_base(server, buckets=1)
             server.kill()
@@ -241,7 +241,7 @@ async def test_a_base_damaged_while_no_server_runs_never_gives_a_wrong_row(tmp_p
                 table = await client.table(NAME)
                 await await_bases(table)
                 scan = table.scan().with_chunk(rows=1000)
-                error = await read_until_error(scan.via("base"), expected)
+                error = await read_until_error(scan.read_path("columnar"), expected)
                 # What has its checksum in the manifest is compared when it is read.
                 assert isinstance(error, DataLoss) == (damage is flip_a_bit and name in ("rows.arrow", "keys.arrow")), (
                     name
@@ -250,7 +250,7 @@ async def test_a_base_damaged_while_no_server_runs_never_gives_a_wrong_row(tmp_p
                 await await_bases(table)
                 await await_only_base(server, buckets=1)
                 assert built_at(server.data_dir, NAME) != damaged
-                assert (await scan.via("base").to_arrow()).equals(expected)
+                assert (await scan.read_path("columnar").to_arrow()).equals(expected)
 
 
 async def test_a_full_disk_leaves_the_old_base_in_use(tmp_path: Path) -> None:
@@ -271,8 +271,8 @@ async def test_a_full_disk_leaves_the_old_base_in_use(tmp_path: Path) -> None:
             wait_until(lambda: "File too large" in server.log, "a build that found no room")
             assert base_path(server.data_dir, NAME) == old
             await table.upsert([{"k": -2, "v": 2}])
-            rows = await table.scan().via("base").to_arrow()
-            assert rows.equals(await table.scan().via("iterator").to_arrow())
+            rows = await table.scan().read_path("columnar").to_arrow()
+            assert rows.equals(await table.scan().read_path("rocksdb").to_arrow())
             assert rows.num_rows == ROWS + 2 - 500
         assert server.stop() == 0
         server.restart()
@@ -281,7 +281,7 @@ async def test_a_full_disk_leaves_the_old_base_in_use(tmp_path: Path) -> None:
             assert (await table.scan().to_arrow()).equals(rows)
             await await_until(lambda: _newer(server, old), "a newer base, once there is room")
             await await_bases(table)
-            assert (await table.scan().via("base").to_arrow()).equals(rows)
+            assert (await table.scan().read_path("columnar").to_arrow()).equals(rows)
 
 
 async def _newer(server: ServerProcess, old: Path) -> bool:

@@ -29,7 +29,7 @@ def offset(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path, offset: Path) -> Iterator[ServerProcess]:
-    settings = ("--set", "log_upkeep_seconds=0.05", "--set", "max_clock_step_seconds=60")
+    settings = ("--set", "log_maintenance_seconds=0.05", "--set", "max_clock_step_seconds=60")
     with ServerProcess(tmp_path / "data", *settings, wrapper=jumping(offset)) as server:
         yield server
 

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pytest
 
 from scankv.model.errors import DataLoss
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.storage.columnar import base_writer, columnar_base
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase, newest_base, remove_bases
 from streaming_server.storage.files import checked_json
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from tests.support.forked import run_forked
 from tests.support.tables import define, exact_rows
 

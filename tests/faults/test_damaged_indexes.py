@@ -82,11 +82,11 @@ def test_the_first_rows_by_a_damaged_index_are_right_or_data_loss(damaged: Index
         where = col("text") > text_of(end) if ascending else col("text") < text_of(end)
         for n in (1, 200):
             spec = TopNSpec(by="text", n=n, ascending=ascending, columns=("k",))
-            held = damaged.held()
-            choice = chosen_order(spec, where, damaged.codec, damaged.keys, held.indexes)
+            locked = damaged.locked_view()
+            choice = chosen_order(spec, where, damaged.codec, damaged.keys, locked.indexes)
             assert choice is not None
             try:
-                rows = asyncio.run(top_by_index(spec, choice, held))
+                rows = asyncio.run(top_by_index(spec, choice, locked))
             except DataLoss as error:
                 lost.append(error.details["bucket"])
             else:

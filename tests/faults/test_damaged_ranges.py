@@ -14,7 +14,7 @@ from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.chunk_source import Cursor
 from streaming_server.scan.columnar.base_cursor import BaseCursor
-from streaming_server.scan.columnar.delta import NO_ROWS
+from streaming_server.scan.columnar.delta import EMPTY_DELTA
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
 from tests.support.offline import OfflineBucket, bucket_path, definition_in, opened
 from tests.support.offline_bases import BATCH_ROWS, flip_in_batch, written
@@ -120,7 +120,9 @@ def damaged_base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 def _base_cursor(offline: OfflineBucket, base: ColumnarBase, key_range: KeyRange, reverse: bool) -> BaseCursor:
-    return BaseCursor(base, lambda: NO_ROWS, offline.codec, ["k"], None, key_range, reverse=reverse, place="a bucket")
+    return BaseCursor(
+        base, lambda: EMPTY_DELTA, offline.codec, ["k"], None, key_range, reverse=reverse, place="a bucket"
+    )
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])

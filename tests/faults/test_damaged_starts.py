@@ -28,16 +28,16 @@ async def made(data: Path, tmp_path: Path) -> Path:
             await new_table(tables, name)
             await commit(tables, 1, name)
         one = tables.table(ONE)
-        await tables.snapshots.pin(one, lease_id="pinned")
-        await one.locks.lock(one.definition, ["score"], "somebody", "", 60.0)
+        await tables.snapshots.pin(one.pinning, lease_id="pinned")
+        await one.writes.locks.lock(one.definition, ["score"], "somebody", "", 60.0)
         await tables.transactions.begin(_terms("open"))
         return crash(data, tmp_path / "crashed")
 
 
 def _terms(id_: str) -> Any:
-    from streaming_server.engine.transactions.open_transaction import BeginTerms
+    from streaming_server.engine.transactions.open_transaction import TransactionOptions
 
-    return BeginTerms(id=id_, attempt="a", finds_conflicts=False, ttl=60)
+    return TransactionOptions(id=id_, attempt="a", finds_conflicts=False, ttl=60)
 
 
 def _nonsense(path: Path) -> None:

@@ -14,11 +14,11 @@ from scankv.model.errors import DataLoss, DiskFull, ScanKvError, TransactionComm
 from streaming_server.config import ServerConfig
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.tables.tables import Tables
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
+from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.engine.writes.bucket_steps import apply_rows
 from streaming_server.storage.files.frames import write_at
-from streaming_server.storage.transactions.decisions import Committed
+from streaming_server.storage.transactions.decisions import CommittedTransaction
 from streaming_server.storage.transactions.staging import UPSERT
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.snapshots import new_table
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
 
 pytestmark = pytest.mark.asyncio
 
@@ -48,15 +48,15 @@ async def started(data: Path) -> AsyncIterator[Tables]:
         await tables.close()
 
 
-async def commit(tables: Tables, value: int, *names: str, id_: str = "") -> Committed:
+async def commit(tables: Tables, value: int, *names: str, id_: str = "") -> CommittedTransaction:
     """One transaction that sets the scores of all players, in some tables."""
     begun = await tables.transactions.begin(
-        BeginTerms(id=id_, attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
+        TransactionOptions(id=id_, attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
     )
     assert isinstance(begun, OpenTransaction)
     for number, name in enumerate(names):
         data = ipc_stream(SCORES, scores(PLAYERS, [value] * len(PLAYERS)))
-        place = StagedAs(token=begun.token, part="main", sequence=number)
+        place = StagedRequestId(token=begun.token, part="main", sequence=number)
         await tables.transactions.stage(place, tables.table(name), UPSERT, data, kind=MERGE)
     return await tables.transactions.commit(begun.token, id_, ())
 
@@ -64,9 +64,9 @@ async def commit(tables: Tables, value: int, *names: str, id_: str = "") -> Comm
 async def scores_of(table: LiveTable, bucket: int | None = None) -> set[int | None]:
     """The different scores of a table, or of the players in one of its buckets."""
     keys = scores(PLAYERS, [0] * len(PLAYERS)).select(["player"])
-    _, buckets = table.keys.encode(keys)
+    _, buckets = table.state.codec.keys.encode(keys)
     chosen = keys.filter([bucket in (None, each) for each in buckets.tolist()])
-    batch, _, _ = await table.lookup(ipc_stream(keys.schema, chosen), None)
+    batch, _, _ = await table.reads.lookup(ipc_stream(keys.schema, chosen), None)
     return set(batch["score"].to_pylist())
 
 
@@ -138,7 +138,9 @@ async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_s
             with pytest.raises(DataLoss, match=r"bucket 1 of game.one"):
                 await scores_of(one, 1)
             with pytest.raises(DataLoss, match=r"is committed, and could not be written to bucket 1 of game\.one"):
-                await tables.transactions.begin(BeginTerms(id="job:1", attempt="again", finds_conflicts=False, ttl=60))
+                await tables.transactions.begin(
+                    TransactionOptions(id="job:1", attempt="again", finds_conflicts=False, ttl=60)
+                )
             if start == 0:
                 assert await scores_of(one, 0) == await scores_of(one, 2) == await scores_of(two) == {2}
                 # More than the bucket keeps the answers of.
@@ -150,9 +152,9 @@ async def test_a_damaged_bucket_keeps_only_itself_from_a_transaction_over_many_s
         assert await scores_of(tables.table(ONE)) == {2}
         assert await scores_of(tables.table(TWO)) == {29}
         repeated = await tables.transactions.begin(
-            BeginTerms(id="job:1", attempt="again", finds_conflicts=False, ttl=60)
+            TransactionOptions(id="job:1", attempt="again", finds_conflicts=False, ttl=60)
         )
-        assert isinstance(repeated, Committed)
+        assert isinstance(repeated, CommittedTransaction)
         assert sorted(repeated.log_offsets) == [ONE, TWO]
         assert sorted(repeated.log_offsets[ONE]) == [0, 1, 2]
 
@@ -237,8 +239,10 @@ async def test_a_transaction_that_finds_the_disk_full_is_applied_once_there_is_s
         monkeypatch.undo()
         await tables.transactions.retry()
         assert await scores_of(tables.table(ONE)) == {2}
-        again = await tables.transactions.begin(BeginTerms(id="job:7", attempt="x", finds_conflicts=False, ttl=60))
-        assert isinstance(again, Committed)
+        again = await tables.transactions.begin(
+            TransactionOptions(id="job:7", attempt="x", finds_conflicts=False, ttl=60)
+        )
+        assert isinstance(again, CommittedTransaction)
 
 
 async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothing_else(tmp_path: Path) -> None:
@@ -246,10 +250,10 @@ async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothi
         for name in (ONE, OTHER):
             await new_table(tables, name)
             await commit(tables, 1, name)
-        begun = await tables.transactions.begin(BeginTerms(id="", attempt="x", finds_conflicts=False, ttl=60))
+        begun = await tables.transactions.begin(TransactionOptions(id="", attempt="x", finds_conflicts=False, ttl=60))
         assert isinstance(begun, OpenTransaction)
         data = ipc_stream(SCORES, scores(PLAYERS, [2] * len(PLAYERS)))
-        place = StagedAs(token=begun.token, part="main", sequence=0)
+        place = StagedRequestId(token=begun.token, part="main", sequence=0)
         await tables.transactions.stage(place, tables.table(ONE), UPSERT, data, kind=MERGE)
         copy = crash(tmp_path / "data", tmp_path / "crashed")
     (log,) = [path for path in (copy / "transactions").glob("log-*") if not path.suffix]
@@ -258,7 +262,7 @@ async def test_a_damaged_transaction_log_blocks_what_may_lack_a_commit_and_nothi
     for _ in range(2):
         async with started(copy) as tables:
             assert await scores_of(tables.table(OTHER)) == {1}
-            await tables.table(OTHER).upsert(ipc_stream(SCORES, scores(["p1"], [1])), 0)
+            await tables.table(OTHER).writes.upsert(ipc_stream(SCORES, scores(["p1"], [1])), 0)
             with pytest.raises(DataLoss, match=r"may lack what a committed transaction has written"):
                 await scores_of(tables.table(ONE))
             with pytest.raises(DataLoss, match=r"transaction log .* is damaged"):
@@ -320,8 +324,10 @@ async def test_a_transaction_whose_rows_are_lost_can_be_given_up_and_its_tables_
         assert await scores_of(tables.table(ONE), 1) == {1, 2}
         assert await scores_of(tables.table(ONE), 2) == {1}
         assert await scores_of(tables.table(TWO)) == {1}
-        again = await tables.transactions.begin(BeginTerms(id="job:2", attempt="x", finds_conflicts=False, ttl=60))
-        assert isinstance(again, Committed)
+        again = await tables.transactions.begin(
+            TransactionOptions(id="job:2", attempt="x", finds_conflicts=False, ttl=60)
+        )
+        assert isinstance(again, CommittedTransaction)
         await commit(tables, 3, ONE, TWO)
         with pytest.raises(TransactionLost):
             await tables.transactions.give_up(token)
@@ -339,7 +345,7 @@ async def test_giving_up_applies_what_it_can_and_counts_the_rows_of_a_damaged_bu
         ((decision, _),) = tables.transactions.stuck
         _, lost = await tables.transactions.give_up(decision.token)
         assert [(each.table, each.bucket) for each in lost] == [(ONE, 1), *((TWO, each) for each in range(3))]
-        _, buckets = tables.table(ONE).keys.encode(scores(PLAYERS, [0] * len(PLAYERS)).select(["player"]))
+        _, buckets = tables.table(ONE).state.codec.keys.encode(scores(PLAYERS, [0] * len(PLAYERS)).select(["player"]))
         assert lost[0].rows == buckets.tolist().count(1)
         assert "table.json" in lost[1].reason
         assert await scores_of(tables.table(ONE), 0) == await scores_of(tables.table(ONE), 2) == {2}
@@ -401,10 +407,12 @@ async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_resta
         for name in (ONE, OTHER):
             await new_table(tables, name)
             await commit(tables, 1, name)
-        begun = await tables.transactions.begin(BeginTerms(id="job:2", attempt="a", finds_conflicts=False, ttl=60))
+        begun = await tables.transactions.begin(
+            TransactionOptions(id="job:2", attempt="a", finds_conflicts=False, ttl=60)
+        )
         assert isinstance(begun, OpenTransaction)
         data = ipc_stream(SCORES, scores(PLAYERS, [2] * len(PLAYERS)))
-        place = StagedAs(token=begun.token, part="main", sequence=0)
+        place = StagedRequestId(token=begun.token, part="main", sequence=0)
         await tables.transactions.stage(place, tables.table(ONE), UPSERT, data, kind=MERGE)
         monkeypatch.setattr(f"{module}.write_at", full)
         with pytest.raises(DiskFull, match="cannot be told yet"):
@@ -436,5 +444,7 @@ async def test_after_a_failed_sync_of_the_log_transactions_go_on_without_a_resta
     async with started(tmp_path / "data") as tables:
         assert await scores_of(tables.table(ONE)) == {2}
         assert await scores_of(tables.table(OTHER)) == {4}
-        again = await tables.transactions.begin(BeginTerms(id="job:2", attempt="x", finds_conflicts=False, ttl=60))
-        assert isinstance(again, Committed)
+        again = await tables.transactions.begin(
+            TransactionOptions(id="job:2", attempt="x", finds_conflicts=False, ttl=60)
+        )
+        assert isinstance(again, CommittedTransaction)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aio_client import Client, Scan, Table
     from tests.support.server_process import ServerProcess
 
-    Via: TypeAlias = Literal["auto", "iterator", "base"]
+    ReadPath: TypeAlias = Literal["auto", "rocksdb", "columnar"]
 
 _BATCH_ROWS = [0, 1, 1, 2, 5, 20, 100]
 
@@ -161,7 +161,7 @@ class History:
     async def _batches_of(self, scan: Scan) -> list[pa.RecordBatch]:
         if self.table.options.get("columnar_base", "off") == "off":
             return [batch async for batch in scan.stream()]
-        via: Via = self._random.choice(["auto", "iterator", "base", "base"])
+        read_path: ReadPath = self._random.choice(["auto", "rocksdb", "columnar", "columnar"])
         if self._random.random() < 0.3:
             scan = scan.ordered()
         async with AsyncExitStack() as stack:
@@ -169,7 +169,7 @@ class History:
                 # Of the live table, or of a snapshot with the bases of the moment.
                 scan = scan.at(await stack.enter_async_context(self.table.snapshot()))
             try:
-                return [batch async for batch in scan.via(via).stream()]
+                return [batch async for batch in scan.read_path(read_path).stream()]
             except InvalidRequest:
                 # Whether each bucket has a base by now is a matter of time.
                 return [batch async for batch in scan.stream()]
@@ -186,7 +186,7 @@ class History:
 
         async def read() -> list[pa.Table]:
             try:
-                return [await self.table.scan().via("base").to_arrow()]
+                return [await self.table.scan().read_path("columnar").to_arrow()]
             except InvalidRequest:
                 return []
 

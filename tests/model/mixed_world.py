@@ -295,7 +295,7 @@ async def check_final(world: World, tables: Tables) -> None:
     """Compares all three tables with the model, when no request is under way."""
     accounts, totals, journal = tables.accounts, tables.totals, tables.journal
     found = accounts_of(await accounts.scan().to_arrow())
-    assert found == accounts_of(await accounts.scan().via("iterator").to_arrow())
+    assert found == accounts_of(await accounts.scan().read_path("rocksdb").to_arrow())
     check_view(world.accounts.possible, found)
     sums = {row["k"]: row["amount"] for row in await totals.scan().to_pylist()}
     entries = {(row["owner"], row["n"]) for row in await journal.scan().to_pylist()}

@@ -214,7 +214,7 @@ class ResumeHistory:
             await self._read_to_the_end()
         question = Question.random(self._random)
         if self._table.options.get("columnar_base", "off") != "off" and self._random.random() < 0.3:
-            question = replace(question, via="iterator")
+            question = replace(question, read_path="rocksdb")
         snapshot, view = (None, None) if lease is None else (lease.snapshot, lease.view)
         reading = Reading(f"S{self.steps}", question, snapshot, resume, view)
         if lease is not None:

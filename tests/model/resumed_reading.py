@@ -43,7 +43,7 @@ class Question:
     limit: int | None
     reverse: bool
     chunk_rows: int
-    via: Literal["auto", "iterator"] = "auto"
+    read_path: Literal["auto", "rocksdb"] = "auto"
 
     @classmethod
     def random(cls, random: Random) -> Question:
@@ -59,7 +59,7 @@ class Question:
 
     def scan(self, table: Table, snapshot: Snapshot | None, resume: Resume | None) -> Scan:
         """The scan that asks it."""
-        scan = table.scan(limit=self.limit).with_chunk(rows=self.chunk_rows).via(self.via)
+        scan = table.scan(limit=self.limit).with_chunk(rows=self.chunk_rows).read_path(self.read_path)
         scan = scan if self.buckets is None else scan.with_buckets(self.buckets)
         scan = scan.reverse() if self.reverse else scan
         scan = scan if snapshot is None else scan.at(snapshot)

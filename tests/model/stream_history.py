@@ -52,7 +52,7 @@ class Moment:
 
 
 @dataclass
-class Written:
+class WrittenRows:
     """A table, which only this writes, and all that it ever was."""
 
     table: Table
@@ -165,7 +165,7 @@ class Kind:
 class Reader:
     """One stream of changes, over all its cuts, and what it makes of them."""
 
-    def __init__(self, kind: Kind, written: Written, clients: list[Client], random: Random) -> None:
+    def __init__(self, kind: Kind, written: WrittenRows, clients: list[Client], random: Random) -> None:
         self.kind = kind
         self.cuts: Counter[str] = Counter()
         self._written = written
@@ -290,7 +290,7 @@ async def check_stream_history(
         asyncio.TaskGroup() as group,
     ):
         table = await direct.create_table(name, SCHEMA, primary_key=["k"], buckets=BUCKETS, changelog=changelog)
-        written = Written(table, direct, random, changelog)
+        written = WrittenRows(table, direct, random, changelog)
         written.note({})
         following: list[Reader] = []
         group.create_task(restarts.run())
@@ -314,7 +314,7 @@ async def check_stream_history(
     return Counter(seen)
 
 
-async def _noted(reader: Reader, written: Written, proxy: FaultProxy, done: asyncio.Event) -> None:
+async def _noted(reader: Reader, written: WrittenRows, proxy: FaultProxy, done: asyncio.Event) -> None:
     try:
         await reader.follow(done)
     except Exception as error:

@@ -92,7 +92,7 @@ async def write(table: Table, random: Random, version: int, model: ModelTable | 
             model.delete(keys)
 
 
-async def held(client: Client, scans: int) -> None:
+async def wait_until_held(client: Client, scans: int) -> None:
     """Waits until the server holds iterators for exactly so many scans."""
 
     async def live() -> bool:
@@ -129,7 +129,7 @@ async def test_many_open_scans_each_show_the_moment_of_their_opening(
                 stream = await stack.enter_async_context(table.scan().with_chunk(rows=8).stream())
                 opened.append(OpenScan(stream, model.schema, dict(model.rows)))
                 await random.choice(opened).read(model, chunks=2)
-            await held(client, scans)
+            await wait_until_held(client, scans)
             if columnar_base == "eager":
                 await await_bases(table)
                 newest = bases_on_disk(server.data_dir, table.name)
@@ -137,7 +137,7 @@ async def test_many_open_scans_each_show_the_moment_of_their_opening(
             while unread := [scan for scan in opened if not scan.ended]:
                 await random.choice(unread).read(model, chunks=20)
                 await write(table, random, scans, model)
-            await held(client, 0)
+            await wait_until_held(client, 0)
 
 
 @pytest.mark.asyncio

@@ -454,7 +454,7 @@ def test_a_checkpoint_that_was_set_back_is_gone_on_with_while_its_changes_are_th
 
 def test_a_checkpoint_that_was_set_back_too_far_is_reported_as_that(tmp_path: Path) -> None:
     with (
-        ServerProcess(tmp_path / "data", "--set", "log_upkeep_seconds=0.05") as server,
+        ServerProcess(tmp_path / "data", "--set", "log_maintenance_seconds=0.05") as server,
         sync.connect(server.url) as client,
     ):
         table = filled(client, "test.trimmed", log_retention_bytes=1000)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from aio_client import ScanExplanation, Table
 
-SOON: Final = ("--set", "base_upkeep_seconds=0.02", "--set", "base_cpu_share=1")
+SOON: Final = ("--set", "base_maintenance_seconds=0.02", "--set", "base_cpu_share=1")
 """Arguments of a server that builds the bases that are due within moments."""
 
 WHATEVER_IT_WRITES: Final = ("--set", "base_max_write_amplification=1e12")
@@ -35,7 +35,7 @@ async def await_bases(table: Table) -> None:
 
 def is_of_bases(explanation: ScanExplanation) -> bool:
     """Whether a scan would read the base of every bucket that it reads."""
-    return explanation.via == "base" and "have no base" not in explanation.via_reason
+    return explanation.read_path == "columnar" and "have no base" not in explanation.read_path_reason
 
 
 def bases_on_disk(data_dir: Path, table: str) -> dict[int, list[str]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DAY = 86_400.0
 HOUR = 3600.0
-SETTINGS: dict[str, Any] = {"log_upkeep_seconds": 3600, "writer_ttl_seconds": 7200}
+SETTINGS: dict[str, Any] = {"log_maintenance_seconds": 3600, "writer_ttl_seconds": 7200}
 START = 1_700_000_000 * 1_000_000_000
 
 
@@ -87,5 +87,5 @@ async def look_after(server: Server, name: str) -> None:
     table = server._tables.table(name)
     for live in table.buckets:
         async with live.mutex:
-            await live.opened()
-        await server._tables._upkeep.look_after(table, live)
+            await live.open()
+        await server._tables._log_maintenance.look_after(table.state, live)

@@ -30,11 +30,11 @@ from scankv.model.tables.merge_spec import MergeSpec
 from streaming_server.config import ServerConfig
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.tables.tables import Tables
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
+from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rocks.store import RocksStore
-from streaming_server.storage.transactions.staging import DELETE, UPSERT, StagedPart, StagingDirectory
+from streaming_server.storage.transactions.staging import DELETE, UPSERT, PartFile, StagingDirectory
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 from tests.support.tables import ipc_stream
 
@@ -86,7 +86,7 @@ class Death:
             (RocksStore, "sync"),
             (TransactionLog, "append"),
             (TransactionLog, "rewrite"),
-            (StagedPart, "sync"),
+            (PartFile, "sync"),
             (StagingDirectory, "create"),
             (StagingDirectory, "sync"),
             (StagingDirectory, "remove"),
@@ -156,18 +156,20 @@ async def make(data: Path) -> None:
                 merging=merging,
             )
             value = BEFORE[name][0]
-            await tables.table(name).upsert(rows(range(len(BEFORE[name])), value), 0)
+            await tables.table(name).writes.upsert(rows(range(len(BEFORE[name])), value), 0)
 
 
 async def begin_and_commit(tables: Tables) -> None:
     """All of a transaction; nothing where its id was committed."""
     transactions = tables.transactions
-    begun = await transactions.begin(BeginTerms(id=ID, attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60))
+    begun = await transactions.begin(
+        TransactionOptions(id=ID, attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
+    )
     if not isinstance(begun, OpenTransaction):
         return
     plain, sums = tables.table(PLAIN), tables.table(SUMS)
     # The rows that stand: each of them is written again, or deleted once more, so that the net changes stay the same.
-    first = StagedAs(token=begun.token, part="main", sequence=0)
+    first = StagedRequestId(token=begun.token, part="main", sequence=0)
     assert await transactions.stage_delete_all(first, plain, MERGE, (), 60) == len(BEFORE[PLAIN])
     for number, (table, action, data) in enumerate(
         (
@@ -179,9 +181,9 @@ async def begin_and_commit(tables: Tables) -> None:
         ),
         start=1,
     ):
-        place = StagedAs(token=begun.token, part="main", sequence=number)
+        place = StagedRequestId(token=begun.token, part="main", sequence=number)
         await transactions.stage(place, table, action, data, kind=MERGE)
-    place = StagedAs(token=begun.token, part="failed attempt", sequence=0)
+    place = StagedRequestId(token=begun.token, part="failed attempt", sequence=0)
     await transactions.stage(place, plain, UPSERT, rows(range(50), 666), kind=MERGE)
     await transactions.commit(begun.token, ID, [("main", 6)])
 
@@ -221,7 +223,7 @@ async def contents(tables: Tables, name: str) -> dict[int, int]:
     replayed: dict[int, int] = {}
     changes = 0
     for live in table.buckets:
-        bucket = await live.opened()
+        bucket = await live.open()
         for record in bucket.changes(table.definition, 10_000):
             for kind, row in zip(record.changes.kinds.tolist(), record.changes.rows.to_pylist(), strict=True):
                 if kind in (RowKind.UPDATE_BEFORE, RowKind.DELETE):
@@ -232,7 +234,7 @@ async def contents(tables: Tables, name: str) -> dict[int, int]:
         findings = await (await table.open_check(live.number)).run()
         assert not findings.problem, findings
         assert not any(index.problem for index in findings.indexes), findings
-    batch, is_there, _ = await table.lookup(keys_of(range(60)), None)
+    batch, is_there, _ = await table.reads.lookup(keys_of(range(60)), None)
     found = {row["k"]: row["v"] for row in batch.to_pylist()}
     assert sum(is_there) == len(found)
     assert replayed == found

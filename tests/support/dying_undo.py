@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import streaming_server.engine.transactions.undo
 from scankv.model.changes.log_offsets import LogOffsets
-from streaming_server.engine.writes.writing import WriteTerms
+from streaming_server.engine.tables.tables import Tables
+from streaming_server.engine.transactions.undo import UndoOperation, UndoResult
+from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.storage.bucket.writer_states import WriteIdentity
 from tests.support.dying_transaction import DEATH, SCHEMA, import_what_arrow_needs, in_child, keys_of, opened, rows
 
@@ -31,20 +33,26 @@ async def make(data: Path) -> None:
     async with opened(data) as tables:
         await tables.create(NAME, SCHEMA, primary_key=["k"], bucket_key=[], buckets=1, options={})
         table = tables.table(NAME)
-        await table.upsert(rows(range(20), 0), 0)
-        epoch, sequence = await table.open_writer(WRITER)
+        await table.writes.upsert(rows(range(20), 0), 0)
+        epoch, sequence = await table.writes.open_writer(WRITER)
         first, second = (
-            WriteTerms(identity=WriteIdentity(writer=WRITER, epoch=epoch, sequence=sequence + number))
+            WritePreconditions(identity=WriteIdentity(writer=WRITER, epoch=epoch, sequence=sequence + number))
             for number in range(2)
         )
-        await table.upsert(rows(range(30), 1), 0, first)
-        await table.delete(keys_of(range(10)), second)
+        await table.writes.upsert(rows(range(30), 1), 0, first)
+        await table.writes.delete(keys_of(range(10)), second)
 
 
 async def undo_and_die(data: Path, steps: int) -> None:
     async with opened(data) as tables:
         DEATH.left = steps
-        await tables.table(NAME).undo(WRITER, OFFSETS)
+        await UndoOperation(tables.table(NAME), WRITER, frozenset()).run(OFFSETS)
+
+
+async def _undo(tables: Tables) -> UndoResult:
+    undoing = UndoOperation(tables.table(NAME), WRITER, frozenset())
+    await undoing.run(OFFSETS)
+    return undoing.undone
 
 
 async def check(data: Path) -> None:
@@ -53,15 +61,15 @@ async def check(data: Path) -> None:
         found = await contents(tables)
         for key in range(30):
             assert found.get(key) in (BEFORE.get(key), WRITTEN.get(key)), found
-        undone, _ = await tables.table(NAME).undo(WRITER, OFFSETS)
-        assert undone.skipped == 0, undone
+        undone = await _undo(tables)
+        assert undone.conflicts == 0, undone
         assert await contents(tables) == BEFORE
-        again, _ = await tables.table(NAME).undo(WRITER, OFFSETS)
-        assert (again.restored, again.deleted, again.skipped) == (0, 0, 0), again
+        again = await _undo(tables)
+        assert (again.restored, again.deleted, again.conflicts) == (0, 0, 0), again
 
 
 async def contents(tables: Tables) -> dict[int, int]:
-    batch, _, _ = await tables.table(NAME).lookup(keys_of(range(40)), None)
+    batch, _, _ = await tables.table(NAME).reads.lookup(keys_of(range(40)), None)
     return {row["k"]: row["v"] for row in batch.to_pylist()}
 
 

@@ -15,8 +15,9 @@ from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.execution.open_scan import OpenedScan, open_scan
 from streaming_server.scan.read_plan import ReadPlan
 from streaming_server.scan.rows.index_lookup import plan_reads, read_through_index
-from streaming_server.scan.rows.locked_view import HeldView, whole_indexes
+from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 from tests.support.offline import opened
 from tests.support.tables import define
 
@@ -107,24 +108,24 @@ class IndexedTable:
             total_rows(state.rows for state in states.values()),
         )
 
-    def held(self) -> HeldView:
+    def locked_view(self) -> LockedView:
         """All of it, held."""
         filled = {number: one.bucket for number, one in self.buckets.items() if one.bucket.state.rows}
         ready = [bucket.state.ready_indexes for bucket in filled.values()]
-        return HeldView(
+        return LockedView(
             codec=self.codec,
             keys=self.keys,
             view=self.view,
             buckets=filled,
-            indexes=whole_indexes(self.buckets[0].indexes, ready),
+            indexes=complete_indexes(self.buckets[0].indexes, ready),
             on_error=in_bucket,
         )
 
     def opened(self, plan: ReadPlan, *, indexed: bool) -> tuple[OpenedScan, RowReader]:
         """A scan, and how it reads."""
-        reader, choices = plan_reads(plan, self.codec, self.keys, self.held().indexes)
+        reader, choices = plan_reads(plan, TableCodec.of(self.definition))
         if indexed:
-            reader = asyncio.run(read_through_index(reader, choices, self.held()))
+            reader = asyncio.run(read_through_index(reader, choices, self.locked_view()))
         bucket_of = {number: one.bucket for number, one in self.buckets.items()}.__getitem__
         return open_scan(plan, self.definition, reader, self.view, "", bucket_of, in_bucket), reader
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from streaming_server.engine.bucket.bucket_check import BucketFindings
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
 
 INDEXED_TABLE = "game.players"
@@ -40,14 +40,14 @@ def player(key: int, score: int | None = None) -> dict[str, Any]:
 
 async def put_players(table: LiveTable, rows: Iterable[dict[str, Any]]) -> None:
     """Upserts rows in one request."""
-    schema = table.codec.schema
-    await table.upsert(ipc_stream(schema, pa.RecordBatch.from_pylist(list(rows), schema=schema)), 0)
+    schema = table.state.codec.schema
+    await table.writes.upsert(ipc_stream(schema, pa.RecordBatch.from_pylist(list(rows), schema=schema)), 0)
 
 
 async def delete_players(table: LiveTable, keys: Sequence[int]) -> None:
     """Deletes rows in one request."""
     schema = table.definition.key_schema
-    await table.delete(ipc_stream(schema, pa.record_batch({"k": keys}, schema=schema)))
+    await table.writes.delete(ipc_stream(schema, pa.record_batch({"k": keys}, schema=schema)))
 
 
 async def built(table: LiveTable) -> None:

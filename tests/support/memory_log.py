@@ -190,7 +190,7 @@ class MemoryTail:
         """See `LogTail`."""
         return self.log.read(start, end, definition, max_changes=max_changes, max_bytes=max_bytes)
 
-    def hold_log(self, owner: str, offset: int) -> None:
+    def retain_log(self, owner: str, offset: int) -> None:
         """See `LogTail`."""
         self.log.hold(owner, offset)
 

@@ -9,21 +9,19 @@ import pyarrow as pa
 from scankv.model.tables.merge_functions import aggregate_of
 from scankv.model.tables.merge_spec import MergeSpec, SequenceGroup
 from scankv.model.tables.schema import TableDefinition
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
-from streaming_server.engine.merging.engine import Engines
-from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
+from streaming_server.engine.merging.merger import Merger
 from streaming_server.engine.merging.preparing import MERGE, WriteKind, prepare_delete, prepare_upsert, request_schema
-from streaming_server.engine.merging.step import merge_rows
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rows.index_codec import IndexCodec
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from scankv.model.tables.agg import Aggregator
     from streaming_server.engine.merging.prepared_rows import PreparedRows
-    from streaming_server.storage.bucket.bucket import BucketChange
 
 
 def merging_table(
@@ -78,7 +76,7 @@ class MergedTable:
     def use(self, definition: TableDefinition) -> None:
         """Goes on with a newer definition."""
         self.definition, self.codec, self.keys = definition, RowCodec(definition), KeyEncoder(definition)
-        self.engines = Engines(definition, {})
+        self.merger = Merger.of(TableCodec.of(definition), {})
         self.indexes = [IndexCodec(definition, index) for index in definition.indexes]
 
     def write(
@@ -95,7 +93,7 @@ class MergedTable:
         arrays = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         types = None if kinds is None else pa.array(kinds, pa.string())
-        for part in prepare_upsert(batch, self.keys, self.codec, self.engines, kind, self.indexes, types):
+        for part in prepare_upsert(batch, self.merger, kind, types):
             self._apply(part)
 
     def delete(self, keys: Sequence[Any], columns: Sequence[str] = (), *, overwrite: bool = False) -> None:
@@ -104,7 +102,7 @@ class MergedTable:
             [{self.keys.names[0]: key} for key in keys], schema=self.definition.key_schema
         )
         kind = MERGE if not columns and not overwrite else WriteKind(columns=tuple(columns), overwrite=overwrite)
-        for part in prepare_delete(batch, self.keys, self.codec, kind):
+        for part in prepare_delete(batch, self.merger.codec, kind):
             self._apply(part)
 
     def rows(self) -> dict[Any, dict[str, Any]]:
@@ -115,7 +113,7 @@ class MergedTable:
         return {row[self.keys.names[0]]: row for row in batch.to_pylist()}
 
     def _apply(self, part: PreparedRows) -> None:
-        change = self._change(part)
+        change = self.merger.merge(self, part)
         if change.changes is not None:
             change.changes.rows.validate(full=True)
             kinds = [RowKind(int(kind)).symbol for kind in change.changes.kinds]
@@ -132,15 +130,9 @@ class MergedTable:
                 del self.entries[key]
             self.entries |= zip(entries.put_keys.to_pylist(), entries.put_values.to_pylist(), strict=True)
 
-    def _change(self, part: PreparedRows) -> BucketChange:
-        old = [self.stored.get(key) for key in part.keys.to_pylist()]
-        if part.written is not None:
-            return merge_rows(old, part, self.engines.of(part.written), self.indexes)
-        known = old if reads_old_rows(self.definition, self.indexes) else None
-        if part.values is None:
-            return merge_delete(known, part, self.indexes)
-        deduplicate = self.definition.options.row_deduplicate
-        return merge_upsert(known, part, row_deduplicate=deduplicate, indexes=self.indexes)
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The stored rows of some encoded keys."""
+        return [self.stored.get(key) for key in keys]
 
 
 def replayed(log: Sequence[tuple[str, dict[str, Any]]], key: str) -> dict[Any, dict[str, Any]]:

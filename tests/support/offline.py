@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from streaming_server.clock import ServerClock
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.bucket.bucket import Bucket
@@ -16,7 +15,9 @@ from streaming_server.storage.changelog.offsets import count_of, epoch_of
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rocks.store import RocksResources
 from streaming_server.storage.rows.index_codec import IndexCodec
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.data_directory import DataDirectory
 from tests.support.tables import exact_rows
@@ -61,7 +62,7 @@ class OfflineBucket:
             mark_seconds=definition.options.log_retention_seconds / 100,
         )
         self.indexes = [IndexCodec(definition, index) for index in definition.indexes]
-        self.bucket.settle_indexes([index.id for index in definition.indexes])
+        self.bucket.set_indexes([index.id for index in definition.indexes])
 
     def upsert(self, *rows: dict[str, Any]) -> None:
         """Applies one batch of rows; not durable before `sync`."""
@@ -69,7 +70,7 @@ class OfflineBucket:
 
     def upsert_batch(self, batch: pa.RecordBatch) -> None:
         """Applies a batch of rows; not durable before `sync`."""
-        for part in prepare(batch, self.keys, self.codec, keys_only=False):
+        for part in prepare(batch, TableCodec(self.codec, self.keys, {}), keys_only=False):
             old = self._old(part)
             deduplicate = self.definition.options.row_deduplicate
             self.bucket.apply(merge_upsert(old, part, row_deduplicate=deduplicate, indexes=self.indexes))
@@ -77,7 +78,7 @@ class OfflineBucket:
     def delete(self, *keys: dict[str, Any]) -> None:
         """Deletes rows in one batch; not durable before `sync`."""
         batch = pa.RecordBatch.from_pylist(list(keys), schema=self.definition.key_schema)
-        for part in prepare(batch, self.keys, self.codec, keys_only=True):
+        for part in prepare(batch, TableCodec(self.codec, self.keys, {}), keys_only=True):
             old = self._old(part)
             self.bucket.apply(merge_delete(old, part, self.indexes))
 
@@ -178,7 +179,7 @@ def replayed_to(offline: OfflineBucket, offset: int) -> list[tuple[Any, ...]]:
     for record in offline.log():
         if record.offset >= offset:
             break
-        # The log's upkeep rewrites small records as larger ones, so that the offset may lie within one.
+        # The log's maintenance rewrites small records as larger ones, so that the offset may lie within one.
         count = min(len(record.changes), offset - record.offset)
         rows = widened(record.changes.rows.slice(0, count), offline.codec.schema)
         encoded, _ = offline.keys.encode(rows)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from streaming_server.scan.columnar.base_view import BaseView
-from streaming_server.scan.columnar.delta import NetRows, OverlayView
+from streaming_server.scan.columnar.delta import DeltaView, MergedDelta
 from streaming_server.storage.columnar import base_writer
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
@@ -29,8 +29,8 @@ def based_view(offline: OfflineBucket, directory: Path) -> BaseView:
     keys = offline.keys.encoded(batch)
     even, odd = (pa.array(range(first, batch.num_rows, 2), pa.int64()) for first in (0, 1))
     path = written(offline, batch.take(even), directory)
-    net = NetRows(keys.take(odd), offline.codec.encode(batch.take(odd)))
-    return BaseView(base=ColumnarBase.open(path, ""), overlay=OverlayView.of(net), place="a bucket")
+    net = MergedDelta(keys.take(odd), offline.codec.encode(batch.take(odd)))
+    return BaseView(base=ColumnarBase.open(path, ""), delta=DeltaView.of(net), place="a bucket")
 
 
 def written(offline: OfflineBucket, rows: pa.RecordBatch, directory: Path) -> Path:
@@ -45,9 +45,9 @@ def written(offline: OfflineBucket, rows: pa.RecordBatch, directory: Path) -> Pa
 def flip_in_batch(base: Path, name: str, share: float) -> None:
     """Flips a bit in a batch of one of the files of a base: of the batch that is so far through it."""
     opened = ColumnarBase.open(base, "")
-    pieces = {"rows.arrow": opened._rows, "keys.arrow": opened._keys}[name]._pieces
-    piece = pieces[1 + round(share * (len(pieces) - 3))]
+    blocks = {"rows.arrow": opened._rows, "keys.arrow": opened._keys}[name]._blocks
+    block = blocks[1 + round(share * (len(blocks) - 3))]
     data = bytearray((base / name).read_bytes())
-    data[piece.place + piece.size // 2] ^= 8
+    data[block.offset + block.size // 2] ^= 8
     (base / name).unlink()
     (base / name).write_bytes(data)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.snapshots.snapshots import Snapshots
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.storage.cursors.cursor import BucketCursor
 
 TABLE = "game.scores"
@@ -43,7 +43,7 @@ async def new_table(tables: Tables, name: str = TABLE, *, buckets: int = 3, sche
 
 async def put(table: LiveTable, values: dict[str, int | None]) -> None:
     """Upserts scores."""
-    await table.upsert(ipc_stream(SCORES, scores(list(values), list(values.values()))), 0)
+    await table.writes.upsert(ipc_stream(SCORES, scores(list(values), list(values.values()))), 0)
 
 
 async def pinned_rows(

@@ -39,7 +39,7 @@ class Resume(enum.StrEnum):
     `stream.resumptions` says."""
 
 
-VIAS: Final = ("auto", "iterator", "base")
+READ_PATHS: Final = ("auto", "rocksdb", "columnar")
 """What rows of a live table can be asked to be read from."""
 
 
@@ -58,7 +58,7 @@ class ScanSpec:
         snapshot_id: The pinned snapshot to read. None: the live table.
         key_range: The encoded keys to read. None: all.
         reverse: Whether the rows of each bucket come in descending key order.
-        via: What the rows are read from: `auto`, `iterator` or `base`.
+        read_path: What the rows are read from: `auto`, `rocksdb` or `columnar`.
         ordered: Whether the rows of all buckets together come in key order.
         resume: Whether the scan goes on by itself after a cut. None: over a pinned snapshot only.
         log: The changes to read. None: the rows.
@@ -78,7 +78,7 @@ class ScanSpec:
     snapshot_id: str | None = None
     key_range: KeyRange | None = None
     reverse: bool = False
-    via: str = "auto"
+    read_path: str = "auto"
     ordered: bool = False
     resume: Resume | None = None
     log: LogSpec | None = None
@@ -108,8 +108,10 @@ class ScanSpec:
         for name, value in (("reverse", self.reverse), ("ordered", self.ordered)):
             if not isinstance(value, bool):
                 raise UsageError(f"{name} is True or False, not {value!r}")
-        if self.via not in VIAS:
-            raise UsageError(f"via is {' or '.join(map(repr, VIAS))}, not {self.via!r}", option="via")
+        if self.read_path not in READ_PATHS:
+            raise UsageError(
+                f"read_path is {' or '.join(map(repr, READ_PATHS))}, not {self.read_path!r}", option="read_path"
+            )
         if self.resume is not None and not isinstance(self.resume, Resume):
             raise UsageError(f"resume is Resume.NEVER, Resume.LATEST, or None for the default, not {self.resume!r}")
         if self.log is not None:
@@ -132,7 +134,7 @@ class ScanSpec:
             ("key_range", self.key_range is not None, "ask with where for the keys to follow"),
             ("reverse", self.reverse, "changes come in the order in which they happened"),
             ("ordered", self.ordered, "changes come in the order in which they happened, those of a bucket together"),
-            ("via", self.via != "auto", "it chooses what rows are read from"),
+            ("read_path", self.read_path != "auto", "it chooses what rows are read from"),
         ):
             if asked:
                 raise UsageError(f"{name} is not for a scan of the changelog: {why}")

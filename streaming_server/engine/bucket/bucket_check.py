@@ -22,14 +22,12 @@ from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import ALL_KEY_RANGES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import pyarrow as pa
 
-    from streaming_server.engine.bucket.key_encoder import KeyEncoder
     from streaming_server.storage.bucket.bucket import Bucket
-    from streaming_server.storage.rows.index_codec import IndexCodec
-    from streaming_server.storage.rows.row_codec import RowCodec
+    from streaming_server.storage.rows.table_codec import TableCodec
 
 # A step holds the event loop for about 2 ms, as a chunk of a scan does.
 _STEP_ROWS = 1024
@@ -84,9 +82,7 @@ class BucketCheck:
         self,
         number: int,
         bucket: Bucket,
-        rows: RowCodec,
-        keys: KeyEncoder,
-        indexes: Mapping[int, IndexCodec],
+        codec: TableCodec,
         on_error: Callable[[ScanKvError], ScanKvError],
     ) -> None:
         """Begins before the first row.
@@ -94,26 +90,24 @@ class BucketCheck:
         Args:
             number: That of the bucket.
             bucket: Holds what is checked.
-            rows: Decodes the rows.
-            keys: Encodes their keys.
-            indexes: The indexes of the table, by their ids.
+            codec: The table.
             on_error: Is told of damage, and gives the error that says where.
         """
         self.rows_scanned = 0
         self._number = number
-        self._place = bucket.place
+        self._place = bucket.location
         self._rows = bucket.state.rows
-        self._keys = keys
-        self._indexes = indexes
+        self._keys = codec.keys
+        self._indexes = codec.indexes
         self._on_error = on_error
         self._ended: ScanKvError | None = None
-        self._expected = {index: _Sum() for index in indexes if index in bucket.state.ready_indexes}
-        self._found = {index: _Sum() for index in indexes}
+        self._expected = {index: _Sum() for index in codec.indexes if index in bucket.state.ready_indexes}
+        self._found = {index: _Sum() for index in codec.indexes}
         self._strangers = 0
         self._problems: list[str] = []
         self._is_whole = True
         self._last_key = b""
-        self._row_cursor = bucket.cursor(rows, rows.decoder(), keys.codec)
+        self._row_cursor = bucket.cursor(codec.rows, codec.rows.decoder(), codec.key_codec)
         try:
             self._entry_cursor = bucket.entry_cursor(ALL_KEY_RANGES)
         except BaseException:

@@ -1,7 +1,8 @@
-"""The gate before the buckets that a transaction is written to: closed until all of it is there.
+"""The commit barrier: delays readers and writers of the buckets that a transaction is being applied to.
 
-While a gate is closed, whoever takes a bucket's mutex waits for it, so nobody begins to read or write in between;
-lookups and what only asks how things stand get the buckets as of the closing. All buckets of a gate open at once.
+While a barrier stands, taking a bucket's mutex waits for it, so that nothing begins to read or write half a
+transaction. Lookups, and requests that only ask for statistics, get the buckets as of the moment when the barrier was
+raised. It is lifted for all its buckets at once.
 """
 
 from __future__ import annotations
@@ -20,68 +21,70 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
 
 
-class Gate:
-    """One closing of the gate before some buckets. Bound to the event loop."""
+class CommitBarrier:
+    """One barrier before some buckets. Bound to the event loop."""
 
     def __init__(self) -> None:
-        """Begins closed."""
-        self._opened = asyncio.Event()
+        self._lifted = asyncio.Event()
         self._failure: ScanKvError | None = None
 
-    async def passed(self) -> None:
-        """Returns once it is open. Raises what `fail` was given."""
-        await self._opened.wait()
+    async def wait(self) -> None:
+        """Returns once the barrier is lifted. Raises the error that `fail` was given."""
+        await self._lifted.wait()
         if self._failure is not None:
             raise copy(self._failure)
 
     @property
     def failure(self) -> ScanKvError | None:
-        """Why nobody will pass it any more; None: it is not so."""
+        """Why the barrier will never be lifted. None: it will."""
         return self._failure
 
-    def open(self) -> None:
-        """Lets everybody go on."""
-        self._opened.set()
+    def lift(self) -> None:
+        """Lets all waiting callers continue."""
+        self._lifted.set()
 
     def fail(self, error: ScanKvError) -> None:
-        """Lets nobody pass: who waits, or will wait, gets an error."""
+        """Raises an error in all callers that wait, or will wait."""
         self._failure = error
-        self._opened.set()
+        self._lifted.set()
 
 
-class GatedMutex(asyncio.Lock):
-    """A bucket's mutex: who acquires it has passed the gate, which is open for as long as it is held.
+class BarrierMutex(asyncio.Lock):
+    """A bucket's mutex, which nothing acquires while a commit barrier stands.
 
     Attributes:
-        gate: The gate, while it is closed.
+        barrier: The barrier, while one stands.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate: Gate | None = None
+        self.barrier: CommitBarrier | None = None
 
     @property
     def failure(self) -> ScanKvError | None:
-        """Why nobody can acquire it; None: it is not so."""
-        return None if self.gate is None else self.gate.failure
+        """Why the mutex cannot be acquired. None: it can."""
+        return None if self.barrier is None else self.barrier.failure
 
     async def acquire(self) -> bool:  # type: ignore[override]  # typeshed has Literal[True]
-        """Acquires the mutex once the gate is open. Raises what the gate failed with."""
+        """Acquires the mutex once no barrier stands. Raises the error that the barrier failed with."""
         while True:
-            await self.passed()
+            await self.wait_for_barrier()
             await super().acquire()
-            if self.gate is None:
+            if self.barrier is None:
                 return True
             self.release()
 
-    async def passed(self) -> None:
-        """Returns when the gate is open, at least for a moment."""
-        while self.gate is not None:
-            await self.gate.passed()
+    async def wait_for_barrier(self) -> None:
+        """Returns when no barrier stands, at least for a moment."""
+        while self.barrier is not None:
+            await self.barrier.wait()
 
     @asynccontextmanager
-    async def beside_gate(self) -> AsyncIterator[None]:
-        """The mutex for those who may pass a closed gate: a transaction, and who reads the bucket as before it."""
+    async def bypass_barrier(self) -> AsyncIterator[None]:
+        """Acquires the mutex whether a barrier stands or not.
+
+        For the transaction itself, and for readers of the bucket as of before the barrier.
+        """
         await super().acquire()
         try:
             yield
@@ -90,44 +93,44 @@ class GatedMutex(asyncio.Lock):
 
 
 @asynccontextmanager
-async def all_mutexes(chosen: Sequence[LiveBucket]) -> AsyncIterator[None]:
-    """The mutexes of some buckets, which are given in the order in which everybody takes them.
+async def lock_mutexes(chosen: Sequence[LiveBucket]) -> AsyncIterator[None]:
+    """Holds the mutexes of some buckets, which are given in ascending order: the order in which all callers lock.
 
-    None of them is held while another one's gate is closed: what reads the others would wait for it, too.
+    Holds none of them while waiting for the barrier of another one, so that readers of the others need not wait too.
     """
     async with AsyncExitStack() as mutexes:
         while True:
             for live in chosen:
-                await live.mutex.passed()
+                await live.mutex.wait_for_barrier()
             for live in chosen:
-                await mutexes.enter_async_context(live.mutex.beside_gate())
-            if all(live.mutex.gate is None for live in chosen):
+                await mutexes.enter_async_context(live.mutex.bypass_barrier())
+            if all(live.mutex.barrier is None for live in chosen):
                 break
             await mutexes.aclose()
         yield
 
 
 @asynccontextmanager
-async def closed_gate(chosen: Sequence[LiveBucket]) -> AsyncIterator[Gate]:
-    """A gate before some buckets, which are given in the order in which mutexes are taken; closed at one instant.
+async def raise_barrier(chosen: Sequence[LiveBucket]) -> AsyncIterator[CommitBarrier]:
+    """Raises a barrier before some buckets, which are given in ascending order, at one instant.
 
-    At the end of the block it is open again, for all of them at once but those that are blocked. Until then,
+    Lifts it at the end of the block, for all buckets at once except those that are blocked. Until then,
     `LiveBucket.before` of each is the bucket as of that instant.
 
     Raises:
-        DataLoss: A bucket is damaged, and none is closed.
+        DataLoss: A bucket is damaged. No barrier is raised.
     """
-    gate = Gate()
-    async with all_mutexes(chosen):
-        opened = await all_ended(live.opened() for live in chosen)
+    barrier = CommitBarrier()
+    async with lock_mutexes(chosen):
+        opened = await all_ended(live.open() for live in chosen)
         for live, bucket in zip(chosen, opened, strict=True):
-            live.close_gate(gate, bucket)
+            live.raise_barrier(barrier, bucket)
     try:
-        yield gate
+        yield barrier
     finally:
-        opening = [live for live in chosen if live.mutex.gate is gate]
-        for live in opening:
-            live.open_gate()
-        gate.open()
-        for live in opening:
-            live.tell()
+        lifted = [live for live in chosen if live.mutex.barrier is barrier]
+        for live in lifted:
+            live.lift_barrier()
+        barrier.lift()
+        for live in lifted:
+            live.notify()

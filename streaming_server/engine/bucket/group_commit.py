@@ -53,7 +53,7 @@ class GroupCommit:
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Calls the listeners."""
         for listener in list(self._listeners):
             listener()
@@ -107,7 +107,7 @@ class GroupCommit:
                 await self._executor.run(self._sync, target)
             self._durable = target
             self.syncs += 1
-            self.tell()
+            self.notify()
         except Exception as error:
             # Once a sync has failed, the system may report the next one as done without having written: never trust it.
             self.failure = self.failure or error

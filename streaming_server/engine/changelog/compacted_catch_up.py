@@ -41,7 +41,7 @@ class CatchUpLimits:
 DEFAULT_CATCH_UP: Final = CatchUpLimits()
 
 
-class CatchingUp:
+class CompactedCatchUp:
     """Makes the net changes of stretches of some buckets. See `NetReader`.
 
     Args:
@@ -92,7 +92,7 @@ class _LiveStretch:
 
     async def read(self, start: int, end: int) -> Sequence[LogRecord]:
         """See `Stretch`."""
-        async with self._live.upkeep:
+        async with self._live.maintenance:
             return await self._live.run(self._read, start, end)
 
     async def run(self, function: Callable[..., T], *args: object) -> T:

@@ -11,7 +11,7 @@ from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
 from scankv.model.names import check_consumer_id
-from streaming_server.engine.bucket.live_bucket import durable, held
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
     Consumer,
     ConsumerInfo,
@@ -28,7 +28,7 @@ from streaming_server.engine.changelog.consumer import (
 )
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.tasks.reaper import Reaper
-from streaming_server.scan.changes.consumer_progress import Committed
+from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_token import LogPosition
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.tables.consumers import ConsumerRecord
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.bucket.table_state import TableState
+    from streaming_server.engine.changelog.table_changes import TableChanges
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.changes.log_plan import LogPlan, OpenedLog
 
@@ -65,7 +66,7 @@ class Consumers:
         self,
         config: ServerConfig,
         executor: StorageExecutor,
-        live: Callable[[str], LiveTable | None],
+        live: Callable[[str], TableState | None],
         clock: ServerClock,
     ) -> None:
         self._clock = clock
@@ -90,7 +91,7 @@ class Consumers:
             try:
                 if isinstance(record, DataLoss):
                     raise record
-                consumer.committed = Committed.read(record.token, group.digest)
+                consumer.committed = ConsumerProgress.from_token(record.token, group.digest)
                 consumer.fence, consumer.committed_micros = record.fence, record.committed_micros
             except ScanKvError as error:
                 consumer.damage = error.message
@@ -103,7 +104,7 @@ class Consumers:
         """Stops that; the consumers stay on disk."""
         await self._reaper.close()
 
-    def log_holds(self, table: str, bucket: int) -> dict[str, int]:
+    def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
         """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
         group = self._groups.get(table)
         known = [] if group is None else [(one.consumer_id, one.committed) for one in list(group.consumers.values())]
@@ -115,14 +116,14 @@ class Consumers:
 
     @asynccontextmanager
     async def stream(
-        self, table: LiveTable, plan: LogPlan, scan_id: str, end: Callable[[ScanKvError], None]
+        self, changes: TableChanges, plan: LogPlan, scan_id: str, end: Callable[[ScanKvError], None]
     ) -> AsyncIterator[OpenedLog]:
         """Opens a stream of a consumer, which has it for the length of the block; its position is durable before that.
 
         One that takes the consumer over ends the stream that had it.
 
         Args:
-            table: The table that it reads.
+            changes: The changes that it reads.
             plan: What it asks for; names the consumer.
             scan_id: Names its own hold on the changes.
             end: Ends it with an error, when another one takes the consumer over.
@@ -131,11 +132,11 @@ class Consumers:
             ConsumerFenced: It was to go on, and another one has the consumer now.
             ConsumerNotFound: There is none, and it must exist.
             TooManyConsumers: There are as many as the server allows.
-            InvalidRequest: It asks for other rows than the consumer is reading; or as `LiveTable.open_log`.
-            DataLoss: The consumer is damaged; or as `LiveTable.open_log`, as all else.
+            InvalidRequest: It asks for other rows than the consumer is reading; or as `TableChanges.open`.
+            DataLoss: The consumer is damaged; or as `TableChanges.open`, as all else.
         """
-        group, session = self._group(table), Session(end)
-        opened = await self._opened(group, table, plan, scan_id, session)
+        group, session = self._group(changes.table), Session(end)
+        opened = await self._opened(group, changes, plan, scan_id, session)
         try:
             yield opened
         finally:
@@ -145,15 +146,18 @@ class Consumers:
                 consumer.session = None
                 self._idle_from_now(consumer)
 
-    async def _opened(self, group: Group, table: LiveTable, plan: LogPlan, scan_id: str, session: Session) -> OpenedLog:
+    async def _opened(
+        self, group: Group, changes: TableChanges, plan: LogPlan, scan_id: str, session: Session
+    ) -> OpenedLog:
+        table = changes.table
         async with self._locked_or_new(group, plan) as consumer:
             check_sound(consumer)
             if plan.consumer_fence:
                 check_fence(group, consumer, plan.consumer_fence)
             committed = consumer.committed
-            if committed is not None and not plan.resume_token and committed.is_among_rows:
+            if committed is not None and not plan.resume_token and committed.is_reading_rows:
                 check_query(group, consumer, committed, plan, table)
-            opened = await table.open_log(plan, scan_id, None if committed is None else committed.position)
+            opened = await changes.open(plan, scan_id, None if committed is None else committed.position)
             try:
                 if not plan.resume_token:
                     at = begun(committed, opened.source.position())
@@ -168,7 +172,7 @@ class Consumers:
                 before.end(fenced(group, consumer.consumer_id, "another stream has taken it over"))
             return replace(opened, consumer_fence=consumer.fence)
 
-    async def commit(self, table: LiveTable, consumer_id: str, fence: int, token: bytes) -> tuple[dict[int, int], int]:
+    async def commit(self, table: TableState, consumer_id: str, fence: int, token: bytes) -> tuple[dict[int, int], int]:
         """Moves a consumer to where a token of its stream goes on, durable when this returns; never back.
 
         Returns:
@@ -182,13 +186,13 @@ class Consumers:
         group = self._group(table)
         async with self._locked(group, consumer_id, _gone) as consumer:
             committed = check_fence(group, consumer, fence)
-            advanced = committed.advanced(Committed.read(token, group.digest))
+            advanced = committed.advance_to(ConsumerProgress.from_token(token, group.digest))
             if advanced is not committed or not consumer.committed_micros:
                 await self._store(group, table, consumer, advanced, fence, self._clock.commit_micros())
             self._heard_of(consumer)
             return dict(advanced.position.offsets), consumer.committed_micros
 
-    async def reset(self, table: LiveTable, consumer_id: str, start: StartFrom, *, clamp: bool) -> dict[int, int]:
+    async def reset(self, table: TableState, consumer_id: str, start: StartFrom, *, clamp: bool) -> dict[int, int]:
         """Moves a consumer to any place, in all buckets where it has one, and ends its stream.
 
         Returns:
@@ -206,27 +210,27 @@ class Consumers:
             assert consumer.committed is not None
             before = consumer.committed.position.offsets
             check_incarnation(start.table_incarnation, table.definition.name, table.definition.incarnation)
-            async with held([table.buckets[number] for number in sorted(before)]) as opened:
+            async with lock_buckets([table.buckets[number] for number in sorted(before)]) as opened:
                 buckets = {live.number: (live, bucket) for live, bucket in opened}
                 offsets = await LogStarts(table.definition, buckets, self._clock).of(start, clamp=clamp)
                 states = {number: bucket.state for number, (_, bucket) in buckets.items()}
                 # Nothing is trimmed while the mutexes are held, nor, from here on, what either position needs.
                 earlier = {n: min(offset, before[n], key=count_of) for n, offset in offsets.items()}
                 _hold(table, consumer_id, earlier)
-            await durable(table.buckets, states)
-            committed = Committed(LogPosition(offsets, scanning=start.kind is PositionKind.FULL), b"")
+            await wait_until_durable(table.buckets, states)
+            committed = ConsumerProgress(LogPosition(offsets, scanning=start.kind is PositionKind.FULL), b"")
             await self._store(group, table, consumer, committed, next_fence(consumer), consumer.committed_micros)
             self._end(group, consumer, "it was reset")
             return offsets
 
-    async def delete(self, table: LiveTable, consumer_id: str) -> None:
+    async def delete(self, table: TableState, consumer_id: str) -> None:
         """Forgets a consumer, durably, and ends its stream. Raises ConsumerNotFound."""
         group = self._group(table)
         async with self._locked(group, consumer_id, _unknown) as consumer:
             await self._forget(group, consumer)
             self._end(group, consumer, "it was deleted")
 
-    async def listed(self, table: LiveTable) -> list[ConsumerInfo]:
+    async def listed(self, table: TableState) -> list[ConsumerInfo]:
         """The consumers of a table by their ids, ascending. Opens the buckets in which they have positions."""
         numbers = {number for one in self._known(table) if one.committed for number in one.committed.position.offsets}
         ends = await _ends(table, numbers)
@@ -244,13 +248,13 @@ class Consumers:
             async with consumer.lock:  # so that nobody is writing a file of it any more
                 pass
 
-    def _group(self, table: LiveTable) -> Group:
+    def _group(self, table: TableState) -> Group:
         name = table.definition.name
         if name not in self._groups:
             raise TableNotFound(f'table "{name}" was dropped', table=name)
         return self._groups[name]
 
-    def _known(self, table: LiveTable) -> list[Consumer]:
+    def _known(self, table: TableState) -> list[Consumer]:
         """Those of a table that are more than just being made."""
         return [one for one in self._group(table).consumers.values() if one.committed is not None or one.damage]
 
@@ -295,7 +299,7 @@ class Consumers:
         return consumer
 
     async def _store(
-        self, group: Group, table: LiveTable, consumer: Consumer, committed: Committed, fence: int, micros: int
+        self, group: Group, table: TableState, consumer: Consumer, committed: ConsumerProgress, fence: int, micros: int
     ) -> None:
         """Keeps what a consumer is from now on, durably."""
         record = ConsumerRecord(
@@ -334,7 +338,7 @@ class Consumers:
 
     def _idle_from_now(self, consumer: Consumer) -> None:
         self._heard_of(consumer)
-        self._reaper.tell(consumer.expires)
+        self._reaper.notify(consumer.expires)
 
     def _idle(self) -> list[tuple[Group, Consumer]]:
         return [
@@ -374,15 +378,15 @@ def _unknown(group: Group, consumer_id: str) -> NoReturn:
     )
 
 
-def _hold(table: LiveTable, consumer_id: str, offsets: Mapping[int, int]) -> None:
+def _hold(table: TableState, consumer_id: str, offsets: Mapping[int, int]) -> None:
     for number, offset in offsets.items():
         live = table.buckets[number]
         # What is not there any more cannot be kept, and would keep all that comes after it.
         if live.state is not None and count_of(offset) >= live.state.log_first:
-            live.hold_log(owner_of(consumer_id), offset)
+            live.retain_log(owner_of(consumer_id), offset)
 
 
-async def _ends(table: LiveTable, numbers: set[int]) -> dict[int, int]:
+async def _ends(table: TableState, numbers: set[int]) -> dict[int, int]:
     """The offset that the next change of some buckets gets, but for damaged ones."""
     ends: dict[int, int] = {}
     for number in sorted(numbers):
@@ -390,7 +394,7 @@ async def _ends(table: LiveTable, numbers: set[int]) -> dict[int, int]:
         if live.state is None:
             async with live.mutex:
                 with suppress(DataLoss):
-                    await live.opened()
+                    await live.open()
         if live.state is not None:
             ends[number] = live.state.log_offset
     return ends

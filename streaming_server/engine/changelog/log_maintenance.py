@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.storage.bucket.bucket import Bucket, BucketState
 
 _MANY_FLUSHES: Final = 8
@@ -26,7 +26,7 @@ _MANY_FLUSHES: Final = 8
 _log: Final = logging.getLogger(__name__)
 
 
-class LogUpkeep(Background):
+class LogMaintenance(Background):
     """Keeps the changelogs of the tables in use fast to read and within their retention. Bound to the event loop.
 
     What nobody has used since the start of the server is looked at when it is.
@@ -40,7 +40,7 @@ class LogUpkeep(Background):
 
     def __init__(
         self,
-        tables: Callable[[], Iterable[LiveTable]],
+        tables: Callable[[], Iterable[TableState]],
         *,
         seconds: float,
         max_held_bytes: int,
@@ -62,7 +62,7 @@ class LogUpkeep(Background):
                 except Exception:
                     _log.exception("changelog of bucket %s of %s", live.number, live.table)
 
-    async def look_after(self, table: LiveTable, live: LiveBucket) -> None:
+    async def look_after(self, table: TableState, live: LiveBucket) -> None:
         """Does what is due for one bucket of a table, if it was opened since the start. Raises DataLoss.
 
         One that is at rest is opened for it only when all of its changelog is beyond the retention.
@@ -73,16 +73,16 @@ class LogUpkeep(Background):
         async with live.mutex:
             bucket = live.open_bucket
             if bucket is None and _is_expired(live.state, table.definition, self._clock.service_micros()):
-                bucket = await live.opened()
+                bucket = await live.open()
             if bucket is not None:
                 await live.run(_trim, bucket, table.definition, self._max_held_bytes, self._clock.service_micros())
                 if bucket.writers.is_sweep_due():
                     await live.run(bucket.writers.sweep)
 
-    async def _rewrite(self, table: LiveTable, live: LiveBucket) -> bool:
+    async def _rewrite(self, table: TableState, live: LiveBucket) -> bool:
         """Makes one segment, or passes over records that are large enough; False when there are too few."""
         # Reading takes long, and writers need not wait for it: what is durable no longer changes.
-        async with live.upkeep:
+        async with live.maintenance:
             bucket = live.open_bucket
             if bucket is None or bucket.state.count - bucket.state.log_rewritten <= MAX_CHANGES_PER_RECORD:
                 return False
@@ -98,7 +98,7 @@ class LogUpkeep(Background):
 
 async def _compact(live: LiveBucket) -> None:
     """Makes the small files one that flushes have left, once there are some."""
-    async with live.upkeep:
+    async with live.maintenance:
         bucket = live.open_bucket
         if bucket is not None and bucket.flushes >= _MANY_FLUSHES:
             bucket.flushes = 0
@@ -124,7 +124,9 @@ def _trim(bucket: Bucket, definition: TableDefinition, max_held_bytes: int, now:
     offset = log.span.offset_of(target)
     behind = log.bytes_before(offset, state.log_bytes)
     while (held := log.holds.oldest()) is not None and _held_bytes(bucket, held[1], behind) > max_held_bytes:
-        _log.warning("%s: %s holds over %d bytes of old changes and loses them", bucket.place, held[0], max_held_bytes)
+        _log.warning(
+            "%s: %s holds over %d bytes of old changes and loses them", bucket.location, held[0], max_held_bytes
+        )
         log.release(held[0])
     bucket.trim_log(offset)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import InvalidRequest
-from streaming_server.engine.bucket.live_bucket import held
+from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.changelog.log_starts import LogStarts
-from streaming_server.engine.columnar.base_choice import bases_of, noting_errors
-from streaming_server.scan.changes.already_applied import SeenBefore
+from streaming_server.engine.columnar.base_choice import choose_bases, record_errors
+from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
 from streaming_server.scan.changes.change_rows import ChangeRows
 from streaming_server.scan.changes.consumer_progress import views_of
 from streaming_server.scan.changes.full_source import FullSource
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from scankv.model.changes.log_positions import StopAt
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
-    from streaming_server.engine.bucket.key_encoder import KeyEncoder
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.changelog.compacted_catch_up import CatchingUp
+    from streaming_server.engine.changelog.compacted_catch_up import CompactedCatchUp
     from streaming_server.scan.changes.log_plan import ChangeSource, LogPlan
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.storage.bucket.bucket import Bucket
-    from streaming_server.storage.rows.row_codec import RowCodec
+    from streaming_server.storage.rows.table_codec import TableCodec
 
 
 class LogOpening:
@@ -43,8 +42,7 @@ class LogOpening:
 
     Args:
         plan: What is asked for.
-        codec: Of the table as of now.
-        keys: Encodes its keys.
+        codec: The table as of now.
         buckets: The buckets that are read, open, by number.
         owner: Names the hold on the changes.
         latest: The table's definition, at any later time.
@@ -59,20 +57,18 @@ class LogOpening:
     def __init__(
         self,
         plan: LogPlan,
-        codec: RowCodec,
-        keys: KeyEncoder,
+        codec: TableCodec,
         buckets: Mapping[int, tuple[LiveBucket, Bucket]],
         owner: str,
         latest: Callable[[], TableDefinition],
         committed: LogPosition | None = None,
         *,
-        catching_up: CatchingUp,
+        catching_up: CompactedCatchUp,
         clock: ServerClock,
     ) -> None:
         self._plan = plan
         self._codec = codec
         self._definition = codec.definition
-        self._keys = keys
         self._buckets = buckets
         self._owner = owner
         self._latest = latest
@@ -162,7 +158,7 @@ class LogOpening:
             View(dict(position.offsets), self._clock.commit_micros(), 0),
             stops,
             self._latest,
-            SeenBefore(position.views, self._keys.encoded) if position.views else None,
+            AlreadyAppliedFilter(position.views, self._codec.keys.encoded) if position.views else None,
             self._catching_up if self._plan.net_changes or position.net else None,
             position.net,
             now_micros=self._clock.commit_micros,
@@ -178,8 +174,8 @@ class LogOpening:
 
     def _rows_of_table(self, scanned: Position | None, ends: Mapping[int, int]) -> KvSource:
         plan = self._plan.of_rows()
-        reader = plan.reader(self._codec, self._keys.codec)
-        self.bases = bases_of(plan, reader, list(self._buckets.values()))
+        reader = plan.reader(self._codec.rows, self._codec.key_codec)
+        self.bases = choose_bases(plan, reader, list(self._buckets.values()))
         left = keys_to_read(reader, self._definition, self._buckets, scanned, reverse=False, ordered=False)
         cursors: dict[int, Cursor] = {}
         try:
@@ -191,7 +187,7 @@ class LogOpening:
             raise
         rows = total_rows(bucket.state.rows for _, bucket in self._buckets.values())
         view = View(dict(ends), self._clock.commit_micros(), rows)
-        on_error = noting_errors({number: live for number, (live, _) in self._buckets.items()}, self.bases)
+        on_error = record_errors({number: live for number, (live, _) in self._buckets.items()}, self.bases)
         return KvSource(reader.decoder.schema, self._definition.schema.id, view, cursors, scanned, on_error)
 
     async def _stops(self, ends: Mapping[int, int]) -> dict[int, int] | None:
@@ -246,7 +242,7 @@ class Stops:
         """Finds the offsets out when the time is over: commits after it are of later times."""
         if self.seconds_left() != 0:
             return
-        async with held([self._buckets[number] for number in sorted(self._buckets)]) as opened:
+        async with lock_buckets([self._buckets[number] for number in sorted(self._buckets)]) as opened:
             self.offsets = {
                 live.number: await live.run(bucket.log.offset_at, self._micros, self._latest())
                 for live, bucket in opened

@@ -68,7 +68,7 @@ class LogStarts:
         """Offsets that a request names, as those to read on at. Raises as `of`."""
         self.check_named(offsets)
         return {
-            number: bucket.log.span.checked(offsets[number], place=bucket.place, clamp=clamp)
+            number: bucket.log.span.resolve(offsets[number], location=bucket.location, clamp=clamp)
             for number, (_, bucket) in self._buckets.items()
         }
 

@@ -14,11 +14,11 @@ from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.chunk_source import View
 from streaming_server.scan.columnar.base_cursor import BaseCursor
-from streaming_server.scan.columnar.delta import Overlay
+from streaming_server.scan.columnar.delta import Delta
 from streaming_server.scan.rows.kv_source import KvSource
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase, remove_bases
-from streaming_server.storage.files.disk_space import disk_full, naming_full_disk
+from streaming_server.storage.files.disk_space import disk_full, translate_disk_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.columnar.base_due import BaseLimits
-    from streaming_server.engine.tables.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.chunk_source import Cursor
     from streaming_server.storage.bucket.bucket import Bucket
@@ -95,7 +95,7 @@ class BaseBuild:
         limits: What it may cost.
     """
 
-    def __init__(self, table: LiveTable, live: LiveBucket, directory: Path, rests: Rests, limits: BaseLimits) -> None:
+    def __init__(self, table: TableState, live: LiveBucket, directory: Path, rests: Rests, limits: BaseLimits) -> None:
         self._table = table
         self._live = live
         self._directory = directory
@@ -119,58 +119,58 @@ class BaseBuild:
             if bucket is None:
                 return
             # Of now: who had the mutex before may have written rows of a newer schema.
-            codec, offset = table.codec, bucket.state.log_offset
-            changed, live.base_record.wanted = live.base_record.changed_bytes, False
-            cursor, overlay = self._begun(bucket, codec, offset)
-            current = live.overlay
+            codec, offset = table.codec.rows, bucket.state.log_offset
+            changed, live.columnar.record.wanted = live.columnar.record.changed_bytes, False
+            cursor, delta = self._begun(bucket, codec, offset)
+            current = live.columnar.delta
             assert current is not None
             since = current.view()
             view = View({live.number: offset}, table.clock.commit_micros(), None)
             source = KvSource(
                 codec.schema, codec.definition.schema.id, view, {live.number: cursor}, None, lambda _, error: error
             )
-            table.opens(source)
+            table.abort_on_close(source)
         try:
             with closing(source):
                 # Else the first step would sort them on the event loop.
-                await self._rests.run(since.net)
+                await self._rests.run(since.merge)
                 await live.wait_durable(offset)
-                with naming_full_disk(self._directory):
-                    base = await self._written(codec, source, offset, lambda: live.overlay is current, overlay)
+                with translate_disk_errors(self._directory):
+                    base = await self._written(codec, source, offset, lambda: live.columnar.delta is current, delta)
         except BaseException as error:
-            if live.overlay is overlay or isinstance(error, DataLoss):
-                live.forget_base("the last one could not be built")
+            if live.columnar.delta is delta or isinstance(error, DataLoss):
+                live.columnar.drop("the last one could not be built")
             current.end_fork()
             self._note_cost(0)
-            if isinstance(error, DataLoss) and current is not overlay:
+            if isinstance(error, DataLoss) and current is not delta:
                 # The base that it was to be made of is damaged, if not the bucket: building of its rows will tell.
                 _log.error("a columnar base is read no more, and built again: %s", error.message)
-                live.base_record.lost = "it was damaged"
+                live.columnar.record.lost = "it was damaged"
                 return
             raise
         self._note_cost(base.info.disk_bytes)
         async with live.mutex:
             # Else a write could not be noted, or the base that this one is made of was found damaged.
-            if live.overlay is current and not overlay.is_full:
-                live.base, live.overlay = base, overlay
-                live.base_record.taken_up(base.info.disk_bytes, base.info.cut_millis)
-                live.base_record.changed_bytes -= changed
+            if live.columnar.delta is current and not delta.is_full:
+                live.columnar.base, live.columnar.delta = base, delta
+                live.columnar.record.taken_up(base.info.disk_bytes, base.info.cut_millis)
+                live.columnar.record.changed_bytes -= changed
         await self._rests.run(_remove, self._directory, base.info.name)
         await self._rests.rest()
 
-    def _begun(self, bucket: Bucket, codec: RowCodec, offset: int) -> tuple[Cursor, Overlay]:
+    def _begun(self, bucket: Bucket, codec: RowCodec, offset: int) -> tuple[Cursor, Delta]:
         """A cursor over all rows as of now, and where from now on what is written is kept for the new base."""
         live = self._live
-        if live.base is not None and live.overlay is not None and not live.overlay.is_full:
-            net = live.overlay.view().net
-            old = BaseCursor(live.base, net, codec, None, None, KeyRange(), reverse=False, place=live.place)
-            return old, live.overlay.fork(offset)
-        cursor = bucket.cursor(codec, codec.decoder(), self._table.keys.codec, KeyRange())
-        live.base, live.overlay = None, Overlay(offset, self._limits.overlay_bytes)
-        return cursor, live.overlay
+        if live.columnar.base is not None and live.columnar.delta is not None and not live.columnar.delta.is_full:
+            net = live.columnar.delta.view().merge
+            old = BaseCursor(live.columnar.base, net, codec, None, None, KeyRange(), reverse=False, place=live.location)
+            return old, live.columnar.delta.fork(offset)
+        cursor = bucket.cursor(codec, codec.decoder(), self._table.codec.key_codec, KeyRange())
+        live.columnar.base, live.columnar.delta = None, Delta(offset, self._limits.delta_bytes)
+        return cursor, live.columnar.delta
 
     async def _written(
-        self, codec: RowCodec, source: KvSource, offset: int, is_wanted: Callable[[], bool], overlay: Overlay
+        self, codec: RowCodec, source: KvSource, offset: int, is_wanted: Callable[[], bool], delta: Delta
     ) -> ColumnarBase:
         rests, live = self._rests, self._live
         now_micros = self._table.clock.commit_micros()
@@ -181,18 +181,18 @@ class BaseBuild:
             while (chunk := rests.here(source.next_chunk, _STEP_ROWS, _STEP_BYTES)) is not None:
                 await rests.run(_write, writer, chunk.batch, self._table)
                 await rests.rest()
-                if overlay.is_full or not is_wanted():
+                if delta.is_full or not is_wanted():
                     raise BaseNotBuiltError("more was written while it was built than there is memory for")
             path = await rests.run(writer.finish, offset)
         except BaseException:
             await rests.run(writer.discard)
             raise
-        base = await rests.run(ColumnarBase.open, path, live.place)
+        base = await rests.run(ColumnarBase.open, path, live.location)
         await rests.rest()
         return base
 
     def _note_cost(self, written: int) -> None:
-        record, spent = self._live.base_record, self._rests.spent - self._spent_before
+        record, spent = self._live.columnar.record, self._rests.spent - self._spent_before
         record.cpu_seconds += spent
         if written:
             record.builds += 1
@@ -206,12 +206,12 @@ def _timed(function: Callable[..., T], *args: object) -> tuple[T, float]:
     return result, time.thread_time() - began
 
 
-def _write(writer: BaseWriter, rows: pa.RecordBatch, table: LiveTable) -> None:
+def _write(writer: BaseWriter, rows: pa.RecordBatch, table: TableState) -> None:
     """Writes rows. Raises DiskFull where the disk is almost full."""
     if shutil.disk_usage(table.path).free < SPARED_BYTES:
         raise disk_full(table.path, "what is left of it is for writes; free some of it")
     if rows.num_rows:
-        writer.write(rows, table.keys.encoded(rows))
+        writer.write(rows, table.codec.keys.encoded(rows))
 
 
 def _remove(directory: Path, but: str | None) -> None:

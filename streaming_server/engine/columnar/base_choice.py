@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.scan.columnar.base_view import BaseView
-    from streaming_server.scan.read_plan import ReadPlan, Via
+    from streaming_server.scan.read_plan import ReadPath, ReadPlan
     from streaming_server.scan.row_reader import RowReader
     from streaming_server.storage.bucket.bucket import Bucket
 
 _WHY_NONE: Final = (
-    "it has none yet, too much was written since, or readers keep too many of its states; leave `via` out, or create "
-    "the table with columnar_base"
+    "it has none yet, too much was written since, or readers keep too many of its states; leave `read_path` out, or "
+    "create the table with columnar_base"
 )
 _log: Final = logging.getLogger(__name__)
 
 
-def bases_of(plan: ReadPlan, reader: RowReader, opened: Sequence[tuple[LiveBucket, Bucket]]) -> Mapping[int, BaseView]:
+def choose_bases(
+    plan: ReadPlan, reader: RowReader, opened: Sequence[tuple[LiveBucket, Bucket]]
+) -> Mapping[int, BaseView]:
     """The buckets that are read out of their bases, as of now; the others are read row by row. Hold their mutexes.
 
     Raises:
@@ -35,19 +37,23 @@ def bases_of(plan: ReadPlan, reader: RowReader, opened: Sequence[tuple[LiveBucke
     filled = {live.number: live for live, bucket in opened if bucket.state.rows != 0}
 
     def view_of(number: int) -> BaseView | None:
-        return filled[number].base_view()
+        return filled[number].columnar.view()
 
     return bases_for(plan, reader, filled, view_of, _WHY_NONE)
 
 
-def via_of(plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Sequence[LiveBucket]) -> tuple[Via, str]:
+def choose_read_path(
+    plan: ReadPlan, reader: RowReader, through_index: bool, chosen: Sequence[LiveBucket]
+) -> tuple[ReadPath, str]:
     """What `bases_of` would choose now, and why, in words. Takes no mutex."""
     filled = [live for live in chosen if live.state is None or live.state.rows != 0]
-    based = [live.number for live in filled if live.has_base]
-    return base_view.via_of(plan, reader, [live.number for live in filled], based, through_index=through_index)
+    based = [live.number for live in filled if live.columnar.is_usable]
+    return base_view.choose_read_path(
+        plan, reader, [live.number for live in filled], based, through_index=through_index
+    )
 
 
-def noting_errors(
+def record_errors(
     buckets: Mapping[int, LiveBucket], bases: Mapping[int, BaseView]
 ) -> Callable[[int, ScanKvError], ScanKvError]:
     """What a source tells of errors, and gets the errors to raise of: as `LiveBucket.noted`.
@@ -60,7 +66,7 @@ def noting_errors(
     def noted(number: int, error: ScanKvError) -> ScanKvError:
         if number in names:
             return _note_damaged_base(buckets[number], names[number], error)
-        return buckets[number].noted(error)
+        return buckets[number].record_error(error)
 
     return noted
 
@@ -69,8 +75,8 @@ def _note_damaged_base(live: LiveBucket, name: str, error: ScanKvError) -> ScanK
     """The same error, with the bucket in its details; the base of this name is read no more, and built again."""
     if isinstance(error, DataLoss):
         _log.error("a columnar base is read no more, and built again: %s", error.message)
-        if live.base is not None and live.base.info.name == name:
-            live.forget_base("it was damaged")
+        if live.columnar.base is not None and live.columnar.base.info.name == name:
+            live.columnar.drop("it was damaged")
         error = DataLoss(f"{error.message}; no row is lost: scan again, and the rows are read from RocksDB")
     error.details.setdefault("table", live.table)
     error.details.setdefault("bucket", str(live.number))

@@ -19,8 +19,8 @@ class BaseLimits:
         max_age_seconds: With changes since, a base that is older is built anew, however few they are.
         max_write_amplification: How many times the bytes of the changes since a base building it anew may write, unless
             the base is older than that.
-        overlay_bytes: Memory for what was written to one bucket since its base.
-        total_overlay_bytes: The same for all buckets together.
+        delta_bytes: Memory for what was written to one bucket since its base.
+        total_delta_bytes: The same for all buckets together.
         cpu_share: How much of a core building takes at most, all bases together.
     """
 
@@ -28,8 +28,8 @@ class BaseLimits:
     changed_share: float
     max_age_seconds: float
     max_write_amplification: float
-    overlay_bytes: int
-    total_overlay_bytes: int
+    delta_bytes: int
+    total_delta_bytes: int
     cpu_share: float
 
 
@@ -42,7 +42,7 @@ class BucketNow:
         rows: Its rows, or more.
         base_rows: Rows of its base; None where there is none.
         changes: Changes since the base.
-        overlay_bytes: What the changes since the base take in memory.
+        delta_bytes: What the changes since the base take in memory.
         age_seconds: Since the base, or the one that was lost, was begun.
     """
 
@@ -50,11 +50,11 @@ class BucketNow:
     rows: int
     base_rows: int | None
     changes: int
-    overlay_bytes: int
+    delta_bytes: int
     age_seconds: float
 
 
-def why_not(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
+def why_not_due(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
     """Why no base is to be built now, in words; empty when one is.
 
     A base is built where there is none, and anew when the changes since are many, take much memory, or wait for long.
@@ -69,7 +69,7 @@ def why_not(now: BucketNow, record: BaseRecord, limits: BaseLimits) -> str:
         if not now.changes:
             return "nothing has changed since"
         old = now.age_seconds > limits.max_age_seconds
-        many = now.changes > limits.changed_share * now.base_rows or now.overlay_bytes > limits.overlay_bytes // 2
+        many = now.changes > limits.changed_share * now.base_rows or now.delta_bytes > limits.delta_bytes // 2
         if not many and not old:
             return "little has changed since"
     if now.age_seconds > limits.max_age_seconds:

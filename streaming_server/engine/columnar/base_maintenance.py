@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary
 
 from scankv.model.errors import ScanKvError
 from streaming_server.engine.columnar.base_build import BaseBuild, BaseNotBuiltError, Rests
-from streaming_server.engine.columnar.base_due import BucketNow, why_not
+from streaming_server.engine.columnar.base_due import BucketNow, why_not_due
 from streaming_server.engine.columnar.base_replay import BaseReplay
 from streaming_server.engine.tasks.background import Background, repeat
-from streaming_server.scan.columnar.delta import Overlay
+from streaming_server.scan.columnar.delta import Delta
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.columnar.columnar_base import newest_base, remove_bases
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.engine.columnar.base_due import BaseLimits
-    from streaming_server.engine.tables.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.storage.bucket.bucket import Bucket
 
@@ -35,7 +35,7 @@ _PAUSES: Final = 10
 """Times that building went on until too much had been written meanwhile, before it is tried again."""
 
 
-class BaseUpkeep(Background):
+class BaseMaintenance(Background):
     """Keeps the bases of the tables in use, one bucket after another. Bound to the event loop.
 
     A base is of one offset of its bucket, durable before the base is; RocksDB and the changelog stay the truth, so that
@@ -53,7 +53,7 @@ class BaseUpkeep(Background):
 
     def __init__(
         self,
-        tables: Callable[[], Iterable[LiveTable]],
+        tables: Callable[[], Iterable[TableState]],
         executor: StorageExecutor,
         limits: BaseLimits,
         *,
@@ -89,26 +89,26 @@ class BaseUpkeep(Background):
                     self._pause(live, "it could not be built, see the log of the server")
 
     def _pause(self, live: LiveBucket, why: str, seconds: float = _PAUSE_SECONDS) -> None:
-        live.base_record.waits = why
+        live.columnar.record.waits = why
         self._not_before[live] = self._clock.monotonic() + seconds
 
-    async def look_after(self, table: LiveTable, live: LiveBucket) -> None:
+    async def look_after(self, table: TableState, live: LiveBucket) -> None:
         """Does what is due for one bucket of a table, if it is open. Raises DataLoss; OSError when a disk is full."""
         bucket = live.open_bucket
         if bucket is None:
             return
-        if live.base is None and not live.base_looked_for:
-            live.base_looked_for = True
+        if live.columnar.base is None and not live.columnar.looked_for:
+            live.columnar.looked_for = True
             await self._take_up(table, live)
-        if live.overlay is not None and live.overlay.is_full:
-            live.forget_base("more was written since than there is memory for (base_overlay_bytes)", at_once=False)
-        if live.base_record.is_on_disk:
+        if live.columnar.delta is not None and live.columnar.delta.is_full:
+            live.columnar.drop("more was written since than there is memory for (base_delta_bytes)", at_once=False)
+        if live.columnar.record.is_on_disk:
             await self._executor.run(_remove_all, _directory(table, live))
-            live.base_record.is_on_disk = False
-        live.base_record.waits = why_not(self._now(table, live, bucket), live.base_record, self._limits)
-        if live.base_record.waits:
+            live.columnar.record.is_on_disk = False
+        live.columnar.record.waits = why_not_due(self._now(table, live, bucket), live.columnar.record, self._limits)
+        if live.columnar.record.waits:
             return
-        live.base_record.waits, self._building = "it is being built", live
+        live.columnar.record.waits, self._building = "it is being built", live
         began = self._clock.monotonic()
         try:
             await BaseBuild(table, live, _directory(table, live), self._rests, self._limits).run()
@@ -117,30 +117,30 @@ class BaseUpkeep(Background):
         finally:
             self._building = None
 
-    def _now(self, table: LiveTable, live: LiveBucket, bucket: Bucket) -> BucketNow:
-        rows, base, overlay = bucket.state.rows, live.base, live.overlay
-        has_base = base is not None and overlay is not None
+    def _now(self, table: TableState, live: LiveBucket, bucket: Bucket) -> BucketNow:
+        rows, base, delta = bucket.state.rows, live.columnar.base, live.columnar.delta
+        has_base = base is not None and delta is not None
         return BucketNow(
             eager=table.definition.options.columnar_base == "eager",
             # Where their number is not known, that of the changes is: there are at most so many.
             rows=bucket.state.count if rows is None else rows,
             base_rows=base.info.rows if base is not None and has_base else None,
             changes=bucket.state.count - count_of(base.info.log_offset) if base is not None else 0,
-            overlay_bytes=overlay.nbytes if overlay is not None else 0,
-            age_seconds=self._clock.commit_micros() / 1e6 - live.base_record.cut_millis / 1000,
+            delta_bytes=delta.nbytes if delta is not None else 0,
+            age_seconds=self._clock.commit_micros() / 1e6 - live.columnar.record.cut_millis / 1000,
         )
 
-    async def _take_up(self, table: LiveTable, live: LiveBucket) -> None:
+    async def _take_up(self, table: TableState, live: LiveBucket) -> None:
         """Finds the base that an earlier server has left, and what was written since, in the changelog."""
         directory = _directory(table, live)
-        base = await self._executor.run(newest_base, directory, live.place)
+        base = await self._executor.run(newest_base, directory, live.location)
         if base is None:
             return
         info, definition = base.info, table.definition
         if (info.incarnation, info.bucket) == (definition.incarnation, live.number):
-            replay = BaseReplay(table, live, base, Overlay(info.log_offset, self._limits.overlay_bytes))
+            replay = BaseReplay(table, live, base, Delta(info.log_offset, self._limits.delta_bytes))
             if await replay.run():
-                live.base_record.taken_up(info.disk_bytes, info.cut_millis)
+                live.columnar.record.taken_up(info.disk_bytes, info.cut_millis)
                 return
         await self._executor.run(_remove_all, directory)
 
@@ -148,24 +148,24 @@ class BaseUpkeep(Background):
         self.let_go_beyond_memory()
 
     def let_go_beyond_memory(self) -> None:
-        """Where overlays take more memory together than they may, lets go those that have most, and their bases.
+        """Where deltas take more memory together than they may, lets go those that have most, and their bases.
 
         That of the base that is being built is the last one, because it is about to become small.
         """
-        found = [live for table in self._tables() for live in table.buckets if live.overlay is not None]
-        taken = {live: live.overlay_bytes for live in found}
+        found = [live for table in self._tables() for live in table.buckets if live.columnar.delta is not None]
+        taken = {live: live.columnar.delta_bytes for live in found}
         total = sum(taken.values())
         for live in sorted(found, key=lambda live: (live is self._building, -taken[live])):
-            if total <= self._limits.total_overlay_bytes:
+            if total <= self._limits.total_delta_bytes:
                 return
             total -= taken[live]
-            why = "what was written since the bases of all buckets takes too much memory (base_total_overlay_bytes)"
-            live.forget_base(why, at_once=False)
+            why = "what was written since the bases of all buckets takes too much memory (base_total_delta_bytes)"
+            live.columnar.drop(why, at_once=False)
             self._pause(live, "it was let go a short time ago")
             _log.warning("columnar base of bucket %s of %s is let go: %s", live.number, live.table, why)
 
 
-def _directory(table: LiveTable, live: LiveBucket) -> Path:
+def _directory(table: TableState, live: LiveBucket) -> Path:
     return table.path / "bases" / f"{live.number:04}"
 
 

@@ -15,8 +15,8 @@ from streaming_server.storage.changelog.records import RowKind
 
 if TYPE_CHECKING:
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
-    from streaming_server.scan.columnar.delta import Overlay
+    from streaming_server.engine.bucket.table_state import TableState
+    from streaming_server.scan.columnar.delta import Delta
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.changelog.records import LogRecord
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
@@ -28,20 +28,20 @@ _LAST_CHANGES: Final = 4096
 
 
 class BaseReplay:
-    """Makes a base that was found on disk one that can be read, with an overlay of all that was written since.
+    """Makes a base that was found on disk one that can be read, with a delta of all that was written since.
 
     Args:
         table: The table.
         live: The bucket.
         base: Its base.
-        overlay: Takes what was written since.
+        delta: Takes what was written since.
     """
 
-    def __init__(self, table: LiveTable, live: LiveBucket, base: ColumnarBase, overlay: Overlay) -> None:
+    def __init__(self, table: TableState, live: LiveBucket, base: ColumnarBase, delta: Delta) -> None:
         self._table = table
         self._live = live
         self._base = base
-        self._overlay = overlay
+        self._delta = delta
         self._at = base.info.log_offset
 
     async def run(self) -> bool:
@@ -50,7 +50,7 @@ class BaseReplay:
         Raises:
             DataLoss: The changelog is damaged.
         """
-        while not self._overlay.is_full:
+        while not self._delta.is_full:
             async with self._live.mutex:
                 bucket = self._live.open_bucket
                 if bucket is None or not self._is_there(bucket):
@@ -58,9 +58,9 @@ class BaseReplay:
                 end = bucket.state.log_offset
                 if count_of(end) - count_of(self._at) <= _LAST_CHANGES:
                     await self._live.run(self._read, end)
-                    self._live.base, self._live.overlay = self._base, self._overlay
+                    self._live.columnar.base, self._live.columnar.delta = self._base, self._delta
                     return True
-            async with self._live.upkeep:
+            async with self._live.maintenance:
                 if self._live.open_bucket is not bucket:
                     return False
                 try:
@@ -72,7 +72,7 @@ class BaseReplay:
     def _is_there(self, bucket: Bucket) -> bool:
         try:
             # With its epoch: a base may also be of changes that a crash, or a copy put back, has undone.
-            bucket.log.span.checked(self._at, place=self._live.place)
+            bucket.log.span.resolve(self._at, location=self._live.location)
         except (PositionExpired, PositionOutOfRange):
             return False
         return True
@@ -95,8 +95,8 @@ class BaseReplay:
         changed = changed.take(pa.array(places))
         there = pa.array(kinds != RowKind.DELETE)
         rows = pa.RecordBatch.from_arrays(changed.filter(there).columns, schema=codec.schema)
-        values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.encode(rows))
+        values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.rows.encode(rows))
         self._at = record.offset + len(record.changes)
-        keys = self._table.keys.encoded(changed)
-        self._live.base_record.changed_bytes += keys.nbytes + values.nbytes
-        self._overlay.add(keys, values, self._at)
+        keys = codec.keys.encoded(changed)
+        self._live.columnar.record.changed_bytes += keys.nbytes + values.nbytes
+        self._delta.add(keys, values, self._at)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseFigures:
+class BaseStats:
     """A base and what was written since; zeros where there is none.
 
     Attributes:
@@ -22,8 +22,8 @@ class BaseFigures:
         rows: Rows in it.
         disk_bytes: Bytes of its files.
         changes_since: Changes since, as log offsets count them.
-        overlay_rows: Rows and deletions since that are in memory.
-        overlay_bytes: What they take, with those of older states that scans still read.
+        delta_rows: Rows and deletions since that are in memory.
+        delta_bytes: What they take, with those of older states that scans still read.
         age_millis: Since its building was begun.
         record: What bases of the bucket have cost.
     """
@@ -33,27 +33,27 @@ class BaseFigures:
     rows: int = 0
     disk_bytes: int = 0
     changes_since: int = 0
-    overlay_rows: int = 0
-    overlay_bytes: int = 0
+    delta_rows: int = 0
+    delta_bytes: int = 0
     age_millis: int = 0
     record: BaseRecord
 
 
-def base_figures_of(live: LiveBucket, now_micros: int) -> BaseFigures:
+def base_stats_of(live: LiveBucket, now_micros: int) -> BaseStats:
     """The figures at some commit time, from memory. Opens nothing and takes no mutex."""
     # Read once: a write in a thread may change them meanwhile.
-    base, overlay, state, record = live.base, live.overlay, live.state, live.base_record
-    taken = live.overlay_bytes
-    if base is None or overlay is None or overlay.is_full or state is None:
-        return BaseFigures(why_none=record.why_none or "it is not open", overlay_bytes=taken, record=record)
-    return BaseFigures(
+    base, delta, state, record = live.columnar.base, live.columnar.delta, live.state, live.columnar.record
+    taken = live.columnar.delta_bytes
+    if base is None or delta is None or delta.is_full or state is None:
+        return BaseStats(why_none=record.why_none or "it is not open", delta_bytes=taken, record=record)
+    return BaseStats(
         why_none="",
         log_offset=base.info.log_offset,
         rows=base.info.rows,
         disk_bytes=base.info.disk_bytes,
         changes_since=state.count - count_of(base.info.log_offset),
-        overlay_rows=overlay.rows,
-        overlay_bytes=taken,
+        delta_rows=delta.rows,
+        delta_bytes=taken,
         # Commit time, too, may be less than it was, where the file of the clock was lost.
         age_millis=max(0, now_micros // 1000 - base.info.cut_millis),
         record=record,

@@ -13,7 +13,7 @@ import pyarrow.types as pat
 
 from scankv.model.types.types import format_type
 from streaming_server.arrays.arrow_buffers import validity_buffer
-from streaming_server.arrays.exact_sums import piece, piece_count
+from streaming_server.arrays.exact_sums import limb, limb_count
 from streaming_server.engine.functions.function import RefusedValueError, refuse_where, valid
 
 if TYPE_CHECKING:
@@ -71,34 +71,34 @@ def added_up(old: pa.Array, inputs: Inputs) -> pa.Array:
         with np.errstate(all="ignore"):
             np.add.at(sums, inputs.keys, values if inputs.signs is None else values * inputs.signs.astype(values.dtype))
         return pa.array(sums, old.type, mask=~has_sum)
-    pieces = _carried([_piece_sums(old, inputs, number) for number in range(piece_count(old.type))])
+    limbs = _propagate_carries([_limb_sums(old, inputs, number) for number in range(limb_count(old.type))])
     reason = f"the sum does not fit {format_type(old.type)}"
     made = _as_decimals if pat.is_decimal(old.type) else _as_integers
-    result, is_over = made(pieces, old.type, has_sum)
+    result, is_over = made(limbs, old.type, has_sum)
     refuse_where(is_over & has_sum, reason)
     return result
 
 
-def _piece_sums(old: pa.Array, inputs: Inputs, number: int) -> Numbers:
-    sums: Numbers = piece(old, number).fill_null(0).to_numpy().copy()
+def _limb_sums(old: pa.Array, inputs: Inputs, number: int) -> Numbers:
+    sums: Numbers = limb(old, number).fill_null(0).to_numpy().copy()
     starts = inputs.first()
     if len(starts):
-        values = piece(inputs.values, number).to_numpy()
+        values = limb(inputs.values, number).to_numpy()
         signed = values if inputs.signs is None else values * inputs.signs
         sums[inputs.keys[starts]] += np.add.reduceat(signed, starts)
     return sums
 
 
-def _carried(pieces: list[Numbers]) -> list[Numbers]:
-    """The same sums, in pieces that are all from 0 to 2**32 - 1 but for the last."""
-    for number in range(len(pieces) - 1):
-        pieces[number + 1] += pieces[number] >> 32
-        pieces[number] &= _LOW
-    return pieces
+def _propagate_carries(limbs: list[Numbers]) -> list[Numbers]:
+    """The same sums, in limbs that are all from 0 to 2**32 - 1 but for the last."""
+    for number in range(len(limbs) - 1):
+        limbs[number + 1] += limbs[number] >> 32
+        limbs[number] &= _LOW
+    return limbs
 
 
-def _as_integers(pieces: list[Numbers], type_: pa.DataType, has_sum: Mask) -> tuple[pa.Array, Mask]:
-    low, high = pieces
+def _as_integers(limbs: list[Numbers], type_: pa.DataType, has_sum: Mask) -> tuple[pa.Array, Mask]:
+    low, high = limbs
     if pat.is_uint64(type_):
         is_over = (high < 0) | (high > _LOW)
         wide: npt.NDArray[Any] = (high.astype(np.uint64) << np.uint64(32)) | low.astype(np.uint64)
@@ -109,9 +109,9 @@ def _as_integers(pieces: list[Numbers], type_: pa.DataType, has_sum: Mask) -> tu
     return pa.array(wide.astype(type_.to_pandas_dtype()), type_, mask=~has_sum), is_over
 
 
-def _as_decimals(pieces: list[Numbers], type_: pa.DataType, has_sum: Mask) -> tuple[pa.Array, Mask]:
-    high = pieces[-1]
-    words = np.stack([number.astype(np.uint32) for number in pieces], axis=1)
+def _as_decimals(limbs: list[Numbers], type_: pa.DataType, has_sum: Mask) -> tuple[pa.Array, Mask]:
+    high = limbs[-1]
+    words = np.stack([number.astype(np.uint32) for number in limbs], axis=1)
     buffers = [validity_buffer(has_sum), pa.py_buffer(words)]
     # Compared without their scale, because Arrow has no order for a negative one.
     plain = pa.Array.from_buffers(pa.decimal128(38, 0), len(words), buffers)

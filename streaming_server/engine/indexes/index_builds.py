@@ -19,28 +19,17 @@ from streaming_server.scan.chunk_source import total_rows
 from streaming_server.storage.bucket.index_build import IndexBuild
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.tables.schema import Index
-    from streaming_server.engine.bucket.live_bucket import BucketFigures, LiveBucket
+    from streaming_server.engine.bucket.live_bucket import BucketStats, LiveBucket
     from streaming_server.storage.bucket.bucket import Bucket
-    from streaming_server.storage.rows.index_codec import IndexCodec
-    from streaming_server.storage.rows.row_codec import RowCodec
+    from streaming_server.storage.rows.table_codec import TableCodec
 
 STEP_ROWS = 4096
 _STEP_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexContext:
-    """What it takes to make entries of a table's rows: how rows, keys and the entries of each index are encoded."""
-
-    rows: RowCodec
-    keys: KeyCodec
-    indexes: Mapping[int, IndexCodec]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +55,11 @@ class IndexBuilds:
     """Keeps the indexes of one table, one bucket after another. Bound to the server's event loop.
 
     Args:
-        context: What is so of the table now.
+        codec: Gives the codec of the table as of now.
     """
 
-    def __init__(self, context: Callable[[], IndexContext]) -> None:
-        self._context = context
+    def __init__(self, codec: Callable[[], TableCodec]) -> None:
+        self._codec = codec
         self._waiting: dict[int, LiveBucket] = {}
         self._failures: dict[tuple[int, int], str] = {}
         self._task: asyncio.Task[None] | None = None
@@ -82,7 +71,7 @@ class IndexBuilds:
         if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._run())
 
-    def status(self, index: Index, buckets: Sequence[BucketFigures]) -> IndexStatus:
+    def status(self, index: Index, buckets: Sequence[BucketStats]) -> IndexStatus:
         """How far an index is built, by what is known of all buckets."""
         ready, done, failures = True, 0, []
         rows: list[int | None] = []
@@ -122,8 +111,8 @@ class IndexBuilds:
 
     async def _keep(self, live: LiveBucket) -> None:
         async with live.mutex:
-            bucket = await live.opened()
-            await live.run(bucket.settle_indexes, list(self._context().indexes))
+            bucket = await live.open()
+            await live.run(bucket.set_indexes, list(self._codec().indexes))
         while await self._step(live):
             pass
 
@@ -133,42 +122,42 @@ class IndexBuilds:
         Whoever waits for the mutex meanwhile has it before the next step.
         """
         async with live.mutex:
-            bucket, context = await live.opened(), self._context()
-            left = [id_ for id_ in bucket.builds if id_ in context.indexes and (live.number, id_) not in self._failures]
+            bucket, codec = await live.open(), self._codec()
+            left = [id_ for id_ in bucket.builds if id_ in codec.indexes and (live.number, id_) not in self._failures]
             if not left:
                 return False
             try:
-                await live.run(build_step, bucket, context, left[0])
+                await live.run(build_step, bucket, codec, left[0])
             except ScanKvError as error:
                 self._failures[live.number, left[0]] = _why(error)
                 _log.warning("index %s of bucket %s of %s: %s", left[0], live.number, live.table, error.message)
             return True
 
 
-def build_step(bucket: Bucket, context: IndexContext, index_id: int) -> None:
+def build_step(bucket: Bucket, codec: TableCodec, index_id: int) -> None:
     """Puts the entries of the next rows in key order; makes the index ready when there are no more. Hold the mutex.
 
     Raises:
         RequestTooLarge: A row cannot have an entry.
         DataLoss: A row cannot be read.
     """
-    codec, build = context.indexes[index_id], bucket.builds[index_id]
+    index, build = codec.indexes[index_id], bucket.builds[index_id]
     rows = KeyRange() if build.key is None else KeyRange().behind(build.key)
-    cursor = bucket.cursor(context.rows, context.rows.decoder(codec.covered), context.keys, rows)
+    cursor = bucket.cursor(codec.rows, codec.rows.decoder(index.covered), codec.key_codec, rows)
     try:
         batch, reached = cursor.next_batch(STEP_ROWS, _STEP_BYTES), cursor.last_key
     finally:
         cursor.close()
     if batch is None:
-        bucket.finish_build(index_id)
+        bucket.finish_index_build(index_id)
         return
     assert reached is not None
     try:
-        keys = context.keys.encode([batch.column(name) for name in context.keys.names])
+        keys = codec.keys.encoded(batch)
     except InvalidKey as error:
-        raise DataLoss(f"{bucket.place} is damaged: a row has a key that cannot be stored") from error
-    entries = codec.entries(batch, keys)
-    bucket.put_built(index_id, *entries, IndexBuild(reached, build.rows + batch.num_rows))
+        raise DataLoss(f"{bucket.location} is damaged: a row has a key that cannot be stored") from error
+    entries = index.entries(batch, keys)
+    bucket.put_index_entries(index_id, *entries, IndexBuild(reached, build.rows + batch.num_rows))
 
 
 def _why(error: ScanKvError) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from streaming_server.engine.functions.function import Mask, MergeFunction, Places
-    from streaming_server.engine.merging.rows import Standing, Written
+    from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
 
 
 class RefusedColumnError(Exception):
@@ -53,7 +53,7 @@ class AggregatedColumn:
     hidden: tuple[str, ...]
     retracts: bool
 
-    def merged(self, standing: Standing, inputs: Inputs) -> dict[str, pa.Array]:
+    def merged(self, standing: CurrentRows, inputs: Inputs) -> dict[str, pa.Array]:
         """The column and what is hidden beside it, by name. Raises RefusedColumnError."""
         return self.called(self.function, standing, self.counted(inputs))
 
@@ -64,7 +64,7 @@ class AggregatedColumn:
             return Inputs(added.values, added.keys, added.count)
         return inputs
 
-    def called(self, function: MergeFunction, standing: Standing, inputs: Inputs) -> dict[str, pa.Array]:
+    def called(self, function: MergeFunction, standing: CurrentRows, inputs: Inputs) -> dict[str, pa.Array]:
         """What a function makes of the column. Raises RefusedColumnError."""
         names = (self.aggregate.column, *self.hidden)
         try:
@@ -73,7 +73,7 @@ class AggregatedColumn:
             raise RefusedColumnError(self.aggregate.column, error.reason, error.place) from error
         return dict(zip(names, results, strict=True))
 
-    def replaced(self, standing: Standing, values: pa.Array, where: Mask) -> dict[str, pa.Array]:
+    def replaced(self, standing: CurrentRows, values: pa.Array, where: Mask) -> dict[str, pa.Array]:
         """Values for some keys as if each were the first and only input; the column is the value itself."""
         names = (self.aggregate.column, *self.hidden)
         empty = [pa.nulls(len(values), standing.columns[name].type) for name in names]
@@ -93,11 +93,11 @@ class Aggregating:
     def __init__(self, columns: Mapping[str, AggregatedColumn]) -> None:
         self._columns = columns
 
-    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+    def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`."""
         return None
 
-    def merge(self, standing: Standing, written: Written) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
         """As `MergeEngine.merge`. A row that is taken back where there is none leaves one, with less than nothing."""
         columns: dict[str, pa.Array] = {}
         for name in written.targets(standing):

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import Column, TableDefinition
     from streaming_server.engine.functions.function import Places
     from streaming_server.engine.functions.installed import Installed
-    from streaming_server.engine.merging.rows import Merged, Standing, Written
+    from streaming_server.engine.merging.rows import CurrentRows, Merged, WrittenRows
 
 
 class MergeEngine(Protocol):
     """Merges rows that are written or taken back into those that stand. Pure, thread-safe."""
 
-    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+    def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """For each key the place of the last row that deletes and counts, -1 for none. None: the last one counts."""
 
-    def merge(self, standing: Standing, written: Written) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
         """What becomes of them; there are no rows that delete. Raises RefusedColumnError."""
 
 
@@ -79,7 +79,7 @@ class Engines:
             case _:
                 self.merging = NewestRow(spec.order_columns)
 
-    def of(self, written: Written) -> MergeEngine:
+    def of(self, written: WrittenRows) -> MergeEngine:
         """The one for some rows."""
         return self.overwriting if written.overwrite else self.merging
 

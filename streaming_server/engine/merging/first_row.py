@@ -10,17 +10,17 @@ from streaming_server.engine.merging.newest_row import with_rows
 
 if TYPE_CHECKING:
     from streaming_server.engine.functions.function import Places
-    from streaming_server.engine.merging.rows import Merged, Standing, Written
+    from streaming_server.engine.merging.rows import CurrentRows, Merged, WrittenRows
 
 
 class FirstRow:
     """Writes where there is no row."""
 
-    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+    def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`."""
         return None
 
-    def merge(self, standing: Standing, written: Written) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
         """As `MergeEngine.merge`."""
         is_first = ~standing.exists & (np.diff(written.starts) > 0)
         return with_rows(standing, written, np.where(is_first, written.starts[:-1], -1))

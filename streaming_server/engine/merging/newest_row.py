@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streaming_server.engine.functions.function import Places
-    from streaming_server.engine.merging.rows import Standing, Written
+    from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
 
 
 class NewestRow:
@@ -29,7 +29,7 @@ class NewestRow:
     def __init__(self, order: Sequence[str]) -> None:
         self._order = order
 
-    def merge(self, standing: Standing, written: Written) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
         """As `MergeEngine.merge`."""
         keys = written.keys
         if not self._order:
@@ -46,7 +46,7 @@ class NewestRow:
         places[at[wins]] = newest[wins]
         return with_rows(standing, written, places)
 
-    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+    def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`: one counts if it is not older than the row that stands when it comes.
 
         What is newer than a deleted row is not known any more, so all depends on the order in which the rows of a key
@@ -68,7 +68,7 @@ class NewestRow:
         return last
 
 
-def with_rows(standing: Standing, written: Written, places: Places) -> Merged:
+def with_rows(standing: CurrentRows, written: WrittenRows, places: Places) -> Merged:
     """One of the rows written for each key in the columns that they are about; -1: what stands stays."""
     columns = {}
     wrote = places >= 0

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streaming_server.engine.functions.function import Places
-    from streaming_server.engine.merging.rows import Standing, Written
+    from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
 
 
-def newness(standing: Standing, written: Written, columns: Sequence[str]) -> tuple[Places, Places]:
+def newness(standing: CurrentRows, written: WrittenRows, columns: Sequence[str]) -> tuple[Places, Places]:
     """Numbers from 0 on that are in the order of some columns, the first one first, null below all else.
 
     Returns:

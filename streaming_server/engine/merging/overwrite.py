@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.functions.function import Places
     from streaming_server.engine.merging.aggregate import AggregatedColumn
-    from streaming_server.engine.merging.rows import Standing, Written
+    from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
 
 
 class Overwriting:
@@ -28,11 +28,11 @@ class Overwriting:
         self._aggregated = aggregated
         self._last = NewestRow(())
 
-    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+    def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`."""
         return None
 
-    def merge(self, standing: Standing, written: Written) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
         """As `MergeEngine.merge`."""
         merged = self._last.merge(standing, written)
         columns: dict[str, pa.Array] = dict(merged.columns)

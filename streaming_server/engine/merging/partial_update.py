@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.merge_spec import SequenceGroup
     from streaming_server.engine.functions.function import Mask, Places
     from streaming_server.engine.merging.aggregate import AggregatedColumn
-    from streaming_server.engine.merging.rows import Standing, Written
+    from streaming_server.engine.merging.rows import CurrentRows, WrittenRows
 
 _LAST_NOT_NULL = Last(skip_nulls=True)
 
@@ -38,11 +38,11 @@ class PartialUpdate:
         self._aggregated = aggregated
         self._grouped = {name for group in groups for name in group.members}
 
-    def last_deletes(self, standing: Standing, written: Written) -> Places | None:
+    def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`."""
         return None
 
-    def merge(self, standing: Standing, written: Written) -> Merged:
+    def merge(self, standing: CurrentRows, written: WrittenRows) -> Merged:
         """As `MergeEngine.merge`. Rows that are taken back concern groups alone, and make no row."""
         columns: dict[str, pa.Array] = {}
         targets = written.targets(standing)
@@ -58,7 +58,7 @@ class PartialUpdate:
         return Merged(columns, (np.diff(added.starts) > 0) | (np.diff(known.starts) > 0))
 
     def _group(
-        self, group: SequenceGroup, standing: Standing, written: Written, targets: Sequence[str]
+        self, group: SequenceGroup, standing: CurrentRows, written: WrittenRows, targets: Sequence[str]
     ) -> dict[str, pa.Array]:
         if any(name not in targets for name in group.sequence):
             return {}
@@ -85,7 +85,7 @@ class PartialUpdate:
         return columns
 
     @staticmethod
-    def _is_newer(group: SequenceGroup, standing: Standing, written: Written) -> Mask:
+    def _is_newer(group: SequenceGroup, standing: CurrentRows, written: WrittenRows) -> Mask:
         """Which rows are not older than all before them, in the order in which they came."""
         before, after = newness(standing, written, group.sequence)
         unknown = np.ones(written.count, np.bool_)
@@ -103,7 +103,7 @@ class PartialUpdate:
 
     @staticmethod
     def _function(
-        column: AggregatedColumn, standing: Standing, written: Written, is_newer: Mask
+        column: AggregatedColumn, standing: CurrentRows, written: WrittenRows, is_newer: Mask
     ) -> dict[str, pa.Array]:
         inputs = written.inputs(column.aggregate.column, column.type)
         is_older = ~is_newer if inputs.retracted is None else ~is_newer & ~inputs.retracted
@@ -117,7 +117,7 @@ class PartialUpdate:
         return first | column.called(column.function, standing.changed(first, standing.exists), rest)
 
 
-def _has_row(standing: Standing, written: Written) -> Mask:
+def _has_row(standing: CurrentRows, written: WrittenRows) -> Mask:
     """Which rows come where a row stands already, or was written before them."""
     assert written.kinds is not None
     adds = np.cumsum(written.kinds != RETRACT)

@@ -11,16 +11,15 @@ import pyarrow.compute as pc
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_KEY_BYTES, MAX_ROW_BYTES
-from streaming_server.engine.bucket.key_encoder import KeyEncoder, rows_by_bucket
 from streaming_server.engine.bucket.request_rows import widen
+from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from streaming_server.engine.functions.function import Mask
-    from streaming_server.engine.merging.rows import Written
+    from streaming_server.engine.merging.rows import WrittenRows
     from streaming_server.storage.rows.index_codec import IndexCodec
     from streaming_server.storage.rows.row_codec import RowCodec
+    from streaming_server.storage.rows.table_codec import TableCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class PreparedRows:
     batch: pa.RecordBatch
     keys: pa.Array
     values: pa.Array | None
-    written: Written | None = None
+    written: WrittenRows | None = None
 
     def slice(self, start: int, rows: int) -> PreparedRows:
         """At most so many rows from `start` on."""
@@ -75,37 +74,33 @@ class PreparedRows:
         return PreparedRows(self.bucket, codec, batch, self.keys, codec.encode(batch))
 
 
-def prepare(
-    batch: pa.RecordBatch, keys: KeyEncoder, codec: RowCodec, *, keys_only: bool, indexes: Iterable[IndexCodec] = ()
-) -> list[PreparedRows]:
+def prepare(batch: pa.RecordBatch, codec: TableCodec, *, keys_only: bool) -> list[PreparedRows]:
     """Checks and encodes a batch, keeps the last row of each key, and splits it by bucket, ascending.
 
     Args:
         batch: Rows of the codec's schema; with `keys_only`, just the key columns of rows to delete.
-        keys: The table's key encoder.
-        codec: The table's row codec.
+        codec: The table.
         keys_only: Whether there are no rows to encode.
-        indexes: The table's indexes.
 
     Raises:
         InvalidKey: A key is null or too long.
         RequestTooLarge: A row is over the limit of a row, or its columns of an index over that of a key.
     """
-    batch = keys.canonical(batch)
-    encoded, buckets = keys.encode(batch)
-    values = None if keys_only else codec.encode(batch)
+    batch = codec.keys.canonical(batch)
+    encoded, buckets = codec.keys.encode(batch)
+    values = None if keys_only else codec.rows.encode(batch)
     if values is not None:
         _check_row_sizes(values)
-        for index in indexes:
+        for index in codec.indexes.values():
             _check_index_sizes(index, batch, encoded)
     last = _last_of_each(encoded)
     if 0 < len(last) == len(encoded) and (buckets == buckets[0]).all():
-        return [PreparedRows(int(buckets[0]), codec, batch, encoded, values)]
+        return [PreparedRows(int(buckets[0]), codec.rows, batch, encoded, values)]
     parts = []
     for number, rows in rows_by_bucket(buckets[last]):
         place = pa.array(last[rows])
         stored = values.take(place) if values is not None else None
-        parts.append(PreparedRows(number, codec, batch.take(place), encoded.take(place), stored))
+        parts.append(PreparedRows(number, codec.rows, batch.take(place), encoded.take(place), stored))
     return parts
 
 

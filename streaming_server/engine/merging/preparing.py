@@ -15,18 +15,14 @@ from scankv.model.tables.schema import CHANGE_TYPE
 from streaming_server.arrays.sorted_merge import stable_order
 from streaming_server.engine.bucket.request_rows import widen
 from streaming_server.engine.merging.prepared_rows import PreparedRows, prepare
-from streaming_server.engine.merging.rows import ADD, DELETE, RETRACT, Written
+from streaming_server.engine.merging.rows import ADD, DELETE, RETRACT, WrittenRows
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.engine.bucket.key_encoder import KeyEncoder
     from streaming_server.engine.functions.function import Mask
-    from streaming_server.engine.merging.engine import Engines
+    from streaming_server.engine.merging.merger import Merger
     from streaming_server.engine.merging.rows import Kinds
-    from streaming_server.storage.rows.index_codec import IndexCodec
-    from streaming_server.storage.rows.row_codec import RowCodec
+    from streaming_server.storage.rows.table_codec import TableCodec
 
 CHANGE_TYPE_FIELD: Final = pa.field(CHANGE_TYPE, pa.string(), nullable=False)
 """The column that a request's rows may have beside those of the table."""
@@ -69,22 +65,16 @@ def request_schema(definition: TableDefinition, schema_id: int, kind: WriteKind)
 
 def prepare_upsert(
     rows: pa.RecordBatch,
-    keys: KeyEncoder,
-    codec: RowCodec,
-    engines: Engines,
+    merger: Merger,
     kind: WriteKind,
-    indexes: Collection[IndexCodec],
     change_types: pa.Array | None = None,
 ) -> list[PreparedRows]:
     """Checks rows, and splits them by bucket, ascending, with what it takes to merge them.
 
     Args:
         rows: Rows of the columns that the request is about.
-        keys: The table's key encoder.
-        codec: Its row codec.
-        engines: Its merge engines.
+        merger: The table.
         kind: What the request does with its rows.
-        indexes: The table's indexes.
         change_types: What each row is, as texts. None: all are inserted.
 
     Raises:
@@ -93,18 +83,18 @@ def prepare_upsert(
     """
     kinds = None
     if change_types is not None and len(change_types):
-        rows, kinds = _counted(rows, change_types, codec.definition, overwrite=kind.overwrite)
-    definition = codec.definition
+        rows, kinds = _counted(rows, change_types, merger.definition, overwrite=kind.overwrite)
+    codec, definition = merger.codec, merger.definition
     plain = kind.overwrite or (definition.options.merge_engine == "last_row" and not definition.merging.order_columns)
-    if plain and not kind.columns and kinds is None and not codec.hidden:
-        return prepare(widen(rows, codec.schema), keys, codec, keys_only=False, indexes=indexes)
-    columns = tuple(name for name in kind.columns if name not in keys.names) if kind.columns else None
+    if plain and not kind.columns and kinds is None and not codec.rows.hidden:
+        return prepare(widen(rows, codec.schema), codec, keys_only=False)
+    columns = tuple(name for name in kind.columns if name not in codec.keys.names) if kind.columns else None
     if kinds is not None and (kinds == RETRACT).any():
-        engines.check_retract(columns)
-    return grouped(rows, keys, codec, columns, kinds, overwrite=kind.overwrite)
+        merger.engines.check_retract(columns)
+    return grouped(rows, codec, columns, kinds, overwrite=kind.overwrite)
 
 
-def prepare_delete(rows: pa.RecordBatch, keys: KeyEncoder, codec: RowCodec, kind: WriteKind) -> list[PreparedRows]:
+def prepare_delete(rows: pa.RecordBatch, codec: TableCodec, kind: WriteKind) -> list[PreparedRows]:
     """The same of keys whose rows, or columns of them, are deleted.
 
     Raises:
@@ -116,18 +106,18 @@ def prepare_delete(rows: pa.RecordBatch, keys: KeyEncoder, codec: RowCodec, kind
     deletes = "allow" if kind.overwrite else definition.options.deletes
     if deletes in ("disable", "retract"):
         raise _no_deletes(definition)
-    columns = tuple(name for name in kind.columns if name not in keys.names)
+    columns = tuple(name for name in kind.columns if name not in codec.keys.names)
     if kind.columns:
         if not columns:
             raise InvalidRequest("only columns of the key are named: name others, or none to delete the rows")
-        request_schema(definition, 0, WriteKind(columns=(*keys.names, *columns), overwrite=True))
+        request_schema(definition, 0, WriteKind(columns=(*codec.keys.names, *columns), overwrite=True))
     if deletes == "ignore":
-        prepare(rows, keys, codec, keys_only=True)
+        prepare(rows, codec, keys_only=True)
         return []
     if not columns:
-        return prepare(rows, keys, codec, keys_only=True)
+        return prepare(rows, codec, keys_only=True)
     kinds = np.full(rows.num_rows, DELETE)
-    return grouped(rows, keys, codec, columns, kinds, overwrite=kind.overwrite)
+    return grouped(rows, codec, columns, kinds, overwrite=kind.overwrite)
 
 
 def _no_deletes(definition: TableDefinition, row: int | None = None) -> InvalidRequest:
@@ -166,8 +156,7 @@ def _counted(
 
 def grouped(
     rows: pa.RecordBatch,
-    keys: KeyEncoder,
-    codec: RowCodec,
+    codec: TableCodec,
     columns: tuple[str, ...] | None,
     kinds: Kinds | None,
     *,
@@ -176,8 +165,8 @@ def grouped(
     """Splits rows by bucket and key, in the order in which they came. Raises InvalidKey."""
     if not rows.num_rows:
         return []
-    rows = keys.canonical(rows)
-    encoded, buckets = keys.encode(rows)
+    rows = codec.keys.canonical(rows)
+    encoded, buckets = codec.keys.encode(rows)
     dictionary = encoded.dictionary_encode()
     key_of_row = dictionary.indices.to_numpy()
     count = len(dictionary.dictionary)
@@ -194,9 +183,9 @@ def grouped(
         sorted_rows, sorted_kinds = rows, kinds
     else:
         sorted_rows, sorted_kinds = rows.take(pa.array(order)), None if kinds is None else kinds[order]
-    written = Written(sorted_rows, starts, sorted_kinds, columns, overwrite)
+    written = WrittenRows(sorted_rows, starts, sorted_kinds, columns, overwrite)
     unique_keys = dictionary.dictionary.take(pa.array(by_bucket))
-    key_rows = sorted_rows.select(keys.names).take(pa.array(starts[:-1]))
+    key_rows = sorted_rows.select(codec.keys.names).take(pa.array(starts[:-1]))
     numbers, firsts = np.unique(bucket_of_key[by_bucket], return_index=True)
     parts = []
     for bucket, first, behind in zip(numbers.tolist(), firsts.tolist(), [*firsts.tolist()[1:], count], strict=True):
@@ -204,7 +193,7 @@ def grouped(
         parts.append(
             PreparedRows(
                 bucket,
-                codec,
+                codec.rows,
                 key_rows.slice(first, size),
                 unique_keys.slice(first, size),
                 None,

@@ -29,7 +29,7 @@ DELETE: Final = np.uint8(2)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CurrentRows:
     """The rows at some keys. Immutable.
 
     Attributes:
@@ -41,7 +41,7 @@ class Standing:
     columns: Mapping[str, pa.Array]
 
     @classmethod
-    def of(cls, codec: RowCodec, stored: Sequence[bytes | None]) -> Standing:
+    def of(cls, codec: RowCodec, stored: Sequence[bytes | None]) -> CurrentRows:
         """The rows as they are stored, None where there is none. Raises DataLoss."""
         values = pa.array(stored, pa.binary())
         exists: Mask = values.is_valid().to_numpy(zero_copy_only=False)
@@ -51,13 +51,13 @@ class Standing:
         key = codec.definition.primary_key
         return cls(exists, {name: rows.column(name) for name in rows.schema.names if name not in key})
 
-    def changed(self, columns: Mapping[str, pa.Array], exists: Mask) -> Standing:
+    def changed(self, columns: Mapping[str, pa.Array], exists: Mask) -> CurrentRows:
         """The same with other values in some columns."""
-        return Standing(exists, {**self.columns, **columns})
+        return CurrentRows(exists, {**self.columns, **columns})
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenRows:
     """The rows that are written to some keys. Immutable.
 
     Attributes:
@@ -90,7 +90,7 @@ class Written:
         mask = None if self.kinds is None else self.kinds == RETRACT
         return mask if mask is not None and mask.any() else None
 
-    def targets(self, standing: Standing) -> list[str]:
+    def targets(self, standing: CurrentRows) -> list[str]:
         """The columns that the rows are about, of those that there are; hidden ones are not among them."""
         names = [name for name in standing.columns if "\0" not in name]
         return names if self.columns is None else [name for name in names if name in self.columns]
@@ -104,27 +104,27 @@ class Written:
         """The same for an aggregate function."""
         return Inputs(self.column(name, type_), self.keys, self.count, self.retracted)
 
-    def slice(self, start: int, keys: int) -> Written:
+    def slice(self, start: int, keys: int) -> WrittenRows:
         """The rows of at most so many keys from `start` on."""
         starts = self.starts[start : start + keys + 1]
         first, behind = int(starts[0]), int(starts[-1])
         kinds = None if self.kinds is None else self.kinds[first:behind]
         batch = self.batch.slice(first, behind - first)
-        return Written(batch, starts - first, kinds, self.columns, self.overwrite)
+        return WrittenRows(batch, starts - first, kinds, self.columns, self.overwrite)
 
-    def of_keys(self, mask: Mask) -> Written:
+    def of_keys(self, mask: Mask) -> WrittenRows:
         """The rows of some of the keys."""
         counts = np.diff(self.starts)
         rows = np.repeat(mask, counts)
         kinds = None if self.kinds is None else self.kinds[rows]
         starts = np.concatenate(([0], np.cumsum(counts[mask])))
-        return Written(self.batch.filter(pa.array(rows)), starts, kinds, self.columns, self.overwrite)
+        return WrittenRows(self.batch.filter(pa.array(rows)), starts, kinds, self.columns, self.overwrite)
 
-    def where(self, mask: Mask) -> Written:
+    def where(self, mask: Mask) -> WrittenRows:
         """Some of the rows, for the same keys."""
         starts = np.concatenate(([0], np.cumsum(mask)))[self.starts]
         kinds = None if self.kinds is None else self.kinds[mask]
-        return Written(self.batch.filter(pa.array(mask)), starts, kinds, self.columns, self.overwrite)
+        return WrittenRows(self.batch.filter(pa.array(mask)), starts, kinds, self.columns, self.overwrite)
 
 
 @dataclass(frozen=True, slots=True)

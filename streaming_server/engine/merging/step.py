@@ -14,7 +14,7 @@ from scankv.model.limits import MAX_ROW_BYTES
 from streaming_server.engine.functions.function import last_places
 from streaming_server.engine.merging.aggregate import RefusedColumnError
 from streaming_server.engine.merging.outcome import both, merge_delete, merge_upsert
-from streaming_server.engine.merging.rows import DELETE, Merged, Standing
+from streaming_server.engine.merging.rows import DELETE, CurrentRows, Merged
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.functions.function import Mask, Places
     from streaming_server.engine.merging.engine import MergeEngine
     from streaming_server.engine.merging.prepared_rows import PreparedRows
-    from streaming_server.engine.merging.rows import Written
+    from streaming_server.engine.merging.rows import WrittenRows
     from streaming_server.storage.bucket.bucket import BucketChange
     from streaming_server.storage.rows.index_codec import IndexCodec
 
@@ -45,7 +45,7 @@ def merge_rows(
         RequestTooLarge: A row would become too large, or cannot have an entry in an index.
         DataLoss: An old row cannot be decoded.
     """
-    written, before = new.written, Standing.of(new.codec, old)
+    written, before = new.written, CurrentRows.of(new.codec, old)
     assert written is not None
     try:
         after, touched = merged(before, written, engine)
@@ -62,7 +62,7 @@ def merge_rows(
     return both(change, merge_delete(_chosen(old, gone), _picked(new, gone), indexes)) if gone.any() else change
 
 
-def merged(before: Standing, written: Written, engine: MergeEngine) -> tuple[Standing, Mask]:
+def merged(before: CurrentRows, written: WrittenRows, engine: MergeEngine) -> tuple[CurrentRows, Mask]:
     """What stands afterwards, and at which keys a row counted. Raises RefusedColumnError."""
     deleted = np.zeros(written.count, np.bool_)
     standing = before
@@ -79,7 +79,7 @@ def merged(before: Standing, written: Written, engine: MergeEngine) -> tuple[Sta
     return after, result.wrote | (deleted & before.exists)
 
 
-def _last_deletes(written: Written) -> Places:
+def _last_deletes(written: WrittenRows) -> Places:
     assert written.kinds is not None
     deletes = np.flatnonzero(written.kinds == DELETE)
     keys = written.keys[deletes]
@@ -89,7 +89,7 @@ def _last_deletes(written: Written) -> Places:
     return places
 
 
-def _cleared(before: Standing, written: Written, deleted: Mask) -> Standing:
+def _cleared(before: CurrentRows, written: WrittenRows, deleted: Mask) -> CurrentRows:
     """What stands after deletes: of some columns, or of the row. A row goes when nothing beside its key is left."""
     targets = set(written.targets(before))
     # Not if_else, which makes another type of decimals with a negative scale.
@@ -105,7 +105,7 @@ def _cleared(before: Standing, written: Written, deleted: Mask) -> Standing:
     return before.changed(columns, exists)
 
 
-def _rows(new: PreparedRows, after: Standing) -> pa.RecordBatch:
+def _rows(new: PreparedRows, after: CurrentRows) -> pa.RecordBatch:
     """The rows that stand afterwards; of keys without a row, something. Raises RefusedColumnError."""
     schema, key = new.codec.schema, new.batch.schema.names
     columns = [new.batch.column(field.name) if field.name in key else after.columns[field.name] for field in schema]
@@ -117,7 +117,7 @@ def _rows(new: PreparedRows, after: Standing) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _encoded(new: PreparedRows, after: Standing, rows: pa.RecordBatch, puts: Mask) -> pa.Array:
+def _encoded(new: PreparedRows, after: CurrentRows, rows: pa.RecordBatch, puts: Mask) -> pa.Array:
     mask = pa.array(puts)
     hidden = [after.columns[column.name].filter(mask) for column in new.codec.hidden]
     values = new.codec.encode(rows.filter(mask), hidden)

@@ -6,23 +6,21 @@ import asyncio
 import logging
 from copy import copy
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from scankv.model.errors import DataLoss, InvalidRequest, ScanKvError
-from scankv.model.keys.key_codec import KeyCodec
 from streaming_server.scan.chunk_source import View, total_rows
-from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose, via_of
-from streaming_server.scan.columnar.delta import NetRows, OverlayView
+from streaming_server.scan.columnar.base_view import BaseView, bases_for, choose, choose_read_path
+from streaming_server.scan.columnar.delta import DeltaView, MergedDelta
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
 from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
-from streaming_server.scan.rows.locked_view import HeldView, whole_indexes
+from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.files.file_limit import check_files_left
-from streaming_server.storage.rows.index_codec import IndexCodec
-from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 from streaming_server.storage.snapshots.checkpoint import Checkpoint
-from streaming_server.storage.snapshots.pinned_base import open_pinned
+from streaming_server.storage.snapshots.pinned_base import open_pinned_base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from scankv.v1.scan_pb2 import ExplainScanResponse
     from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.scan.admission.live_scans import Abortable
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import RowReader
@@ -44,16 +43,9 @@ if TYPE_CHECKING:
 
 _WHY_NONE: Final = (
     "the snapshot has none of it: there was none when it was taken, too much had been written since, or it is damaged; "
-    "leave `via` out"
+    "leave `read_path` out"
 )
 _log = logging.getLogger(__name__)
-
-
-class Abortable(Protocol):
-    """What reads a view, and can be told to stop."""
-
-    def abort(self, error: ScanKvError) -> None:
-        """Frees what it holds now; whoever asks it for more gets the error."""
 
 
 class PinnedView:
@@ -184,12 +176,12 @@ class PinnedView:
         assert pinned is not None
         place = self._place_of(number)
         try:
-            base, keys, rows = open_pinned(self.directory.base(number), pinned, place)
+            base, keys, rows = open_pinned_base(self.directory.base(number), pinned, place)
         except DataLoss as error:
             _log.error("a columnar base is read no more: %s", error.message)
             self._damaged_bases.add(number)
             return
-        self._bases[number] = BaseView(base=base, overlay=OverlayView.of(NetRows(keys, rows)), place=place)
+        self._bases[number] = BaseView(base=base, delta=DeltaView.of(MergedDelta(keys, rows)), place=place)
 
     def has_base(self, number: int) -> bool:
         """Whether there is a columnar base of a bucket that is not known to be damaged."""
@@ -230,16 +222,8 @@ class PinnedView:
         self._readers.add(reader)
 
     @cached_property
-    def codecs(self) -> tuple[RowCodec, KeyCodec]:
-        """What its rows and keys are decoded and encoded with."""
-        definition = self.manifest.definition
-        return RowCodec(definition), KeyCodec(definition.key_schema.types, definition.primary_key)
-
-    @cached_property
-    def index_codecs(self) -> list[IndexCodec]:
-        """What the entries of its indexes are decoded with."""
-        definition = self.manifest.definition
-        return [IndexCodec(definition, index) for index in definition.indexes]
+    def codec(self) -> TableCodec:
+        return TableCodec.of(self.manifest.definition)
 
     async def close(self) -> None:
         """Closes its files unless somebody uses them."""
@@ -280,7 +264,7 @@ class SnapshotReader:
     def __init__(self, view: PinnedView, numbers: Sequence[int]) -> None:
         manifest = view.manifest
         self.definition: TableDefinition = manifest.definition
-        self.codec, self.keys = view.codecs
+        self.codec, self.keys = view.codec.rows, view.codec.key_codec
         self.view_id = view.view_id
         self.view_micros = manifest.view_micros
         self.log_offsets = {number: manifest.buckets[number].log_offset for number in numbers}
@@ -307,10 +291,9 @@ class SnapshotReader:
             InvalidResumeToken: The token does not fit.
             DataLoss: A bucket is damaged.
         """
-        indexes = self.held_view().indexes
-        reader, choices = await plan_reads_in(self._view.executor.run, plan, self.codec, self.keys, indexes)
+        reader, choices = await plan_reads_in(self._view.executor.run, plan, self._view.codec)
         if plan.limit != 0:
-            reader = await read_through_index(reader, choices, self.held_view())
+            reader = await read_through_index(reader, choices, self.locked_view())
         bases = await self._bases_for(plan, reader)
         opened = open_scan(
             plan,
@@ -327,13 +310,12 @@ class SnapshotReader:
 
     def explain(self, plan: ReadPlan) -> ExplainScanResponse:
         """What `open_scan` would read for a plan. Raises SchemaMismatch as it does."""
-        indexes = self.held_view().indexes
-        reader, choices = plan_reads(plan, self.codec, self.keys, indexes)
-        choice = chosen_index(choices, indexes)
+        reader, choices = plan_reads(plan, self._view.codec)
+        choice = chosen_index(choices, self.locked_view().indexes)
         filled = self._filled()
         based = [number for number in filled if self._view.has_base(number)]
-        via = via_of(plan, reader, filled, based, through_index=choice is not None)
-        return explain(plan, self.definition, reader, self.log_offsets, choice, via)
+        read_path = choose_read_path(plan, reader, filled, based, through_index=choice is not None)
+        return explain(plan, self.definition, reader, self.log_offsets, choice, read_path)
 
     async def _bases_for(self, plan: ReadPlan, reader: RowReader) -> Mapping[int, BaseView]:
         """The buckets that are read out of their bases. Raises InvalidRequest."""
@@ -355,7 +337,7 @@ class SnapshotReader:
     def _shown(self) -> View:
         return View(self.log_offsets, self.view_micros, total_rows(self.rows.values()))
 
-    def held_view(self, check: Callable[[], None] = lambda: None) -> HeldView:
+    def locked_view(self, check: Callable[[], None] = lambda: None) -> LockedView:
         """These buckets, to be read by an index.
 
         Args:
@@ -368,8 +350,8 @@ class SnapshotReader:
 
         filled = {number: self._view.checkpoint(number) for number in self._filled()}
         ready = [checkpoint.ready_indexes for checkpoint in filled.values()]
-        indexes = whole_indexes(self._view.index_codecs, ready)
-        return HeldView(
+        indexes = complete_indexes(self._view.codec.indexes.values(), ready)
+        return LockedView(
             codec=self.codec,
             keys=self.keys,
             view=self._shown,

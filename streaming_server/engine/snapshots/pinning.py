@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import SnapshotNotTaken
-from streaming_server.engine.bucket.live_bucket import durable, held
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.storage.snapshots.pinned_base import link_base
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from scankv.model.errors import ScanKvError
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.storage.bucket.bucket import Bucket, BucketState
 
@@ -55,19 +54,18 @@ class Cut:
     bases: Mapping[int, BaseView]
 
 
-class Pinning:
+class ViewPinner:
     """Takes views of one table, one at a time. Bound to the server's event loop.
 
     Args:
-        buckets: All buckets of the table.
-        executor: Runs what blocks.
-        clock: The server's.
+        table: The table.
     """
 
-    def __init__(self, buckets: Sequence[LiveBucket], executor: StorageExecutor, clock: ServerClock) -> None:
-        self._clock = clock
-        self._buckets = buckets
-        self._executor = executor
+    def __init__(self, table: TableState) -> None:
+        self.table = table
+        self._clock = table.clock
+        self._buckets = table.buckets
+        self._executor = table.executor
         self._lock = asyncio.Lock()
         self._closed: ScanKvError | None = None
         self._leftovers: set[asyncio.Task[None]] = set()
@@ -82,7 +80,7 @@ class Pinning:
 
     async def offsets(self) -> dict[int, int]:
         """The log offset of every bucket at one instant; not necessarily durable yet. Opens the buckets."""
-        async with held(self._buckets) as opened:
+        async with lock_buckets(self._buckets) as opened:
             return {live.number: bucket.state.log_offset for live, bucket in opened}
 
     async def cut(
@@ -113,12 +111,12 @@ class Pinning:
         """
         await self._flush()
         cut = await self._checkpoints(paths, base_paths or (), definition, log_owner, max_hold_seconds)
-        await durable(self._buckets, cut.states)
+        await wait_until_durable(self._buckets, cut.states)
         return cut
 
     async def _flush(self) -> None:
         """Flushes every bucket, and once more those that were written to meanwhile, so that little is left."""
-        async with held(self._buckets) as opened:
+        async with lock_buckets(self._buckets) as opened:
             chosen = list(opened)
         for _ in range(2):
             before = [bucket.state.log_offset for _, bucket in chosen]
@@ -137,7 +135,7 @@ class Pinning:
         clock = asyncio.get_running_loop().time
         for live in self._buckets:
             # Not once the first mutex is held: a transaction may take long, and writers are held for a view only.
-            await live.mutex.passed()
+            await live.mutex.wait_for_barrier()
         async with AsyncExitStack() as mutexes:
             await mutexes.enter_async_context(self._buckets[0].mutex)
             started = clock()
@@ -145,12 +143,12 @@ class Pinning:
                 async with asyncio.timeout_at(started + max_hold_seconds):
                     for live in self._buckets[1:]:
                         await mutexes.enter_async_context(live.mutex)
-                    opened = [await live.opened() for live in self._buckets]
+                    opened = [await live.open() for live in self._buckets]
                     states = {live.number: bucket.state for live, bucket in zip(self._buckets, opened, strict=True)}
                     if log_owner:
                         # Before a mutex is let go: nothing may be trimmed between the view and its hold.
                         for live in self._buckets:
-                            live.hold_log(log_owner, states[live.number].log_offset)
+                            live.retain_log(log_owner, states[live.number].log_offset)
                     instant, now = definition(), self._clock.commit_micros()
                     bases = self._bases() if base_paths else {}
                     await self._made(opened, paths)
@@ -169,8 +167,8 @@ class Pinning:
 
     def _bases(self) -> dict[int, BaseView]:
         """The buckets that have a columnar base as of now, with little enough written since to be kept twice."""
-        views = {live.number: live.base_view() for live in self._buckets}
-        return {number: view for number, view in views.items() if view and view.overlay.nbytes <= MAX_NET_BYTES}
+        views = {live.number: live.columnar.view() for live in self._buckets}
+        return {number: view for number, view in views.items() if view and view.delta.nbytes <= MAX_NET_BYTES}
 
     async def _made(self, opened: Sequence[Bucket], paths: Sequence[Path]) -> None:
         """Makes the checkpoints. When this is cancelled, it ends at once, and the one being made later."""
@@ -228,7 +226,7 @@ def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
 async def _flush_one(live: LiveBucket, bucket: Bucket, places: asyncio.Semaphore) -> None:
     async with places:
         # Without the mutex: writers go on meanwhile.
-        async with live.upkeep:
+        async with live.maintenance:
             if live.open_bucket is bucket:
                 await live.run(bucket.flush)
 

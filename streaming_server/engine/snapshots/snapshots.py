@@ -30,10 +30,16 @@ from streaming_server.engine.snapshots.splits import Cut, split_view
 from streaming_server.engine.tasks.reaper import Reaper
 from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.storage.changelog.offsets import count_of
-from streaming_server.storage.files.file_limit import most_idle_checkpoints
+from streaming_server.storage.files.file_limit import max_idle_checkpoints
 from streaming_server.storage.snapshots.ended_leases import EndedLeases
-from streaming_server.storage.snapshots.pinned_base import remove_base, write_net
-from streaming_server.storage.snapshots.snapshots import PinnedBucket, ViewDirectory, ViewManifest, bytes_held, views_in
+from streaming_server.storage.snapshots.pinned_base import remove_base, write_delta
+from streaming_server.storage.snapshots.snapshots import (
+    PinnedBucket,
+    ViewDirectory,
+    ViewManifest,
+    load_views,
+    unshared_snapshot_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -45,7 +51,8 @@ if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.clock import ServerClock
     from streaming_server.config import ServerConfig
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.bucket.table_state import TableState
+    from streaming_server.engine.snapshots.pinning import ViewPinner
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.scan.columnar.base_view import BaseView
     from streaming_server.storage.rocks.store import RocksResources
@@ -70,7 +77,7 @@ class Snapshots:
     measured by the monotonic clock, so that setting the machine's clock ends no lease.
 
     A view with a lease holds the changes from its log offsets on, so that its reader can follow the table from there;
-    within `log_hold_max_bytes`, as every hold.
+    within `max_retention_hold_bytes`, as every hold.
 
     Args:
         config: Limits and defaults.
@@ -88,7 +95,7 @@ class Snapshots:
         trash: Path,
         resources: RocksResources,
         executor: StorageExecutor,
-        live: Callable[[str], LiveTable | None],
+        live: Callable[[str], TableState | None],
         *,
         clock: ServerClock,
         max_hold_seconds: float = MAX_HOLD_SECONDS,
@@ -108,7 +115,7 @@ class Snapshots:
         self._pending: set[str] = set()
         self._idle: OrderedDict[str, PinnedView] = OrderedDict()
         self._held, self._next_look = 0, -math.inf
-        self._most_idle_checkpoints = most_idle_checkpoints(resources.files_per_store)
+        self._most_idle_checkpoints = max_idle_checkpoints(resources.files_per_store)
         self._work: set[asyncio.Task[Any]] = set()
         self._reaper = Reaper(self._next_expiry, self._expire, clock)
 
@@ -116,7 +123,7 @@ class Snapshots:
         """Finds the snapshots of a table that are on disk, and removes what a crash left of others. Blocks."""
         ended = self._ended_ids[definition.name] = EndedLeases(path)
         ended.load()
-        for directory in views_in(path, self._trash):
+        for directory in load_views(path, self._trash):
             manifest: ViewManifest | DataLoss
             try:
                 manifest = directory.manifest()
@@ -144,7 +151,7 @@ class Snapshots:
         """Leases that there are."""
         return len(self._leases)
 
-    def log_holds(self, table: str, bucket: int) -> dict[str, int]:
+    def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
         """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
         return {
             _log_owner(view.view_id): view.manifest.buckets[bucket].log_offset
@@ -154,14 +161,14 @@ class Snapshots:
 
     async def held_bytes(self) -> int:
         """Bytes on disk that only snapshots keep. Reads directories."""
-        return await self._executor.run(bytes_held, self._table_paths())
+        return await self._executor.run(unshared_snapshot_bytes, self._table_paths())
 
     def _table_paths(self) -> list[Path]:
         return [self._tables[table] for table in {view.table for view in self._views.values()}]
 
     async def pin(
         self,
-        table: LiveTable,
+        pinning: ViewPinner,
         *,
         lease_id: str = "",
         ttl: float | None = None,
@@ -174,7 +181,7 @@ class Snapshots:
         already, on the same table, is renewed, and keeps its view.
 
         Args:
-            table: What is pinned.
+            pinning: Pins the table.
             lease_id: The id of the snapshot. Empty: a new one.
             ttl: The lease's time to live, in seconds. None: the server's default.
             same_view_as: A snapshot of the table whose view the lease is for. Empty: as of now.
@@ -191,8 +198,9 @@ class Snapshots:
         check_lease_id(lease_id)
         ttl = self._config.snapshot_ttl_seconds if ttl is None else ttl
         check_ttl(ttl)
+        table = pinning.table
         name = table.definition.name
-        async with table.pinning.alone():
+        async with pinning.alone():
             there = self._leases.get(lease_id)
             if there is not None and there.expires > self._clock.monotonic():
                 check_table(there, name)
@@ -207,7 +215,7 @@ class Snapshots:
                 if same_view_as:
                     view, held_micros = self.lease(same_view_as, name).view, 0
                 else:
-                    view, held_micros = await self._view_of_now(table)
+                    view, held_micros = await self._view_of_now(pinning)
                 with self._used(view):
                     lease = await self._add_lease(view, lease_id, ttl, shared=shared)
                     return replace(self._info_of(lease), held_micros=held_micros)
@@ -332,11 +340,12 @@ class Snapshots:
         while self._work:
             await asyncio.wait(list(self._work))
 
-    async def _view_of_now(self, table: LiveTable) -> tuple[PinnedView, int]:
+    async def _view_of_now(self, pinning: ViewPinner) -> tuple[PinnedView, int]:
         """A view of the table as of now, and how long writers were held for it. Call it in `pinning.alone`."""
+        table = pinning.table
         name = table.definition.name
         if any(view.table == name for view in self._views.values()):
-            now = await table.pinning.offsets(), table.definition.schema.id
+            now = await pinning.offsets(), table.definition.schema.id
             for view in self._views.values():
                 if view.table == name and view.is_readable and _position(view.manifest) == now:
                     return view, 0
@@ -344,9 +353,9 @@ class Snapshots:
         directory = ViewDirectory(table.path, uuid.uuid4().hex)
         try:
             await self._executor.run(directory.prepare)
-            cut = await table.pinning.cut(
+            cut = await pinning.cut(
                 [directory.bucket(live.number) for live in table.buckets],
-                lambda: table.codec.definition,
+                lambda: table.definition,
                 base_paths=[directory.base(live.number) for live in table.buckets],
                 log_owner=_log_owner(directory.view_id),
                 max_hold_seconds=self._max_hold_seconds,
@@ -362,7 +371,7 @@ class Snapshots:
         except BaseException:
             for live in table.buckets:
                 live.release_log(_log_owner(directory.view_id))
-            table.pinning.discard_later(lambda: directory.remove(self._trash))
+            pinning.discard_later(lambda: directory.remove(self._trash))
             raise
         return self._added(name, table.path, directory, manifest), cut.held_micros
 
@@ -373,7 +382,7 @@ class Snapshots:
         take at most a tenth of a core.
         """
         if self._clock.monotonic() >= self._next_look:
-            self._held, seconds = await self._executor.run(_timed, bytes_held, self._table_paths())
+            self._held, seconds = await self._executor.run(_timed, unshared_snapshot_bytes, self._table_paths())
             self._next_look = self._clock.monotonic() + _LOOK_SHARE * seconds
         held, limit = self._held, self._config.max_snapshot_bytes
         if held >= limit:
@@ -435,7 +444,7 @@ class Snapshots:
             live = table.buckets[number]
             # What is not there any more cannot be kept, and would keep all that comes after it.
             if live.state is not None and count_of(bucket.log_offset) >= live.state.log_first:
-                live.hold_log(_log_owner(view.view_id), bucket.log_offset)
+                live.retain_log(_log_owner(view.view_id), bucket.log_offset)
 
     def _release_log(self, view: PinnedView) -> None:
         """Lets the changes go that a view has kept, unless it has a lease."""
@@ -448,7 +457,7 @@ class Snapshots:
     def _lease_on(self, view: PinnedView, lease_id: str, ttl: float, *, shared: bool) -> Lease:
         lease = self._leases[lease_id] = Lease(lease_id, view, ttl, self._clock.monotonic() + ttl, shared)
         view.leases.add(lease_id)
-        self._reaper.tell(lease.expires)
+        self._reaper.notify(lease.expires)
         return lease
 
     def lease(self, snapshot_id: str, table: str | None = None) -> Lease:
@@ -464,7 +473,7 @@ class Snapshots:
         changed = ttl is not None and ttl != lease.ttl
         lease.ttl = lease.ttl if ttl is None else ttl
         lease.expires = self._clock.monotonic() + lease.ttl
-        self._reaper.tell(lease.expires)
+        self._reaper.notify(lease.expires)
         if changed:
             async with lease.view.lease_files:
                 # A lease that was released meanwhile must not come back.
@@ -570,8 +579,8 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
     kept = {}
     for number, view in bases.items():
         try:
-            net = view.overlay.net()
-            kept[number] = write_net(directory.base(number), view.base.info.name, net.keys, net.values)
+            net = view.delta.merge()
+            kept[number] = write_delta(directory.base(number), view.base.info.name, net.keys, net.values)
         except OSError as error:
             _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
             remove_base(directory.base(number))

@@ -176,7 +176,7 @@ class Cut:
 async def split_view(view: PinnedView, executor: StorageExecutor, cut: Cut) -> list[KeyRange]:
     """What `Snapshots.split` promises, for a view that the caller keeps in use."""
     chosen = view.chosen(cut.buckets)
-    codec, keys = view.codecs
+    codec, keys = view.codec.rows, view.codec.key_codec
     ranges = RowReader.of(codec, keys, (), cut.where, cut.key_range).ranges
     if ranges != ALL_KEY_RANGES:
         # The sample of the whole view may have no key in a narrow range. A checkpoint alone is looked at, and never

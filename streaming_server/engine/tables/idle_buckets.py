@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.bucket.table_state import TableState
 
 _SECONDS: Final = 1.0
 """How often it is looked, at most."""
@@ -42,7 +42,7 @@ class IdleBuckets(Background):
 
     def __init__(
         self,
-        tables: Callable[[], Iterable[LiveTable]],
+        tables: Callable[[], Iterable[TableState]],
         *,
         most: int,
         idle_seconds: float,
@@ -68,14 +68,14 @@ class IdleBuckets(Background):
             if not is_idle and (too_many <= 0 or (is_recent and self._has_files())):
                 break
             # Whoever waits for a mutex is about to use the bucket.
-            if live.may_rest and not live.mutex.locked() and await _rest(live):
+            if live.can_be_closed and not live.mutex.locked() and await _rest(live):
                 too_many -= 1
 
 
 async def _rest(live: LiveBucket) -> bool:
     try:
         async with live.mutex:
-            return await live.rest()
+            return await live.close_files()
     except ScanKvError as error:
         _log.warning("closing bucket %s of %s, which is idle: %s", live.number, live.table, error.message)
         return False

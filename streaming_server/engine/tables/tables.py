@@ -15,23 +15,23 @@ from scankv.model.tables.schema import TableDefinition
 from streaming_server.clock import ClockLimits, ServerClock
 from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
 from streaming_server.engine.changelog.consumers import Consumers
-from streaming_server.engine.changelog.log_maintenance import LogUpkeep
+from streaming_server.engine.changelog.log_maintenance import LogMaintenance
 from streaming_server.engine.columnar.base_due import BaseLimits
-from streaming_server.engine.columnar.base_maintenance import BaseUpkeep
+from streaming_server.engine.columnar.base_maintenance import BaseMaintenance
 from streaming_server.engine.functions.installed import load_installed
 from streaming_server.engine.merging.engine import Engines
 from streaming_server.engine.snapshots.pinning import MAX_HOLD_SECONDS
 from streaming_server.engine.snapshots.snapshots import Snapshots
+from streaming_server.engine.table.live_table import LiveTable
 from streaming_server.engine.tables.clock_keeper import ClockKeeper
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
-from streaming_server.engine.tables.live_table import LiveTable
 from streaming_server.engine.tasks.executor import StorageExecutor
-from streaming_server.engine.tasks.throttled_value import SeldomLooked
+from streaming_server.engine.tasks.throttled_value import ThrottledValue
 from streaming_server.engine.transactions.transactions import TransactionLimits, Transactions
 from streaming_server.engine.writes.column_locks import ColumnLocks
 from streaming_server.storage.bucket.writer_states import WriterLimits
 from streaming_server.storage.files.disk_use import DiskUse, directory_bytes, table_files
-from streaming_server.storage.files.file_limit import files_per_store, most_open_buckets
+from streaming_server.storage.files.file_limit import files_per_store, max_open_buckets
 from streaming_server.storage.rocks.store import RocksResources
 from streaming_server.storage.tables.catalog import Catalog
 from streaming_server.storage.tables.clock_file import ClockFile
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from scankv.model.tables.merge_spec import MergeSpec
     from streaming_server.clock import MachineClocks
     from streaming_server.config import ServerConfig
+    from streaming_server.engine.bucket.table_state import TableState
 
 T = TypeVar("T")
 
@@ -92,7 +93,7 @@ class Tables:
         except BaseException:
             self._directory.close()
             raise
-        most_open = most_open_buckets(config.max_open_buckets)
+        most_open = max_open_buckets(config.max_open_buckets)
         self._resources = RocksResources.of_sizes(
             block_cache_bytes=config.block_cache_bytes,
             write_buffer_bytes=config.write_buffer_bytes,
@@ -112,28 +113,28 @@ class Tables:
         self._ddl = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._live: dict[str, LiveTable] = {}
-        self._disk_use = SeldomLooked(self._look_at_disk)
+        self._disk_use = ThrottledValue(self._look_at_disk)
         self._catch_up = CatchUpLimits(changes=config.catch_up_changes, memory_bytes=config.catch_up_memory_bytes)
-        self._upkeep = LogUpkeep(
-            self.live_tables,
-            seconds=config.log_upkeep_seconds,
-            max_held_bytes=config.log_hold_max_bytes,
+        self._log_maintenance = LogMaintenance(
+            self._states,
+            seconds=config.log_maintenance_seconds,
+            max_held_bytes=config.max_retention_hold_bytes,
             clock=self.clock,
         )
-        self._idle = IdleBuckets(self.live_tables, most=most_open, idle_seconds=config.bucket_idle_seconds)
-        self._bases = BaseUpkeep(
-            self.live_tables,
+        self._idle = IdleBuckets(self._states, most=most_open, idle_seconds=config.bucket_idle_seconds)
+        self._bases = BaseMaintenance(
+            self._states,
             self._executor,
             BaseLimits(
                 min_rows=config.base_min_rows,
                 changed_share=config.base_changed_share,
                 max_age_seconds=config.base_max_age_seconds,
                 max_write_amplification=config.base_max_write_amplification,
-                overlay_bytes=config.base_overlay_bytes,
-                total_overlay_bytes=config.base_total_overlay_bytes,
+                delta_bytes=config.base_delta_bytes,
+                total_delta_bytes=config.base_total_delta_bytes,
                 cpu_share=config.base_cpu_share,
             ),
-            seconds=config.base_upkeep_seconds,
+            seconds=config.base_maintenance_seconds,
             clock=self.clock,
         )
         self.snapshots = Snapshots(
@@ -141,11 +142,11 @@ class Tables:
             self._directory.trash,
             self._resources,
             self._executor,
-            self._live.get,
+            self._state,
             clock=self.clock,
             max_hold_seconds=max_hold_seconds,
         )
-        self.consumers = Consumers(config, self._executor, self._live.get, self.clock)
+        self.consumers = Consumers(config, self._executor, self._state, self.clock)
         self.locks = ColumnLocks(self._executor, self.clock)
         self._writer_limits = WriterLimits(
             ttl_seconds=config.writer_ttl_seconds, max_writers=config.max_writers_per_bucket
@@ -178,7 +179,9 @@ class Tables:
             self.locks.add(definition, path)
         except Exception as error:
             _log.exception("what belongs to the table %s cannot be loaded", name)
-            self._catalog.take_out(name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})")
+            self._catalog.mark_unusable(
+                name, f"its snapshots, consumers or locks in {path} cannot be loaded ({error!r})"
+            )
 
     async def recover(self) -> None:
         """Applies the transactions that were committed before the last stop, as far as they are not; before `start`.
@@ -194,7 +197,7 @@ class Tables:
         self.consumers.start()
         self.locks.start()
         self.transactions.start()
-        self._upkeep.start()
+        self._log_maintenance.start()
         self._bases.start()
         self._idle.start()
 
@@ -212,15 +215,23 @@ class Tables:
         """
         found = self._catalog.unusable
         for name, live in self._live.items():
-            troubled = [each for each in live.buckets if each.trouble is not None]
+            troubled = [each for each in live.buckets if each.problem is not None]
             if troubled:
                 buckets = ", ".join(str(each.number) for each in troubled)
-                found[name] = f"of its {len(live.buckets)} buckets, {buckets} cannot be used: {troubled[0].trouble}"
+                found[name] = f"of its {len(live.buckets)} buckets, {buckets} cannot be used: {troubled[0].problem}"
         return dict(sorted(found.items()))
 
     def live_tables(self) -> Iterable[LiveTable]:
         """The tables that have been used since the start."""
         return self._live.values()
+
+    def _states(self) -> Iterable[TableState]:
+        """The tables that have been used since the start."""
+        return [live.state for live in self._live.values()]
+
+    def _state(self, name: str) -> TableState | None:
+        live = self._live.get(name)
+        return None if live is None else live.state
 
     def table(self, name: str) -> LiveTable:
         """A table by name. Raises TableNotFound, naming the near ones."""
@@ -244,7 +255,7 @@ class Tables:
 
     def _log_holds(self, table: str, bucket: int) -> dict[str, int]:
         holders = self.snapshots, self.consumers, self.transactions
-        return {owner: offset for each in holders for owner, offset in each.log_holds(table, bucket).items()}
+        return {owner: offset for each in holders for owner, offset in each.retention_holds(table, bucket).items()}
 
     async def create(
         self,
@@ -321,7 +332,7 @@ class Tables:
                 raise InvalidRequest("only columns that are added can be given an aggregate")
             definition = definition.add_indexes(add_indexes)
             await self._executor.run(self._catalog.replace, definition)
-            live.altered(definition)
+            live.alter(definition)
         return definition
 
     async def drop(self, name: str) -> None:
@@ -379,7 +390,7 @@ class Tables:
 
     async def close(self) -> None:
         """Ends what runs, closes every bucket in order and gives the directory back."""
-        await self._upkeep.close()
+        await self._log_maintenance.close()
         await self._bases.close()
         await self._idle.close()
         while self._changes:

@@ -42,7 +42,7 @@ class Reaper(Background):
         self._awaited = float("inf")
         super().__init__(self._run)
 
-    def tell(self, expires: float) -> None:
+    def notify(self, expires: float) -> None:
         """Takes notice of something that expires at a time that `next_expiry` may not have given yet."""
         if expires < self._awaited:
             self._sooner.set()

@@ -15,7 +15,7 @@ _LOOKS_APART = 20
 """So many times as long as a look took, the next one waits: looking takes a twentieth of the time at most."""
 
 
-class SeldomLooked(Generic[T]):
+class ThrottledValue(Generic[T]):
     """What `look` has found last.
 
     It is found again when the last look is longer ago than 20 times what that took. Callers at the same time share one.

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import DataLoss, ScanKvError, TableNotFound, TransactionLost, Unavailable
-from streaming_server.engine.bucket.commit_barrier import closed_gate
+from streaming_server.engine.bucket.commit_barrier import raise_barrier
 from streaming_server.engine.transactions.give_up import check_hopeless, find_lost
-from streaming_server.engine.transactions.open_transaction import touched_by
+from streaming_server.engine.transactions.open_transaction import footprints_of
 from streaming_server.engine.transactions.roll_forward import RollForward
 from streaming_server.engine.transactions.staged_rows import repeated_keys
 from streaming_server.engine.transactions.stuck import UNTOLD, kind_of, not_yet, why_blocked, why_stuck
@@ -26,36 +26,36 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.give_up import LostWrites
     from streaming_server.engine.transactions.open_transaction import OpenTransaction
     from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
-    from streaming_server.engine.transactions.table_usage_lock import TableUses
-    from streaming_server.storage.transactions.decisions import Committed, Decisions
-    from streaming_server.storage.transactions.staging import StagedPart, Touched
+    from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
+    from streaming_server.storage.transactions.decisions import CommittedTransaction, Decisions
+    from streaming_server.storage.transactions.staging import PartFile, TableFootprint
 
 _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class CommitFigures:
+class CommitStats:
     """What there is to say of the commits of a server.
 
     Attributes:
         commits: How many there were since the start.
         rows: Rows and keys in them.
-        closed_gates: How many are being applied now.
+        closed_commit_barriers: How many are being applied now.
         longest_micros: For how long the gate of one of them was closed at most, in microseconds.
     """
 
     commits: int = 0
     rows: int = 0
-    closed_gates: int = 0
+    closed_commit_barriers: int = 0
     longest_micros: int = 0
 
 
-class Committing:
+class CommitCoordinator:
     """Commits transactions, several at a time where their buckets are others. Bound to the event loop.
 
     Args:
@@ -77,11 +77,11 @@ class Committing:
         decisions: Decisions,
         executor: StorageExecutor,
         table: Callable[[str], LiveTable],
-        uses: TableUses,
+        uses: TableUsageLock,
         clock: ServerClock,
     ) -> None:
         self._clock = clock
-        self.figures = CommitFigures()
+        self.figures = CommitStats()
         self._root = root
         self._decisions = decisions
         self._executor = executor
@@ -96,7 +96,7 @@ class Committing:
         # The decisions that are carried out, and whose rows are still staged.
         self._finished: set[str] = set()
 
-    async def commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> Committed:
+    async def commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> CommittedTransaction:
         """Commits a transaction to which nothing is added any more: durable, and seen by all, when it returns.
 
         Args:
@@ -113,7 +113,7 @@ class Committing:
             DataLoss, DiskFull, Unavailable: It is committed, and cannot be applied everywhere now: see `stuck`.
         """
         parts = transaction.counted(sizes)
-        touched = touched_by(parts)
+        touched = footprints_of(parts)
         async with self._uses.using(touched):
             tables = {name: self._same_table(name, touched[name].incarnation) for name in sorted(touched)}
             await self._executor.run(_sync, transaction.directory, parts)
@@ -121,22 +121,22 @@ class Committing:
             with ExitStack() as admitted:
                 for name, table in tables.items():
                     for columns, locks in touched[name].access:
-                        admitted.enter_context(table.locks.admitted(columns or None, locks))
+                        admitted.enter_context(table.writes.locks.admitted(columns or None, locks))
                 return await self._closed(transaction, parts, tables, touched, repeated)
 
     async def _closed(
         self,
         transaction: OpenTransaction,
-        parts: Sequence[StagedPart],
+        parts: Sequence[PartFile],
         tables: Mapping[str, LiveTable],
-        touched: Mapping[str, Touched],
+        touched: Mapping[str, TableFootprint],
         repeated: Mapping[LiveBucket, RepeatedKeys],
-    ) -> Committed:
+    ) -> CommittedTransaction:
         buckets = [tables[name].buckets[number] for name in tables for number in sorted(touched[name].buckets)]
         files = _files(parts)
-        self.figures.closed_gates += 1
+        self.figures.closed_commit_barriers += 1
         try:
-            async with closed_gate(buckets):
+            async with raise_barrier(buckets):
                 started = self._clock.monotonic()
                 checks = Verification(files=files, tables=tables, touched=touched, since=transaction.since)
                 net = await checks.run(self._executor)
@@ -165,7 +165,7 @@ class Committing:
             micros = int((self._clock.monotonic() - started) * 1_000_000)
             self.figures.longest_micros = max(self.figures.longest_micros, micros)
         finally:
-            self.figures.closed_gates -= 1
+            self.figures.closed_commit_barriers -= 1
         if committed is None:
             raise copy(self.stuck[decision.token])
         return committed
@@ -197,7 +197,7 @@ class Committing:
         """Whether nobody can tell what is decided, since the log could not be synced: see `settle`."""
         return self._decisions.is_uncertain
 
-    async def settle(self, remembered: Iterable[Committed]) -> list[str]:
+    async def settle(self, remembered: Iterable[CommittedTransaction]) -> list[str]:
         """Writes the log again, after which it is certain what is decided; the tokens of those that are not.
 
         Rule: what was to be decided when a sync failed is not, once a log without it is durable; not before.
@@ -218,7 +218,7 @@ class Committing:
         _log.error("the transaction %s may be decided, and is not applied", decision.token, exc_info=error)
         self.stuck[decision.token] = not_yet(kind_of(error), UNTOLD, error)
         for live in buckets:
-            live.block(not_yet(Unavailable, f"{live.place}: {UNTOLD}", error))
+            live.block(not_yet(Unavailable, f"{live.location}: {UNTOLD}", error))
 
     def is_decided(self, token: str) -> bool:
         """Whether a transaction is committed and not yet done, or that cannot be told."""
@@ -230,7 +230,7 @@ class Committing:
         again = any(not isinstance(self.stuck.get(token), DataLoss) for token in self._decisions.unfinished)
         return (again and bool(self.stuck)) or bool(self._finished) or self.is_uncertain
 
-    async def roll_forward(self, decision: Decision) -> Committed | None:
+    async def roll_forward(self, decision: Decision) -> CommittedTransaction | None:
         """Applies what is missing of a decision, after a crash or a failure. None where it still cannot be done.
 
         The buckets that lack it then are blocked, see `LiveBucket.block`; all others can be used.
@@ -255,9 +255,9 @@ class Committing:
 
     def _files_of(self, decision: Decision) -> list[tuple[Path, int]]:
         directory = StagingDirectory(self._root, decision.token)
-        return [(directory.part(number), requests) for number, requests in decision.files]
+        return [(directory.part_path(number), requests) for number, requests in decision.files]
 
-    async def give_up(self, token: str) -> tuple[Committed, list[LostWrites]]:
+    async def give_up(self, token: str) -> tuple[CommittedTransaction, list[LostWrites]]:
         """Ends a transaction that is committed and cannot be applied everywhere, so that all of its buckets are served.
 
         All that can be applied is applied first. From then on it counts as committed, and is yet to be finished.
@@ -287,7 +287,7 @@ class Committing:
                 decision = self._decisions.unfinished[token]
                 files = self._files_of(decision)
                 lost = await find_lost(decision, rolling, unreadable, files, tables, self._executor)
-                committed = decision.committed(decision.applied)
+                committed = decision.to_committed(decision.applied)
                 # Before anything can be written over what is missing: or a later start might apply it on top of that.
                 async with self._log:
                     await self._executor.run(self._decisions.end, committed)
@@ -299,16 +299,16 @@ class Committing:
 
     def _concluded(
         self, decision: Decision, rolling: RollForward, unreadable: Mapping[str, ScanKvError] | None = None
-    ) -> Committed | None:
+    ) -> CommittedTransaction | None:
         """Takes notice of how far a decision was carried out; `unreadable` says why tables of it cannot be used."""
         if not rolling.failed and not unreadable:
-            committed = decision.committed(rolling.offsets)
-            self._decisions.note_done(committed)
+            committed = decision.to_committed(rolling.offsets)
+            self._decisions.record_done(committed)
             self.stuck.pop(decision.token, None)
         else:
             committed = None
             decision = replace(decision, applied=rolling.offsets)
-            self._decisions.note_applied(decision)
+            self._decisions.record_applied(decision)
             self.stuck[decision.token] = why_stuck(decision.token, rolling.failed, unreadable or {})
         for live, error in rolling.failed.items():
             live.block(why_blocked(live, error, decision.token))
@@ -319,11 +319,13 @@ class Committing:
         """Serves those buckets of a decision that lack nothing any more."""
         for live in buckets:
             incarnation = decision.tables[live.table]
-            left = (each.is_left(live.table, incarnation, live.number) for each in self._decisions.unfinished.values())
+            left = (
+                each.is_pending(live.table, incarnation, live.number) for each in self._decisions.unfinished.values()
+            )
             if live.mutex.failure is not None and not any(left):
                 live.unblock()
 
-    async def finish(self, committed: Committed) -> None:
+    async def finish(self, committed: CommittedTransaction) -> None:
         """Makes durable that a decision is carried out, and removes what was staged.
 
         Raises:
@@ -335,11 +337,11 @@ class Committing:
     async def tidy_up(self) -> None:
         """Does so for all decisions that are carried out. Raises as `finish`."""
         async with self._log:
-            await self._executor.run(self._decisions.write_owed)
+            await self._executor.run(self._decisions.flush)
         while self._finished:
             await self._executor.run(StagingDirectory(self._root, self._finished.pop()).remove)
 
-    async def retry(self, dropped: str | None = None) -> list[Committed]:
+    async def retry(self, dropped: str | None = None) -> list[CommittedTransaction]:
         """Tries again to apply what could not be; the commits that are carried out now, and yet to be finished.
 
         Args:
@@ -358,7 +360,7 @@ class Committing:
                 done.append(committed)
         return done
 
-    async def rewrite_log(self, remembered: Iterable[Committed]) -> None:
+    async def rewrite_log(self, remembered: Iterable[CommittedTransaction]) -> None:
         """Has the log keep no more than it must. Raises DiskFull, OSError: it is as before."""
         async with self._log:
             await self._executor.run(self._decisions.rewrite, list(remembered))
@@ -375,11 +377,11 @@ class Committing:
         return table
 
 
-def _files(parts: Sequence[StagedPart]) -> list[tuple[Path, int]]:
+def _files(parts: Sequence[PartFile]) -> list[tuple[Path, int]]:
     return [(part.path, part.requests) for part in parts]
 
 
-def _sync(directory: StagingDirectory, parts: Sequence[StagedPart]) -> None:
+def _sync(directory: StagingDirectory, parts: Sequence[PartFile]) -> None:
     for part in parts:
         part.sync()
     directory.sync()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from streaming_server.storage.transactions.decisions import Committed
+    from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 UNNAMED_SECONDS: Final = 3600.0
 """A transaction without an id is remembered for so long: no client repeats a call for longer."""
@@ -32,16 +32,16 @@ class CommittedTransactions:
         self._seconds = seconds
         self._is_there = is_there
         # The oldest first.
-        self._by_token: dict[str, Committed] = {}
-        self._by_id: dict[str, Committed] = {}
-        self._last: dict[str, Committed] = {}
+        self._by_token: dict[str, CommittedTransaction] = {}
+        self._by_id: dict[str, CommittedTransaction] = {}
+        self._last: dict[str, CommittedTransaction] = {}
 
-    def __iter__(self) -> Iterator[Committed]:
+    def __iter__(self) -> Iterator[CommittedTransaction]:
         """All of them, the oldest first."""
         kept = {**{each.token: each for each in self._last.values()}, **self._by_token}
         return iter(sorted(kept.values(), key=lambda each: each.number))
 
-    def add(self, committed: Committed) -> None:
+    def add(self, committed: CommittedTransaction) -> None:
         """Remembers one, the latest."""
         self._by_token[committed.token] = committed
         if committed.id:
@@ -49,7 +49,7 @@ class CommittedTransactions:
         if committed.family:
             self._last[committed.family] = committed
 
-    def find(self, token: str, id_: str) -> Committed | None:
+    def find(self, token: str, id_: str) -> CommittedTransaction | None:
         """The commit of a token, or of an id; None when there is none that is remembered."""
         last = self._last.get(id_.rpartition(":")[0])
         if token in self._by_token:

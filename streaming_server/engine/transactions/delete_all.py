@@ -12,15 +12,15 @@ import pyarrow as pa
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.transactions.staged_rows import check_of
 from streaming_server.scan.read_plan import ReadPlan
-from streaming_server.storage.transactions.staging import DELETE, Pieces
+from streaming_server.storage.transactions.staging import DELETE, PieceFile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from streaming_server.engine.merging.preparing import WriteKind
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.storage.transactions.staging import StagedPart, StagedRequest
+    from streaming_server.storage.transactions.staging import PartFile, StagedRequest
 
 _STEP_ROWS: Final = 8192
 _STEP_BYTES: Final = 1 << 20
@@ -42,7 +42,7 @@ class DeleteAll:
     """
 
     table: LiveTable
-    part: StagedPart
+    part: PartFile
     kind: WriteKind
     executor: StorageExecutor
     check: Callable[[int], None]
@@ -62,7 +62,7 @@ class DeleteAll:
         """
         # Refused also where there are no rows.
         await self._checked(self.table.definition.key_schema.empty_table())
-        pieces = Pieces(self.part, self.part.requests)
+        pieces = PieceFile(self.part, self.part.requests)
         try:
             await self.executor.run(pieces.discard)
             async with aclosing(self._keys()) as found:
@@ -97,7 +97,7 @@ class DeleteAll:
         )
         gathered: list[pa.RecordBatch] = []
         rows = size = 0
-        opened = await self.table.open_view(plan)
+        opened = await self.table.reads.open_view(plan)
         with closing(opened.source) as source:
             while (chunk := source.next_chunk(_STEP_ROWS, _STEP_BYTES)) is not None:
                 gathered.append(chunk.batch)

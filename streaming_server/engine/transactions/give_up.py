@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.roll_forward import RollForward
     from streaming_server.storage.transactions.decisions import Decision
@@ -90,7 +90,7 @@ async def find_lost(
         LostWrites(table=name, bucket=number, rows=None, applied=0, reason=error.message)
         for name, error in unreadable.items()
         for number in decision.buckets[name]
-        if decision.is_left(name, decision.tables[name], number)
+        if decision.is_pending(name, decision.tables[name], number)
     ]
     return sorted(lost, key=lambda each: (each.table, each.bucket))
 

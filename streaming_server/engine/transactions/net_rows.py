@@ -15,15 +15,14 @@ import pyarrow as pa
 
 from streaming_server.engine.merging.outcome import both, merge_delete, merge_upsert
 from streaming_server.engine.merging.prepared_rows import PreparedRows
-from streaming_server.engine.writes.bucket_steps import merged, step_rows
+from streaming_server.engine.writes.bucket_steps import step_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from streaming_server.engine.merging.engine import Engines
+    from streaming_server.engine.merging.merger import Merger
     from streaming_server.storage.bucket.bucket import Bucket, BucketChange, BucketState
-    from streaming_server.storage.rows.index_codec import IndexCodec
-    from streaming_server.storage.rows.row_codec import RowCodec
+    from streaming_server.storage.rows.table_codec import TableCodec
 
 Columns: TypeAlias = "tuple[str, ...] | None"
 """The columns that a partial write names; None: all."""
@@ -70,7 +69,7 @@ class NetRows:
         keys = [key for _, group in self._groups() for key in group]
         self._applied = frozenset(keys[:applied])
 
-    def merge(self, rows: PreparedRows, codec: RowCodec, indexes: Sequence[IndexCodec], engines: Engines) -> None:
+    def merge(self, rows: PreparedRows, merger: Merger) -> None:
         """Merges rows in, request by request. Blocks; hold the bucket's mutex.
 
         Raises:
@@ -78,10 +77,10 @@ class NetRows:
         """
         if self._applied:
             rows = rows.where(np.array([key not in self._applied for key in rows.keys.to_pylist()], np.bool_))
-        rows = rows.for_codec(codec)
-        step = step_rows(self.state, len(indexes))
+        rows = rows.for_codec(merger.codec.rows)
+        step = step_rows(self.state, len(merger.codec.indexes))
         for start in range(0, len(rows.keys), step):
-            change = merged(self, rows.slice(start, step), codec, indexes, engines)
+            change = merger.merge(self, rows.slice(start, step))
             self._rows.update(zip(change.put_keys.to_pylist(), change.put_values.to_pylist(), strict=True))
             self._rows.update(dict.fromkeys(change.delete_keys.to_pylist()))
 
@@ -104,17 +103,18 @@ class NetRows:
                 yield columns, left[:step]
                 left = left[step:]
 
-    def change(self, keys: list[bytes], number: int, codec: RowCodec, indexes: Sequence[IndexCodec]) -> BucketChange:
+    def change(self, keys: list[bytes], number: int, codec: TableCodec) -> BucketChange:
         """What becomes of some keys of bucket `number`. Blocks; hold the bucket's mutex. Raises DataLoss."""
         rows, old = self._rows, dict(zip(keys, self._bucket.get(keys), strict=True))
         # At keys that are not in `rows`, nothing counted.
         put = [key for key in keys if rows.get(key) is not None]
         gone = [key for key in keys if key in rows and rows[key] is None and old[key] is not None]
         values = pa.array([rows[key] for key in put], pa.binary())
-        decoder = codec.decoder()
+        indexes = codec.indexes.values()
+        decoder = codec.rows.decoder()
         change = merge_upsert(
             [old[key] for key in put],
-            PreparedRows(number, codec, decoder.decode(values), pa.array(put, pa.binary()), values),
+            PreparedRows(number, codec.rows, decoder.decode(values), pa.array(put, pa.binary()), values),
             row_deduplicate=codec.definition.options.row_deduplicate,
             indexes=indexes,
         )
@@ -122,7 +122,7 @@ class NetRows:
             return change
         before = [old[key] for key in gone]
         key_rows = decoder.decode(pa.array(before, pa.binary())).select(list(codec.definition.primary_key))
-        deleted = PreparedRows(number, codec, key_rows, pa.array(gone, pa.binary()), None)
+        deleted = PreparedRows(number, codec.rows, key_rows, pa.array(gone, pa.binary()), None)
         return both(change, merge_delete(before, deleted, indexes))
 
 

@@ -10,13 +10,13 @@ from scankv.model.errors import InvalidRequest, TransactionCommitted, Transactio
 from scankv.model.limits import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from scankv.model.names import check_writer_id
 from streaming_server.engine.snapshots.leases import check_lease_id
-from streaming_server.storage.transactions.staging import StagedPart, Touched, older_of
+from streaming_server.storage.transactions.staging import PartFile, TableFootprint, older_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from streaming_server.clock import ServerClock
-    from streaming_server.storage.transactions.decisions import Committed
+    from streaming_server.storage.transactions.decisions import CommittedTransaction
     from streaming_server.storage.transactions.staging import StagingDirectory
 
 MAX_ID: Final = 128
@@ -24,7 +24,7 @@ MAX_ID: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeginTerms:
+class TransactionOptions:
     """How a transaction is begun.
 
     Attributes:
@@ -81,15 +81,15 @@ class OpenTransaction:
     """
 
     token: str
-    terms: BeginTerms
+    terms: TransactionOptions
     directory: StagingDirectory
     clock: ServerClock
     begun: float = field(init=False)
     expires: float = 0.0
     since: dict[str, dict[int, int]] = field(default_factory=dict)
-    parts: dict[str, StagedPart] = field(default_factory=dict)
+    parts: dict[str, PartFile] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    commit: asyncio.Task[Committed] | None = None
+    commit: asyncio.Task[CommittedTransaction] | None = None
     deleting: dict[tuple[str, int], asyncio.Task[int]] = field(default_factory=dict)
     has_ended: bool = False
 
@@ -114,7 +114,7 @@ class OpenTransaction:
         if self.commit is not None:
             raise TransactionCommitted("the transaction is being committed: begin another one")
 
-    def part(self, part: str, sequence: int) -> StagedPart | None:
+    def part(self, part: str, sequence: int) -> PartFile | None:
         """The part that a request belongs to; None when that was staged already.
 
         Raises:
@@ -124,7 +124,7 @@ class OpenTransaction:
         if staged is None:
             check_id("part", part)
             number = 1 + max((each.number for each in self.parts.values()), default=-1)
-            staged = StagedPart(self.directory.part(number), part)
+            staged = PartFile(self.directory.part_path(number), part)
         if sequence > staged.requests:
             raise InvalidRequest(
                 f"the request is number {sequence} of its part, of which the server has {staged.requests}: those "
@@ -132,7 +132,7 @@ class OpenTransaction:
             )
         return None if sequence < staged.requests else staged
 
-    def counted(self, sizes: Sequence[tuple[str, int]]) -> list[StagedPart]:
+    def counted(self, sizes: Sequence[tuple[str, int]]) -> list[PartFile]:
         """The parts that count, in their order.
 
         Args:
@@ -155,13 +155,13 @@ class OpenTransaction:
         return [self.parts[part] for part, requests in sizes if requests]
 
     @property
-    def log_holds(self) -> dict[str, dict[int, int]]:
+    def retention_holds(self) -> dict[str, dict[int, int]]:
         """By table and bucket, from where on changes are looked at when it is committed. In any thread."""
         holds = dict(self.since)
         for part in list(self.parts.values()):
             for name, touched in list(part.tables.items()):
                 if touched.read_from:
-                    holds[name] = older_of(holds.get(name, {}), touched.read_from)
+                    holds[name] = older_offsets(holds.get(name, {}), touched.read_from)
         return holds
 
     def content(self) -> dict[str, Any]:
@@ -182,29 +182,29 @@ class OpenTransaction:
         Raises:
             DataLoss: What it is cannot be read.
         """
-        content = directory.content()
+        content = directory.read_metadata()
         if content is None:
             return None
         since = content.pop("since")
         return cls(
             token=directory.path.name,
-            terms=BeginTerms(**content),
+            terms=TransactionOptions(**content),
             directory=directory,
             clock=clock,
             since={name: {int(bucket): at for bucket, at in offsets.items()} for name, offsets in since.items()},
-            parts={part.part: part for part in directory.parts()},
+            parts={part.part: part for part in directory.load_parts()},
         )
 
 
-def touched_by(parts: Iterable[StagedPart]) -> dict[str, Touched]:
+def footprints_of(parts: Iterable[PartFile]) -> dict[str, TableFootprint]:
     """What parts do to each table, by name."""
-    tables: dict[str, Touched] = {}
+    tables: dict[str, TableFootprint] = {}
     for part in parts:
         for name, touched in part.tables.items():
-            known = tables.setdefault(name, Touched(touched.incarnation))
+            known = tables.setdefault(name, TableFootprint(touched.incarnation))
             if known.incarnation != touched.incarnation:
                 raise InvalidRequest(f"table {name} was dropped, and made anew, since the transaction was begun")
-            known.join(touched)
+            known.merge(touched)
     return tables
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InternalError, ScanKvError, Unavailable
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.transactions.net_rows import NetRows
-from streaming_server.engine.transactions.open_transaction import touched_by
+from streaming_server.engine.transactions.open_transaction import footprints_of
 from streaming_server.engine.transactions.staged_rows import repeated_keys, staged_rows
 from streaming_server.engine.writes.bucket_steps import apply_change, apply_rows, origin_of, step_rows
 from streaming_server.storage.bucket.writer_states import TRANSACTIONS, WriteIdentity, WriteStep
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.merging.prepared_rows import PreparedRows
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.net_rows import Columns
     from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
     from streaming_server.storage.transactions.decisions import Decision, Decisions
-    from streaming_server.storage.transactions.staging import StagedRequest, Touched
+    from streaming_server.storage.transactions.staging import StagedRequest, TableFootprint
 
 _log: Final = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class RollForward:
 
     async def run(
         self,
-        touched: Mapping[str, Touched],
+        touched: Mapping[str, TableFootprint],
         net: Mapping[LiveBucket, NetRows],
         repeated: Mapping[LiveBucket, RepeatedKeys],
     ) -> None:
@@ -103,7 +103,7 @@ class RollForward:
         if self._left():
             try:
                 # All of it is read first, so that nothing is applied of what is damaged.
-                touched = touched_by(await self._executor.run(load_parts, self._files))
+                touched = footprints_of(await self._executor.run(load_parts, self._files))
                 self._repeated = await repeated_keys(self._files, self._tables, touched, self._executor)
                 await self._rows(await self._merged_again(touched), touched)
             except Exception as error:
@@ -121,7 +121,7 @@ class RollForward:
             table.buckets[number]
             for name, table in self._tables.items()
             for number in self._decision.buckets.get(name, ())
-            if self._decision.is_left(name, self._decision.tables[name], number)
+            if self._decision.is_pending(name, self._decision.tables[name], number)
         ]
 
     def applied_to(self, live: LiveBucket) -> int:
@@ -137,13 +137,13 @@ class RollForward:
 
     async def _ask(self, live: LiveBucket) -> None:
         try:
-            earlier = self._decisions.left_before(self._decision, live.table, live.number)
+            earlier = self._decisions.pending_before(self._decision, live.table, live.number)
             if earlier is not None:
                 # Each bucket takes transactions in their order, or an old row would replace a newer one.
-                raise Unavailable(f"{live.place} lacks an earlier transaction, {earlier.token}")
-            async with live.mutex.beside_gate():
-                bucket = await live.opened()
-                answer = await live.run(bucket.answer_of, self._identity)
+                raise Unavailable(f"{live.location} lacks an earlier transaction, {earlier.token}")
+            async with live.mutex.bypass_barrier():
+                bucket = await live.open()
+                answer = await live.run(bucket.find_answer, self._identity)
             self._applied[live] = 0 if answer is None else answer.rows
             self._behind[live] = bucket.state.log_offset if answer is None else answer.offset
             if answer is not None and answer.whole:
@@ -155,9 +155,9 @@ class RollForward:
     def _identity(self) -> WriteIdentity:
         number = self._decision.number
         # Whatever came before is done in each of its buckets, and the log says so durably: see `Decisions`.
-        return WriteIdentity(writer=TRANSACTIONS, epoch=self._decisions.epoch, sequence=number, settled_below=number)
+        return WriteIdentity(writer=TRANSACTIONS, epoch=self._decisions.epoch, sequence=number, acked_below=number)
 
-    async def _merged_again(self, touched: Mapping[str, Touched]) -> dict[LiveBucket, NetRows]:
+    async def _merged_again(self, touched: Mapping[str, TableFootprint]) -> dict[LiveBucket, NetRows]:
         """What becomes of the rows of tables whose rows are merged; not of those that a bucket has already."""
         tables = {name: table for name, table in self._tables.items() if touched[name].merges}
         net: dict[LiveBucket, NetRows] = {}
@@ -178,17 +178,16 @@ class RollForward:
         self, table: LiveTable, live: LiveBucket, part: PreparedRows, net: dict[LiveBucket, NetRows], *, is_first: bool
     ) -> None:
         try:
-            async with live.mutex.beside_gate():
-                merged = net.setdefault(live, NetRows(await live.opened()))
+            async with live.mutex.bypass_barrier():
+                merged = net.setdefault(live, NetRows(await live.open()))
                 if is_first:
                     merged.note(part)
                 else:
-                    indexes = list(table.index_codecs.values())
-                    await live.run(merged.merge, part, table.codec, indexes, table.engines)
+                    await live.run(merged.merge, part, table.writes.merger)
         except Exception as error:
             self._fail(live, error)
 
-    async def _rows(self, net: Mapping[LiveBucket, NetRows], touched: Mapping[str, Touched]) -> None:
+    async def _rows(self, net: Mapping[LiveBucket, NetRows], touched: Mapping[str, TableFootprint]) -> None:
         """Applies what is left, of merged rows first."""
         await all_ended(self._apply_net(live, merged) for live, merged in net.items())
         plain = {name: table for name, table in self._tables.items() if not touched[name].merges}
@@ -204,10 +203,10 @@ class RollForward:
 
     async def _apply_net(self, live: LiveBucket, net: NetRows) -> None:
         table = self._tables[live.table]
-        indexes = list(table.index_codecs.values())
+        indexes = table.state.codec.indexes
         try:
             for columns, keys in net.steps(self._applied[live], len(indexes)):
-                async with live.mutex.beside_gate():
+                async with live.mutex.bypass_barrier():
                     await self._apply_step(table, live, net, columns, keys)
             self._whole.add(live)
         except Exception as error:
@@ -216,16 +215,16 @@ class RollForward:
     async def _apply_step(
         self, table: LiveTable, live: LiveBucket, net: NetRows, columns: Columns, keys: list[bytes]
     ) -> None:
-        bucket, codec = await live.opened(), table.codec
+        bucket, codec = await live.open(), table.state.codec
         behind = self._applied[live] + len(keys)
         await live.run(
             apply_change,
             live,
             bucket,
-            lambda: net.change(keys, live.number, codec, list(table.index_codecs.values())),
-            codec,
+            lambda: net.change(keys, live.number, codec),
+            codec.rows,
             WriteStep(identity=self._identity, rows=behind, whole=behind == len(net)),
-            origin_of(self._decision.writer or None, columns, codec),
+            origin_of(self._decision.writer or None, columns, codec.rows),
             self._decision.micros,
         )
         self._applied[live], self._behind[live] = behind, bucket.state.log_offset
@@ -242,18 +241,18 @@ class RollForward:
 
     async def _step(self, table: LiveTable, live: LiveBucket, part: PreparedRows, start: int) -> None:
         """Applies the next rows of a part with one WriteBatch."""
-        async with live.mutex.beside_gate():
-            bucket = await live.opened()
+        async with live.mutex.bypass_barrier():
+            bucket = await live.open()
             applied, end = self._applied[live], start + len(part.keys)
-            indexes = list(table.index_codecs.values())
-            behind = min(applied + step_rows(bucket.state, len(indexes)), end)
+            merger = table.writes.merger
+            behind = min(applied + step_rows(bucket.state, len(merger.codec.indexes)), end)
             rows = part.slice(applied - start, behind - applied)
             repeated = self._repeated.get(live)
             total = end if repeated is None else repeated.keys
             step = WriteStep(identity=self._identity, rows=behind, whole=behind == total)
             await live.run(
                 apply_rows,
-                *(live, bucket, rows, table.codec, indexes, table.engines, step),
+                *(live, bucket, rows, merger, step),
                 *(self._decision.writer or None, self._decision.micros),
             )
             self._applied[live], self._behind[live] = behind, bucket.state.log_offset
@@ -277,7 +276,11 @@ class RollForward:
     def _fail(self, live: LiveBucket, error: Exception) -> None:
         trace = None if isinstance(error, ScanKvError) else error
         _log.error(
-            "%s lacks what the transaction %s has written: %s", live.place, self._decision.token, error, exc_info=trace
+            "%s lacks what the transaction %s has written: %s",
+            live.location,
+            self._decision.token,
+            error,
+            exc_info=trace,
         )
         self.failed[live] = error
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_REQUEST_BYTES
 from streaming_server.engine.transactions.staged_rows import staged_rows
-from streaming_server.engine.writes.bucket_steps import merged, total_bytes
+from streaming_server.engine.writes.bucket_steps import total_bytes
 from streaming_server.storage.transactions.staging import READ
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.merging.prepared_rows import PreparedRows
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
 
 
-class KnownRows:
+class StagedRowView:
     """The stored rows of some encoded keys, and what becomes of them. Not thread-safe."""
 
     def __init__(self, keys: Sequence[bytes], rows: Sequence[bytes | None]) -> None:
@@ -41,7 +41,8 @@ class KnownRows:
         """
         wanted = pc.is_in(part.keys, value_set=self._keys).to_numpy(zero_copy_only=False)
         if wanted.any():
-            change = merged(self, part.for_codec(table.codec).where(wanted), table.codec, (), table.engines)
+            merger = table.writes.merger.without_indexes()
+            change = merger.merge(self, part.for_codec(merger.codec.rows).where(wanted))
             self._rows.update(zip(change.put_keys.to_pylist(), change.put_values.to_pylist(), strict=True))
             self._rows.update(dict.fromkeys(change.delete_keys.to_pylist()))
 
@@ -66,7 +67,7 @@ async def with_staged(
         InvalidRequest, RequestTooLarge: It cannot be merged; or the rows do not fit into an answer.
         DataLoss: What is staged is damaged.
     """
-    known, name = KnownRows(keys, rows), table.definition.name
+    known, name = StagedRowView(keys, rows), table.definition.name
     async with staged_rows(files, {name: table}, executor, lambda request: request.action != READ) as requests:
         async for request in requests:
             for part in request.parts:

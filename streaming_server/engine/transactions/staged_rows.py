@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
-from streaming_server.storage.transactions.staging import READ, UPSERT, payloads
+from streaming_server.storage.transactions.staging import READ, UPSERT, read_staged_requests
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
     from streaming_server.engine.merging.prepared_rows import PreparedRows
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.storage.transactions.staging import StagedRequest, Touched
+    from streaming_server.storage.transactions.staging import StagedRequest, TableFootprint
 
 T = TypeVar("T")
 
@@ -37,7 +37,8 @@ def check_of(
     table: LiveTable, action: str, data: bytes, schema_id: int, kind: WriteKind
 ) -> Callable[[], tuple[int, list[PreparedRows]]]:
     """What checks a request in a thread: how many rows or keys it has, and these by bucket. Raises InvalidRequest."""
-    return table.upsert_check(data, schema_id, kind) if action == UPSERT else table.delete_check(data, kind)
+    writes = table.writes
+    return writes.check_upsert(data, schema_id, kind) if action == UPSERT else writes.check_delete(data, kind)
 
 
 @asynccontextmanager
@@ -80,7 +81,7 @@ async def staged_rows(
 async def repeated_keys(
     files: Sequence[tuple[Path, int]],
     tables: Mapping[str, LiveTable],
-    touched: Mapping[str, Touched],
+    touched: Mapping[str, TableFootprint],
     executor: StorageExecutor,
 ) -> dict[LiveBucket, RepeatedKeys]:
     """Which request of a transaction is the last of each key, in the buckets that several write; see `RepeatedKeys`.
@@ -105,7 +106,7 @@ async def repeated_keys(
             if request.action != READ and not shared.get(request.table, set()).isdisjoint(request.buckets):
                 table = tables[request.table]
                 upsert = request.action == UPSERT
-                for bucket, keys in table.request_keys(data, request.schema_id, upsert=upsert):
+                for bucket, keys in table.writes.request_keys(data, request.schema_id, upsert=upsert):
                     if bucket in shared[request.table]:
                         found[table.buckets[bucket]].add(number, keys)
             yield True
@@ -121,7 +122,7 @@ async def repeated_keys(
 
 def _requests(files: Sequence[tuple[Path, int]]) -> Iterator[tuple[int, StagedRequest, bytes]]:
     """The requests in some files, numbered, with their rows or keys. Raises DataLoss."""
-    requests = (request for path, count in files for request in payloads(path, count))
+    requests = (request for path, count in files for request in read_staged_requests(path, count))
     for number, (request, data) in enumerate(requests):
         yield number, request, data
 

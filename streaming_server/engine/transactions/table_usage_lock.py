@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
 
-class TableUses:
+class TableUsageLock:
     """While some use a table, nobody alters or drops it, and the other way round. Bound to the event loop."""
 
     def __init__(self) -> None:

@@ -23,22 +23,27 @@ from scankv.model.errors import (
 )
 from streaming_server.engine.tasks.background import Background, repeat
 from streaming_server.engine.tasks.reaper import Reaper
-from streaming_server.engine.transactions.commit import Committing
+from streaming_server.engine.transactions.commit import CommitCoordinator
 from streaming_server.engine.transactions.committed_transactions import CommittedTransactions
 from streaming_server.engine.transactions.delete_all import DeleteAll
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction, lost, touched_by
+from streaming_server.engine.transactions.open_transaction import (
+    OpenTransaction,
+    TransactionOptions,
+    footprints_of,
+    lost,
+)
 from streaming_server.engine.transactions.staged_lookup import with_staged
 from streaming_server.engine.transactions.staged_rows import check_of
 from streaming_server.engine.transactions.stuck import RETRY_SECONDS
-from streaming_server.engine.transactions.table_usage_lock import TableUses
+from streaming_server.engine.transactions.table_usage_lock import TableUsageLock
 from streaming_server.storage.transactions.decisions import Decisions
 from streaming_server.storage.transactions.staging import (
     DELETE,
     READ,
     StagedRequest,
     StagingDirectory,
-    staged_request,
-    tokens_in,
+    list_tokens,
+    read_staged_request,
 )
 from streaming_server.storage.transactions.transaction_log import UnreadableLog
 
@@ -51,12 +56,12 @@ if TYPE_CHECKING:
 
     from streaming_server.clock import ServerClock
     from streaming_server.engine.merging.preparing import WriteKind
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
-    from streaming_server.engine.transactions.commit import CommitFigures
+    from streaming_server.engine.transactions.commit import CommitStats
     from streaming_server.engine.transactions.give_up import LostWrites
-    from streaming_server.storage.transactions.decisions import Committed, Decision
-    from streaming_server.storage.transactions.staging import Touched
+    from streaming_server.storage.transactions.decisions import CommittedTransaction, Decision
+    from streaming_server.storage.transactions.staging import TableFootprint
 
 T = TypeVar("T")
 
@@ -83,7 +88,7 @@ class TransactionLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagedAs:
+class StagedRequestId:
     """Which request of a transaction a staged one is: of the transaction `token`, number `sequence` of `part`."""
 
     token: str
@@ -118,7 +123,7 @@ class Transactions:
         clock: ServerClock,
     ) -> None:
         self._clock = clock
-        self.uses = TableUses()
+        self.uses = TableUsageLock()
         self._root = root
         self._executor = executor
         self._table = table
@@ -130,9 +135,9 @@ class Transactions:
             _log.error("%s: transactions cannot be used: %s", error.reason, error.message)
             self._damage = error
             self._decisions = Decisions(root, clock, UnreadableLog(error))
-        self._committing = Committing(root, self._decisions, executor, table, self.uses, clock)
+        self._committing = CommitCoordinator(root, self._decisions, executor, table, self.uses, clock)
         self._committed = CommittedTransactions(limits.remembered_seconds, self._is_there)
-        for committed in self._decisions.take_done():
+        for committed in self._decisions.take_finished():
             self._committed.add(committed)
         self._open: dict[str, OpenTransaction] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -150,7 +155,7 @@ class Transactions:
         return self._limits.ttl_seconds
 
     @property
-    def figures(self) -> CommitFigures:
+    def figures(self) -> CommitStats:
         """What there is to say of the commits since the start."""
         return self._committing.figures
 
@@ -161,7 +166,7 @@ class Transactions:
         are blocked, see `LiveBucket.block`; if the log cannot be read, all to which one may have been committed.
         """
         # First, since they hold changes of the buckets that are opened then.
-        for token in await self._executor.run(tokens_in, self._root):
+        for token in await self._executor.run(list_tokens, self._root):
             try:
                 await self._recover_staged(StagingDirectory(self._root, token))
             except Exception:
@@ -177,14 +182,14 @@ class Transactions:
     async def _recover_staged(self, directory: StagingDirectory) -> None:
         token = directory.path.name
         if self._damage is not None:
-            parts = await self._executor.run(directory.parts)
-            self._block(touched_by(parts), self._damage)
+            parts = await self._executor.run(directory.load_parts)
+            self._block(footprints_of(parts), self._damage)
         elif self._committed.find(token, "") is not None:
             await self._executor.run(directory.remove)
         elif token not in self._decisions.unfinished:
             await self._executor.run(self._load, directory)
 
-    def _block(self, tables: Mapping[str, Touched], damage: ScanKvError) -> None:
+    def _block(self, tables: Mapping[str, TableFootprint], damage: ScanKvError) -> None:
         """Blocks the buckets for which a transaction has staged rows, because nobody knows if they are to be there."""
         for name, touched in tables.items():
             if self._is_there(name, touched.incarnation):
@@ -192,7 +197,7 @@ class Transactions:
                     live = self._table(name).buckets[number]
                     live.block(
                         type(damage)(
-                            f"{live.place} may lack what a committed transaction has written, and is not served: "
+                            f"{live.location} may lack what a committed transaction has written, and is not served: "
                             f"{damage.message}",
                             table=name,
                             bucket=number,
@@ -233,7 +238,7 @@ class Transactions:
             await asyncio.wait(list(self._tasks))
         self._decisions.close()
 
-    async def begin(self, terms: BeginTerms) -> OpenTransaction | Committed:
+    async def begin(self, terms: TransactionOptions) -> OpenTransaction | CommittedTransaction:
         """Begins a transaction; or gives the commit of its id, when there was one. See transaction.proto.
 
         Raises:
@@ -271,7 +276,7 @@ class Transactions:
             if not transaction.has_ended:
                 self._forget(transaction)
             raise
-        self._reaper.tell(transaction.expires)
+        self._reaper.notify(transaction.expires)
         return transaction
 
     def _open_of(self, id_: str) -> OpenTransaction | None:
@@ -289,7 +294,7 @@ class Transactions:
 
     async def stage(
         self,
-        place: StagedAs,
+        place: StagedRequestId,
         table: LiveTable,
         action: str,
         data: bytes,
@@ -315,9 +320,9 @@ class Transactions:
             ScanKvError: What the table refuses.
         """
         transaction = self._staging(place.token)
-        definition, indexes = table.definition, tuple(table.index_codecs)
+        definition, indexes = table.definition, tuple(table.state.codec.indexes)
         rows, parts = await self._executor.run(check_of(table, action, data, schema_id, kind))
-        with table.locks.admitted(kind.columns or None, column_locks):
+        with table.writes.locks.admitted(kind.columns or None, column_locks):
             pass
         request = StagedRequest(
             part=place.part,
@@ -337,7 +342,7 @@ class Transactions:
         return rows
 
     async def stage_delete_all(
-        self, place: StagedAs, table: LiveTable, kind: WriteKind, column_locks: Sequence[str], wait: float
+        self, place: StagedRequestId, table: LiveTable, kind: WriteKind, column_locks: Sequence[str], wait: float
     ) -> int | None:
         """Stages the deletion of all rows that a table has now: how many they are; None while that is under way.
 
@@ -373,7 +378,7 @@ class Transactions:
     async def _delete_all(
         self,
         transaction: OpenTransaction,
-        place: StagedAs,
+        place: StagedRequestId,
         table: LiveTable,
         kind: WriteKind,
         column_locks: Sequence[str],
@@ -390,9 +395,9 @@ class Transactions:
             part = transaction.part(place.part, place.sequence)
             if part is None:
                 path = transaction.parts[place.part].path
-                return (await self._executor.run(staged_request, path, place.sequence)).rows
-            definition, indexes = table.definition, tuple(table.index_codecs)
-            with table.locks.admitted(kind.columns or None, column_locks):
+                return (await self._executor.run(read_staged_request, path, place.sequence)).rows
+            definition, indexes = table.definition, tuple(table.state.codec.indexes)
+            with table.writes.locks.admitted(kind.columns or None, column_locks):
                 pass
             # Before the rows are looked at: a change behind that is a conflict.
             await self._find_conflicts(transaction, table)
@@ -416,8 +421,10 @@ class Transactions:
             transaction.parts[place.part] = part
             return request.rows
 
-    async def get_for_update(self, place: StagedAs, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
-        """Looks keys up as `LiveTable.lookup`, and has the commit depend on them.
+    async def get_for_update(
+        self, place: StagedRequestId, table: LiveTable, keys: bytes
+    ) -> tuple[pa.RecordBatch, bytes]:
+        """Looks keys up as `TableReads.lookup`, and has the commit depend on them.
 
         Raises:
             TransactionLost, TransactionCommitted, RequestTooLarge: As for `stage`.
@@ -425,7 +432,7 @@ class Transactions:
         """
         transaction = self._staging(place.token)
         _check_has_changes(table)
-        rows, found, offsets = await table.lookup(keys, None)
+        rows, found, offsets = await table.reads.lookup(keys, None)
         request = StagedRequest(
             part=place.part,
             table=table.definition.name,
@@ -437,8 +444,8 @@ class Transactions:
         await self._append(transaction, place, request, keys, table)
         return rows, found
 
-    async def lookup(self, place: StagedAs, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
-        """Looks keys up as `LiveTable.lookup`, as they are once what a part has staged so far is merged in.
+    async def lookup(self, place: StagedRequestId, table: LiveTable, keys: bytes) -> tuple[pa.RecordBatch, bytes]:
+        """Looks keys up as `TableReads.lookup`, as they are once what a part has staged so far is merged in.
 
         Args:
             place: The part, and how many requests it has staged: those are seen.
@@ -454,15 +461,20 @@ class Transactions:
         async with transaction.lock:
             transaction.check_open()
             parts = transaction.counted([(place.part, place.sequence)])
-            for name, touched in touched_by(parts).items():
+            for name, touched in footprints_of(parts).items():
                 if name == table.definition.name and touched.incarnation != table.definition.incarnation:
                     raise TableNotFound(f"table {name} was dropped, and made anew, since it was written to", table=name)
             files = [(part.path, part.requests) for part in parts]
-            rows, found, _ = await table.lookup(keys, None, partial(with_staged, table, files, self._executor))
+            rows, found, _ = await table.reads.lookup(keys, None, partial(with_staged, table, files, self._executor))
         return rows, found
 
     async def _append(
-        self, transaction: OpenTransaction, place: StagedAs, request: StagedRequest, data: bytes, table: LiveTable
+        self,
+        transaction: OpenTransaction,
+        place: StagedRequestId,
+        request: StagedRequest,
+        data: bytes,
+        table: LiveTable,
     ) -> None:
         async with transaction.lock:
             transaction.check_open()
@@ -490,21 +502,21 @@ class Transactions:
         name = table.definition.name
         if transaction.terms.finds_conflicts and name not in transaction.since:
             _check_has_changes(table)
-            transaction.since[name] = dict((await table.view_now(None)).log_offsets)
+            transaction.since[name] = dict((await table.reads.view_now(None)).log_offsets)
             self._hold_log(transaction, table)
-            await self._executor.run(transaction.directory.note, transaction.content())
+            await self._executor.run(transaction.directory.write_metadata, transaction.content())
 
     def _hold_log(self, transaction: OpenTransaction, table: LiveTable) -> None:
         """Keeps the changes in which conflicts will be looked for."""
-        offsets = transaction.log_holds.get(table.definition.name, {})
+        offsets = transaction.retention_holds.get(table.definition.name, {})
         # One that was made anew may have fewer buckets.
         for live in table.buckets:
             if live.number in offsets and not transaction.has_ended:
-                live.hold_log(_owner(transaction), offsets[live.number])
+                live.retain_log(_owner(transaction), offsets[live.number])
 
-    def log_holds(self, table: str, bucket: int) -> dict[str, int]:
+    def retention_holds(self, table: str, bucket: int) -> dict[str, int]:
         """From where on the changelog of a bucket is kept, by owner. May be called in any thread."""
-        holds = {_owner(each): each.log_holds.get(table, {}) for each in list(self._open.values())}
+        holds = {_owner(each): each.retention_holds.get(table, {}) for each in list(self._open.values())}
         return {owner: offsets[bucket] for owner, offsets in holds.items() if bucket in offsets}
 
     def _staging(self, token: str) -> OpenTransaction:
@@ -519,8 +531,8 @@ class Transactions:
         transaction.renew()
         return transaction
 
-    async def commit(self, token: str, id_: str, sizes: Sequence[tuple[str, int]]) -> Committed:
-        """Commits a transaction, or gives the answer of its commit; see `Committing.commit`.
+    async def commit(self, token: str, id_: str, sizes: Sequence[tuple[str, int]]) -> CommittedTransaction:
+        """Commits a transaction, or gives the answer of its commit; see `CommitCoordinator.commit`.
 
         Args:
             token: The transaction's token.
@@ -529,7 +541,7 @@ class Transactions:
 
         Raises:
             TransactionLost: There is none.
-            ScanKvError: As `Committing.commit`.
+            ScanKvError: As `CommitCoordinator.commit`.
         """
         self._check_log()
         committed = self._committed.find(token, id_)
@@ -546,7 +558,7 @@ class Transactions:
         except ScanKvError as error:
             raise copy(error) from error.__cause__
 
-    async def _commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> Committed:
+    async def _commit(self, transaction: OpenTransaction, sizes: Sequence[tuple[str, int]]) -> CommittedTransaction:
         try:
             # What is being staged now is in it.
             async with transaction.lock:
@@ -565,9 +577,9 @@ class Transactions:
         """Lets a transaction be committed again, or aborted, that is not committed though that was tried."""
         transaction.commit = None
         transaction.renew()
-        self._reaper.tell(transaction.expires)
+        self._reaper.notify(transaction.expires)
 
-    async def _conclude(self, committed: Committed) -> None:
+    async def _conclude(self, committed: CommittedTransaction) -> None:
         """Has a commit remembered, and nothing of it staged any more."""
         self._committed.add(committed)
         try:
@@ -576,7 +588,7 @@ class Transactions:
             # The next decision, or the next start, finds it applied already.
             _log.error("that the transaction %s is done cannot be noted: %s", committed.token, error)
             return
-        if self._decisions.is_long:
+        if self._decisions.is_rewrite_due:
             self._committed.forget(self._clock.service_micros())
             await self._shorten_log()
 
@@ -608,15 +620,15 @@ class Transactions:
                 self._forget(transaction)
             await self._conclude(committed)
 
-    async def give_up(self, token: str) -> tuple[Committed, list[LostWrites]]:
-        """Accepts that a committed transaction is lost where it cannot be applied; see `Committing.give_up`.
+    async def give_up(self, token: str) -> tuple[CommittedTransaction, list[LostWrites]]:
+        """Accepts that a committed transaction is lost where it cannot be applied; see `CommitCoordinator.give_up`.
 
         Comes to its end, also when its caller gives up.
         """
         self._check_log()
         return await asyncio.shield(self._to_its_end(self._give_up(token)))
 
-    async def _give_up(self, token: str) -> tuple[Committed, list[LostWrites]]:
+    async def _give_up(self, token: str) -> tuple[CommittedTransaction, list[LostWrites]]:
         committed, lost = await self._committing.give_up(token)
         transaction = self._open.get(token)
         if transaction is not None:
@@ -675,7 +687,7 @@ class Transactions:
     def _forget(self, transaction: OpenTransaction) -> None:
         transaction.has_ended = True
         del self._open[transaction.token]
-        for name in transaction.log_holds:
+        for name in transaction.retention_holds:
             # One that was dropped has no changes any more.
             with suppress(ScanKvError):
                 for live in self._table(name).buckets:

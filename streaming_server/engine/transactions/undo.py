@@ -17,11 +17,11 @@ from streaming_server.engine.merging.preparing import WriteKind
 from streaming_server.engine.transactions.undo_plan import (
     ColumnsOfWriter,
     UndoChanges,
-    UndoneChanges,
+    UndoOutcome,
     UndoPlan,
     undo_id,
 )
-from streaming_server.engine.writes.writing import WriteTerms
+from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.storage.changelog.offsets import count_of
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from scankv.model.tables.schema import TableDefinition
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
-    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.storage.changelog.records import LogRecord
 
 _PASS_CHANGES: Final = 500_000
@@ -43,30 +42,28 @@ _TRIES: Final = 5
 
 
 @dataclass(slots=True)
-class Undone:
+class UndoResult:
     """What an undo has done: see `UndoResponse` in write.proto."""
 
     restored: int = 0
     deleted: int = 0
-    skipped: int = 0
+    conflicts: int = 0
 
 
-class Undoing:
+class UndoOperation:
     """One undo. Memory: 500,000 changes.
 
     Args:
         table: The table.
         writer: The id of the writer.
         column_locks: The ids of the column locks that the caller has.
-        executor: Runs what blocks.
     """
 
-    def __init__(self, table: LiveTable, writer: str, column_locks: frozenset[str], executor: StorageExecutor) -> None:
-        self.undone = Undone()
+    def __init__(self, table: LiveTable, writer: str, column_locks: frozenset[str]) -> None:
+        self.undone = UndoResult()
         self._table = table
         self._writer = writer
         self._column_locks = column_locks
-        self._executor = executor
         self._owner = f"undo-{uuid.uuid4().hex}"
 
     async def run(self, offsets: LogOffsets) -> dict[int, int]:
@@ -110,9 +107,9 @@ class Undoing:
     async def _hold(self, live: LiveBucket, start: int) -> int:
         """Keeps the changes of a bucket from an offset on until the end; the offset to start at."""
         async with live.mutex:
-            bucket = await live.opened()
-            start = bucket.log.span.checked(start, place=live.place)
-            live.hold_log(self._owner, start)
+            bucket = await live.open()
+            start = bucket.log.span.resolve(start, location=live.location)
+            live.retain_log(self._owner, start)
         return start
 
     async def _check_exact(self, buckets: Sequence[LiveBucket], starts: Mapping[int, int]) -> None:
@@ -141,7 +138,7 @@ class Undoing:
     async def _end(self, live: LiveBucket) -> int:
         """Where the changelog of a bucket ends now; all before is durable."""
         async with live.mutex:
-            end = (await live.opened()).state.log_offset
+            end = (await live.open()).state.log_offset
         await live.wait_durable(end)
         return end
 
@@ -149,7 +146,7 @@ class Undoing:
         """Hands the changes of a stretch to a reader, in bounded steps."""
         definition = self._table.definition
         while count_of(start) < count_of(end):
-            async with live.upkeep:
+            async with live.maintenance:
                 start = await live.run(_read_step, live, reader, start, end, definition)
 
     async def _undo(self, live: LiveBucket, start: int) -> int:
@@ -167,16 +164,16 @@ class Undoing:
                 await self._write(live, end, plan)
             except WriteConflict:
                 continue  # what was put back until then is known again
-            self.undone.skipped += plan.skipped
+            self.undone.conflicts += plan.conflicts
             return
         raise UndoConflict(
-            f"{live.place}: others have written keys of the undo each time that it was tried; repeat it",
+            f"{live.location}: others have written keys of the undo each time that it was tried; repeat it",
             table=live.table,
             bucket=live.number,
         )
 
     async def _planned(self, live: LiveBucket, start: int, end: int, number: int, passes: int) -> UndoPlan:
-        definition, keys = self._table.definition, self._table.keys
+        definition, keys = self._table.definition, self._table.state.codec.keys
         schema = definition.change_schema_at(definition.schema.id)
         buckets = len(self._table.buckets)
         changes = UndoChanges(
@@ -187,12 +184,12 @@ class Undoing:
             None if passes == 1 else lambda each: pc.equal(_pass_of(each, passes, buckets), number),
         )
         await self._read(live, start, end, changes)
-        return await self._executor.run(changes.plan)
+        return await self._table.state.executor.run(changes.plan)
 
     async def _write(self, live: LiveBucket, end: int, plan: UndoPlan) -> None:
         """Puts back what was planned as of an offset. Raises WriteConflict when keys have changed since."""
         table, schema = self._table, self._table.definition.schema
-        terms = WriteTerms(
+        terms = WritePreconditions(
             unchanged_since=LogOffsets({live.number: end}),
             undo_as=undo_id(self._writer),
             column_locks=self._column_locks,
@@ -204,15 +201,15 @@ class Undoing:
         # Columns may have been added since it was planned.
         restore = widen(plan.restore, table.definition.change_schema_at(schema.id))
         for rows in _pieces(restore.select(written)):
-            _, offsets = await table.upsert(_to_ipc(rows, schema.select(written)), schema.id, terms, kind)
+            _, offsets = await table.writes.upsert(_to_ipc(rows, schema.select(written)), schema.id, terms, kind)
             self.undone.restored += rows.num_rows
             end = offsets[live.number]
         kind = WriteKind(columns=tuple(names), overwrite=True)
         for rows in _pieces(plan.delete.select(key)):
-            _, offsets = await table.delete(_to_ipc(rows, table.definition.key_schema), terms, kind)
+            _, offsets = await table.writes.delete(_to_ipc(rows, table.definition.key_schema), terms, kind)
             if names:
                 # Of some columns: a row in whose other columns others have written stays.
-                outcome = UndoneChanges(self._writer)
+                outcome = UndoOutcome(self._writer)
                 await self._read(live, end, offsets[live.number], outcome)
                 self.undone.deleted += outcome.deleted
                 self.undone.restored += outcome.updated

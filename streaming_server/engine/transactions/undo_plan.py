@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from streaming_server.storage.changelog.records import Origin, RowKind
+from streaming_server.storage.changelog.records import ChangeOrigin, RowKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,13 +35,13 @@ class UndoPlan:
         restore: The rows that there were before, in the columns of the table.
         delete: The rows that there were not, and are: those that the writer has made first.
         columns: The ids of the columns that the writer has written, ascending; empty: all.
-        skipped: How many keys are left as they are, because others have written the same columns since.
+        conflicts: How many keys are left as they are, because others have written the same columns since.
     """
 
     restore: pa.RecordBatch
     delete: pa.RecordBatch
     columns: tuple[int, ...]
-    skipped: int
+    conflicts: int
 
 
 class UndoChanges:
@@ -65,8 +65,8 @@ class UndoChanges:
         widened: Callable[[pa.RecordBatch], pa.RecordBatch],
         wanted: Callable[[pa.Array], pa.Array] | None = None,
     ) -> None:
-        self._own = Origin.of(writer, ()).writer
-        self._undo = Origin.of(undo_id(writer), ()).writer
+        self._own = ChangeOrigin.of(writer, ()).writer
+        self._undo = ChangeOrigin.of(undo_id(writer), ()).writer
         self._schema = schema
         self._keys_of = keys_of
         self._widened = widened
@@ -94,7 +94,7 @@ class UndoChanges:
         own = [noted for noted in self._records if noted.who == _OWN]
         nothing = pa.RecordBatch.from_pylist([], self._schema)
         if not own:
-            return UndoPlan(restore=nothing, delete=nothing, columns=(), skipped=0)
+            return UndoPlan(restore=nothing, delete=nothing, columns=(), conflicts=0)
         # A writer that names other columns each time: all that it has ever named.
         every = any(not noted.columns for noted in own)
         columns = () if every else tuple(sorted({column for noted in own for column in noted.columns}))
@@ -104,9 +104,9 @@ class UndoChanges:
         _, undone = self._first_and_last(codes, places, count, _UNDONE)
         _, others = self._first_and_last(codes, places, count, _OTHERS, columns)
         mine = (first != _NEVER) & (undone < last)
-        skipped = mine & (others > first)
+        conflicts = mine & (others > first)
         rows, kinds, at = self._own_rows(places)
-        keys = np.flatnonzero(mine & ~skipped)
+        keys = np.flatnonzero(mine & ~conflicts)
         begin, end = np.searchsorted(at, first[keys]), np.searchsorted(at, last[keys])
         inserted = kinds[begin] == RowKind.INSERT
         there = kinds[end] != RowKind.DELETE
@@ -114,7 +114,7 @@ class UndoChanges:
             restore=rows.take(pa.array(begin[~inserted])),
             delete=rows.take(pa.array(begin[inserted & there])),
             columns=columns,
-            skipped=int(skipped.sum()),
+            conflicts=int(conflicts.sum()),
         )
 
     def _coded(self) -> tuple[list[Places], list[Places]]:
@@ -156,7 +156,7 @@ class ColumnsOfWriter:
     """Which columns a writer has written, by the changes that are added."""
 
     def __init__(self, writer: str) -> None:
-        self._own = Origin.of(writer, ()).writer
+        self._own = ChangeOrigin.of(writer, ()).writer
         self._columns: set[int] = set()
         self._all = False
 
@@ -172,7 +172,7 @@ class ColumnsOfWriter:
         return self._all or column in self._columns
 
 
-class UndoneChanges:
+class UndoOutcome:
     """What the undo of a writer has done, by the changes that are added.
 
     Attributes:
@@ -181,7 +181,7 @@ class UndoneChanges:
     """
 
     def __init__(self, writer: str) -> None:
-        self._undo = Origin.of(undo_id(writer), ()).writer
+        self._undo = ChangeOrigin.of(undo_id(writer), ()).writer
         self.deleted = 0
         self.updated = 0
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tasks.executor import StorageExecutor
     from streaming_server.engine.transactions.staged_rows import StagedRows
-    from streaming_server.storage.transactions.staging import StagedRequest, Touched
+    from streaming_server.storage.transactions.staging import StagedRequest, TableFootprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Verification:
 
     files: Sequence[tuple[Path, int]]
     tables: Mapping[str, LiveTable]
-    touched: Mapping[str, Touched]
+    touched: Mapping[str, TableFootprint]
     since: Mapping[str, Mapping[int, int]]
 
     async def run(self, executor: StorageExecutor) -> dict[LiveBucket, NetRows]:
@@ -85,8 +85,8 @@ class Verification:
 
     def _is_stale(self, name: str) -> bool:
         """Whether the writes to a table have to be checked again, or merged to see whether they can be."""
-        touched = self.touched[name]
-        return touched.merges or any(indexes != tuple(self.tables[name].index_codecs) for indexes in touched.indexes)
+        touched, indexes = self.touched[name], tuple(self.tables[name].state.codec.indexes)
+        return touched.merges or any(each != indexes for each in touched.indexes)
 
     def _note_keys(self, rows: StagedRows, keys: dict[tuple[LiveBucket, int], list[pa.Array]]) -> None:
         request = rows.request
@@ -99,15 +99,14 @@ class Verification:
 
 async def _merge(rows: StagedRows, net: dict[LiveBucket, NetRows]) -> None:
     table = rows.table
-    indexes = list(table.index_codecs.values())
     for part in rows.parts:
         live = table.buckets[part.bucket]
-        async with live.mutex.beside_gate():
-            bucket = await live.opened()
+        async with live.mutex.bypass_barrier():
+            bucket = await live.open()
             merged = net.setdefault(live, NetRows(bucket))
             merged.note(part)
             try:
-                await live.run(merged.merge, part, table.codec, indexes, table.engines)
+                await live.run(merged.merge, part, table.writes.merger)
             except InvalidRequest as error:
                 reason = error.message.partition(";")[0]
                 refused = type(error)(f"{reason}; nothing of the transaction was written")
@@ -116,12 +115,12 @@ async def _merge(rows: StagedRows, net: dict[LiveBucket, NetRows]) -> None:
 
 
 async def _check_unchanged(live: LiveBucket, offset: int, keys: pa.Array, table: LiveTable) -> None:
-    async with live.mutex.beside_gate():
-        changed = await live.run(changed_keys, await live.opened(), offset, keys, table.keys, table.definition)
+    async with live.mutex.bypass_barrier():
+        changed = await live.run(changed_keys, await live.open(), offset, keys, table.state.codec)
     if len(changed):
         raise TransactionConflict(
-            f"{live.place}: {len(changed)} keys that the transaction depends on have changed since it looked; nothing "
-            "was written: begin another one, and read them again",
+            f"{live.location}: {len(changed)} keys that the transaction depends on have changed since it read them; "
+            "nothing was written: begin another transaction, and read them again",
             table=live.table,
             bucket=live.number,
             keys=len(changed),

@@ -12,17 +12,14 @@ from scankv.model.errors import InvalidRequest
 from streaming_server.storage.changelog.offsets import count_of
 
 if TYPE_CHECKING:
-    from scankv.model.tables.schema import TableDefinition
-    from streaming_server.engine.bucket.key_encoder import KeyEncoder
     from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.rows.table_codec import TableCodec
 
 _STEP_CHANGES: Final = 65_536
 _STEP_BYTES: Final = 16 << 20
 
 
-def changed_keys(
-    bucket: Bucket, offset: int, keys: pa.Array, encoder: KeyEncoder, definition: TableDefinition
-) -> pa.Array:
+def changed_keys(bucket: Bucket, offset: int, keys: pa.Array, codec: TableCodec) -> pa.Array:
     """Those of some encoded keys of a bucket that have a change at this offset or behind it, in their order.
 
     Reads the changelog from there to its end, durable or not, and nothing where the offset is the end. Hold the mutex
@@ -32,24 +29,24 @@ def changed_keys(
         bucket: The bucket.
         offset: Where to begin: a next offset, as reads and writes give it.
         keys: The encoded keys.
-        encoder: Encodes the keys of the changes.
-        definition: The table's current definition, which knows every schema of the changelog.
+        codec: The table's current codec, which knows every schema of the changelog.
 
     Raises:
         InvalidRequest: The table has no changelog.
         PositionExpired, PositionOutOfRange: It does not reach back to the offset, or never had it.
         DataLoss: Changes are damaged.
     """
+    definition = codec.definition
     if definition.options.changelog == "none":
         raise InvalidRequest(
             f"table {definition.name} has no changelog, so what has changed since a version cannot be told: create it "
             'with changelog="full" or "upsert"'
         )
-    start, end = bucket.log.span.checked(offset, place=bucket.place), bucket.state.log_offset
+    start, end = bucket.log.span.resolve(offset, location=bucket.location), bucket.state.log_offset
     changed = np.zeros(len(keys), bool)
     while count_of(start) < count_of(end):
         for record in bucket.log.read(start, end, definition, max_changes=_STEP_CHANGES, max_bytes=_STEP_BYTES):
-            seen = encoder.encoded(record.changes.rows)
+            seen = codec.keys.encoded(record.changes.rows)
             changed |= pc.is_in(keys, value_set=seen).to_numpy(zero_copy_only=False)
             start = record.offset + len(record.changes)
     return keys.filter(pa.array(changed))

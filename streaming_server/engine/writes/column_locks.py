@@ -305,9 +305,9 @@ class ColumnLocks:
         """Starts letting locks expire, until `close`."""
         self._reaper.start()
 
-    def tell(self, lock: ColumnLock) -> None:
+    def notify(self, lock: ColumnLock) -> None:
         """Takes notice of a lock that was taken, or given another time to live."""
-        self._reaper.tell(lock.expires)
+        self._reaper.notify(lock.expires)
 
     async def close(self) -> None:
         """Stops that. Locks stay on disk."""

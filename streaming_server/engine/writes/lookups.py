@@ -6,7 +6,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.limits import MAX_REQUEST_BYTES
-from streaming_server.engine.bucket.live_bucket import held, read_is_durable
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_readable
 from streaming_server.engine.writes.bucket_steps import get_within, total_bytes
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _TRIES_APART: Final = 3
 """So often a lookup reads its buckets one by one before it waits until it has all of them at once."""
 
 
-async def looked_up(
+async def lookup_rows(
     buckets: Sequence[LiveBucket], keys: Mapping[int, list[bytes]]
 ) -> tuple[list[bytes | None], dict[int, int]]:
     """The stored rows of encoded keys, bucket by bucket, and the offset that each bucket's are as of; durable.
@@ -41,7 +41,7 @@ async def looked_up(
             break
     else:
         rows, offsets = await _at_once(wanted)
-    await read_is_durable(buckets, offsets)
+    await wait_until_readable(buckets, offsets)
     return rows, offsets
 
 
@@ -51,10 +51,10 @@ async def _apart(wanted: Sequence[tuple[LiveBucket, list[bytes]]]) -> tuple[list
     offsets: dict[int, int] = {}
     room = MAX_REQUEST_BYTES
     for live, keys in wanted:
-        async with live.mutex.beside_gate():
+        async with live.mutex.bypass_barrier():
             if live.mutex.failure is not None:
                 raise copy(live.mutex.failure)
-            bucket: Bucket | BucketSnapshot = await live.opened()
+            bucket: Bucket | BucketSnapshot = await live.open()
             bucket = live.before or bucket
             found = await live.run(get_within, bucket, keys, room)
             offsets[live.number] = bucket.state.log_offset
@@ -67,7 +67,7 @@ async def _at_once(wanted: Sequence[tuple[LiveBucket, list[bytes]]]) -> tuple[li
     """Reads all buckets while nothing is written to any: waits for a transaction that is."""
     rows: list[bytes | None] = []
     room = MAX_REQUEST_BYTES
-    async with held([live for live, _ in wanted]) as opened:
+    async with lock_buckets([live for live, _ in wanted]) as opened:
         for (live, keys), (_, bucket) in zip(wanted, opened, strict=True):
             found = await live.run(get_within, bucket, keys, room)
             room -= total_bytes(found)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, WriteConflict
-from streaming_server.engine.bucket.live_bucket import held
+from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.bucket_steps import apply_rows, step_rows
 from streaming_server.engine.writes.changed_keys import changed_keys
@@ -18,18 +18,16 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from scankv.model.changes.log_offsets import LogOffsets
-    from streaming_server.engine.bucket.key_encoder import KeyEncoder
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.merging.engine import Engines
+    from streaming_server.engine.bucket.table_state import TableState
+    from streaming_server.engine.merging.merger import Merger
     from streaming_server.engine.merging.prepared_rows import PreparedRows
     from streaming_server.storage.bucket.bucket import Bucket
     from streaming_server.storage.bucket.writer_states import WriteAnswer, WriteIdentity
-    from streaming_server.storage.rows.index_codec import IndexCodec
-    from streaming_server.storage.rows.row_codec import RowCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteTerms:
+class WritePreconditions:
     """On what terms a request writes.
 
     Attributes:
@@ -52,7 +50,7 @@ class WriteTerms:
         return self.identity.writer if self.identity.epoch else None
 
 
-NO_TERMS: Final = WriteTerms()
+NO_PRECONDITIONS: Final = WritePreconditions()
 """Those of a request that is written in any case."""
 
 
@@ -61,20 +59,18 @@ class WriteScope:
     """What a request writes to.
 
     Attributes:
-        buckets: All buckets of the table, by number.
-        current: Gives the table's codecs, of rows and of index entries, and its merge engines, as of now.
-        keys: Encodes its keys.
+        table: The table.
+        merger: Merges rows of the table as of now.
         admitted: Keeps from the request's columns whoever wants to lock them, for as long as it is entered; raises
             ColumnLocked when somebody has.
     """
 
-    buckets: Sequence[LiveBucket]
-    current: Callable[[], tuple[RowCodec, Sequence[IndexCodec], Engines]]
-    keys: KeyEncoder
+    table: TableState
+    merger: Callable[[], Merger]
     admitted: Callable[[], AbstractContextManager[None]]
 
 
-class Writing:
+class WriteOperation:
     """One request on its way into its buckets.
 
     Args:
@@ -83,7 +79,7 @@ class Writing:
         scope: What they are written to.
     """
 
-    def __init__(self, parts: Sequence[PreparedRows], terms: WriteTerms, scope: WriteScope) -> None:
+    def __init__(self, parts: Sequence[PreparedRows], terms: WritePreconditions, scope: WriteScope) -> None:
         self._parts = parts
         self._terms = terms
         self._scope = scope
@@ -96,14 +92,14 @@ class Writing:
         What is refused, or damaged, is found before anything is written.
 
         Raises:
-            WriterFenced, WriterExpired, TooManyWriters: See `Bucket.answer_of`.
+            WriterFenced, WriterExpired, TooManyWriters: See `Bucket.find_answer`.
             ColumnLocked: Somebody else has locked a column of it.
             WriteConflict: A key of it has changed.
             InvalidRequest, PositionExpired, PositionOutOfRange: Whether one has cannot be told.
             InvalidRequest, RequestTooLarge, DataLoss: As for `apply_rows`; steps before may have been applied.
         """
         with ExitStack() as admitted:
-            async with held([self._live(part) for part in self._parts]) as opened:
+            async with lock_buckets([self._live(part) for part in self._parts]) as opened:
                 answers = [await self._answer(live, bucket) for live, bucket in opened]
                 if not all(answer is not None and answer.whole for answer in answers):
                     admitted.enter_context(self._scope.admitted())
@@ -121,8 +117,8 @@ class Writing:
         live, whole = self._live(part), False
         while not whole and self._done.get(part.bucket) != len(part.keys):
             async with live.mutex:
-                whole = await self._step(live, await live.opened(), part)
-        if self._scope.current()[0].hidden:
+                whole = await self._step(live, await live.open(), part)
+        if self._scope.table.codec.rows.hidden:
             # What is hidden beside a row may have changed without an offset.
             await live.wait_written()
         await live.wait_durable(self._offsets[part.bucket])
@@ -136,11 +132,11 @@ class Writing:
         done, count = self._done.get(part.bucket, 0) if answer is None else answer.rows, len(part.keys)
         if done >= count:
             raise InvalidRequest("a request was repeated with other rows: each needs a sequence of its own")
-        codec, indexes, engines = self._scope.current()
-        behind, identity = min(done + step_rows(bucket.state, len(indexes)), count), self._terms.identity
+        merger = self._scope.merger()
+        behind, identity = min(done + step_rows(bucket.state, len(merger.codec.indexes)), count), self._terms.identity
         step = None if identity is None else WriteStep(identity=identity, rows=behind, whole=behind == count)
         rows, writer = part.slice(done, behind - done), self._terms.noted_as
-        await live.run(apply_rows, live, bucket, rows, codec, indexes, engines, step, writer)
+        await live.run(apply_rows, live, bucket, rows, merger, step, writer)
         self._done[part.bucket], self._offsets[part.bucket] = behind, bucket.state.log_offset
         return behind == count
 
@@ -149,16 +145,15 @@ class Writing:
         identity = self._terms.identity
         if identity is None:
             return None
-        if bucket.writers.is_at_hand(identity.writer):
-            return bucket.answer_of(identity)
-        return await live.run(bucket.answer_of, identity)
+        if bucket.writers.is_cached(identity.writer):
+            return bucket.find_answer(identity)
+        return await live.run(bucket.find_answer, identity)
 
     async def _check_unchanged(self, live: LiveBucket, bucket: Bucket, part: PreparedRows, done: int) -> None:
         """Raises WriteConflict when a key of a part, of which so many rows were applied earlier, has changed."""
         assert self._terms.unchanged_since is not None
         if done == len(part.keys):
             return
-        codec, _, _ = self._scope.current()
         offset = self._terms.unchanged_since.get(part.bucket)
         if offset is None:
             raise InvalidRequest(
@@ -167,10 +162,10 @@ class Writing:
                 bucket=part.bucket,
             )
         keys = part.keys.slice(done)
-        changed = await live.run(changed_keys, bucket, offset, keys, self._scope.keys, codec.definition)
+        changed = await live.run(changed_keys, bucket, offset, keys, self._scope.table.codec)
         if len(changed):
             raise WriteConflict(
-                f"{live.place}: {len(changed)} of {len(keys)} keys have changed since offset {offset}; nothing was "
+                f"{live.location}: {len(changed)} of {len(keys)} keys have changed since offset {offset}; nothing was "
                 "written: read them again",
                 table=live.table,
                 bucket=part.bucket,
@@ -178,4 +173,4 @@ class Writing:
             )
 
     def _live(self, part: PreparedRows) -> LiveBucket:
-        return self._scope.buckets[part.bucket]
+        return self._scope.table.buckets[part.bucket]

@@ -120,7 +120,7 @@ class ScanRegistry:
         return self._admission.waiting + self._following.waiting
 
     @property
-    def unread_endings(self) -> int:
+    def undelivered_errors(self) -> int:
         """Scans that are over, but whose reader has not taken what was sent."""
         return sum(self._is_over(scan) for scan in self._calls.values())
 

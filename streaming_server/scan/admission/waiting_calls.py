@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from scankv.model.errors import ServerDraining
-from streaming_server.scan.admission.wakeup_throttle import Crowd
+from streaming_server.scan.admission.wakeup_throttle import WakeupThrottle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class _Group:
     """Calls that wait for the same."""
 
     stop: Callable[[], None]
-    calls: Crowd = field(default_factory=Crowd)
+    calls: WakeupThrottle = field(default_factory=WakeupThrottle)
 
 
 class WaitingCalls:

@@ -1,4 +1,4 @@
-"""Many tasks that wait for one thing, woken a few at a time, so that together they do not hold the event loop."""
+"""The wake-up throttle: wakes many tasks that wait for one event a few at a time, so that the event loop stays free."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import deque
 from itertools import islice
 from typing import Final
 
-# What one of them does until it awaits again takes some 0.1 ms.
-_AT_ONCE: Final = 16
+# Until it awaits again, a woken task runs for about 0.1 ms.
+_TASKS_PER_TURN: Final = 16
 
 
-class Crowd:
-    """Tasks that wait until `wake` is called, once. Bound to the event loop; `len` is how many there still are."""
+class WakeupThrottle:
+    """Tasks that wait until `wake` is called, once. Bound to the event loop; `len` counts the tasks that still wait."""
 
     def __init__(self) -> None:
-        # In the order in which they came.
+        # Futures in the order of their arrival.
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -32,11 +32,11 @@ class Crowd:
             del self._waiting[future]
 
     def wake(self) -> None:
-        """Lets all that wait go on, the first ones at once, the others in the next turns of the event loop."""
+        """Wakes all waiting tasks: the first ones immediately, the others in the next turns of the event loop."""
         self._wake_some(deque(self._waiting))
 
     def _wake_some(self, waiting: deque[asyncio.Future[None]]) -> None:
-        for future in list(islice(waiting, _AT_ONCE)):
+        for future in list(islice(waiting, _TASKS_PER_TURN)):
             waiting.popleft()
             if not future.done():
                 future.set_result(None)

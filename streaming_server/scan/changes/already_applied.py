@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streaming_server.storage.changelog.records import LogRecord
 
 
-class SeenBefore:
+class AlreadyAppliedFilter:
     """Leaves out the changes that are in the rows of a later view. Immutable.
 
     The log is read from where the first view ends. Rows behind the place of a cut are of a later view, so of them only
@@ -36,7 +36,7 @@ class SeenBefore:
         self.views = tuple(views)
         self._keys_of = keys_of
 
-    def is_over(self, offsets: Mapping[int, int]) -> bool:
+    def is_exhausted(self, offsets: Mapping[int, int]) -> bool:
         """Whether all that comes from these offsets on is new."""
         return all(
             count_of(offset) >= count_of(view.offsets[bucket])
@@ -44,7 +44,9 @@ class SeenBefore:
             for bucket, offset in offsets.items()
         )
 
-    def places(self, records: Sequence[LogRecord], bucket: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
+    def new_changes(
+        self, records: Sequence[LogRecord], bucket: int
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
         """Which of the changes of some records of a bucket, one after another, are new; None for all of them."""
         last = max(count_of(view.offsets[bucket]) for view in self.views)
         if count_of(records[0].offset) >= last:
@@ -53,13 +55,13 @@ class SeenBefore:
 
     def _is_new(self, record: LogRecord, bucket: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         keys = self._keys_of(record.changes.rows)
-        shown = np.zeros(len(keys), np.int64)
+        applied_until = np.zeros(len(keys), np.int64)
         for view in self.views:
-            if view.behind.bucket > bucket:
+            if view.after.bucket > bucket:
                 continue
             end = count_of(view.offsets[bucket])
-            if view.behind.bucket < bucket:
-                shown[:] = end
+            if view.after.bucket < bucket:
+                applied_until[:] = end
             else:
-                shown[pc.greater(keys, view.behind.key).to_numpy(zero_copy_only=False)] = end
-        return count_of(record.offset) + np.arange(len(keys)) >= shown
+                applied_until[pc.greater(keys, view.after.key).to_numpy(zero_copy_only=False)] = end
+        return count_of(record.offset) + np.arange(len(keys)) >= applied_until

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scankv.model.changes.change_columns import Kinds, Numbers
     from scankv.model.expressions import BoundPredicate, Predicate
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.scan.changes.already_applied import SeenBefore
+    from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
     from streaming_server.scan.changes.net_changes import NetRows
     from streaming_server.storage.changelog.records import LogRecord
 
@@ -56,7 +56,11 @@ class ChangeRows:
         return self._bound is not None
 
     def of(
-        self, records: Sequence[LogRecord], bucket: int, definition: TableDefinition, unseen: SeenBefore | None = None
+        self,
+        records: Sequence[LogRecord],
+        bucket: int,
+        definition: TableDefinition,
+        applied: AlreadyAppliedFilter | None = None,
     ) -> Chunk:
         """The changes of some records of a bucket that are seen.
 
@@ -64,7 +68,7 @@ class ChangeRows:
             records: The changes, at least one record.
             bucket: Where they come from.
             definition: The table of now, which knows their schemas.
-            unseen: Says which of them the rows before do not show already. None: all.
+            applied: Says which of them the rows before do not show already. None: all.
         """
         newest = max(record.schema_id for record in records)
         if newest > self.schema_id:
@@ -73,7 +77,7 @@ class ChangeRows:
         kinds = np.concatenate([record.changes.kinds for record in records])
         offsets = np.concatenate([record.offset + np.arange(len(record.changes)) for record in records])
         times = np.concatenate([record.commit_micros for record in records])
-        kept = None if unseen is None else unseen.places(records, bucket)
+        kept = None if applied is None else applied.new_changes(records, bucket)
         if kept is None and times[0] < self._not_before:
             kept = np.flatnonzero(times >= self._not_before)
         if kept is not None:

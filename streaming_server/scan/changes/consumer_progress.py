@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class ConsumerProgress:
     """A position of a consumer. Immutable.
 
     Attributes:
@@ -34,7 +34,7 @@ class Committed:
     query: bytes
 
     @classmethod
-    def read(cls, token: bytes, table: bytes) -> Committed:
+    def from_token(cls, token: bytes, table: bytes) -> ConsumerProgress:
         """What a resume token says of a table, which is named by its digest. Raises InvalidResumeToken."""
         said = parse_log_token(token)
         if said.table != table:
@@ -42,15 +42,15 @@ class Committed:
         return cls(said.position, said.query)
 
     def token(self, table: bytes) -> bytes:
-        """The token that `read` reads. Raises InvalidRequest when it would be too long."""
+        """The token that `from_token` reads. Raises InvalidRequest when it would be too long."""
         return LogTokenWriter(Fingerprint(table, b"", self.query)).token(self.position, None)
 
     @property
-    def is_among_rows(self) -> bool:
+    def is_reading_rows(self) -> bool:
         """Whether some rows of the whole table were read, but not all."""
         return self.position.scanning and self.position.scanned is not None
 
-    def advanced(self, to: Committed) -> Committed:
+    def advance_to(self, to: ConsumerProgress) -> ConsumerProgress:
         """The later one of two positions: of offsets, the later one in every bucket.
 
         Raises:
@@ -59,16 +59,18 @@ class Committed:
         before, after = self.position, to.position
         if not before.scanning:
             later = before if after.scanning else _later(before, after)
-            return self if later == before else Committed(later, to.query)
+            return self if later == before else ConsumerProgress(later, to.query)
         if before.offsets.keys() != after.offsets.keys():
             raise InvalidResumeToken("the resume token comes from a stream of other buckets than the consumer's")
         return to if not after.scanning or _rows_read(after) > _rows_read(before) else self
 
-    def moved(self, offsets: dict[int, int]) -> Committed:
+    def with_offsets(self, offsets: dict[int, int]) -> ConsumerProgress:
         """The same with other offsets in some buckets, be they before those there are."""
         all_offsets = dict(sorted({**self.position.offsets, **offsets}.items()))
         net = {bucket: net for bucket, net in self.position.net.items() if bucket not in offsets}
-        return Committed(LogPosition(all_offsets, views=views_of(self.position, all_offsets), net=net), self.query)
+        return ConsumerProgress(
+            LogPosition(all_offsets, views=views_of(self.position, all_offsets), net=net), self.query
+        )
 
 
 def views_of(position: LogPosition, buckets: Iterable[int]) -> tuple[LaterView, ...]:
@@ -82,7 +84,7 @@ def views_of(position: LogPosition, buckets: Iterable[int]) -> tuple[LaterView, 
         return ()
     numbers = sorted(buckets)
     return tuple(
-        LaterView(view.behind, {bucket: view.offsets.get(bucket, 0) for bucket in numbers}) for view in position.views
+        LaterView(view.after, {bucket: view.offsets.get(bucket, 0) for bucket in numbers}) for view in position.views
     )
 
 

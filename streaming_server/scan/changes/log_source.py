@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from scankv.model.errors import ScanKvError
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.scan.changes.already_applied import SeenBefore
+    from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
     from streaming_server.scan.changes.change_rows import ChangeRows
     from streaming_server.scan.changes.net_changes import NetChanges, NetReader
     from streaming_server.scan.chunk_source import Chunk
@@ -37,7 +37,7 @@ class LogTail(Protocol):
     ) -> list[LogRecord]:
         """The changes from an offset on and before another, as `ChangeLog.read`. Raises PositionExpired, DataLoss."""
 
-    def hold_log(self, owner: str, offset: int) -> None:
+    def retain_log(self, owner: str, offset: int) -> None:
         """Keeps changes from an offset on, until `release_log`."""
 
     def release_log(self, owner: str) -> None:
@@ -108,14 +108,14 @@ class LogSource:
         view: View,
         stops: LogStops,
         latest: Callable[[], TableDefinition],
-        seen: SeenBefore | None = None,
+        applied: AlreadyAppliedFilter | None = None,
         net: NetReader | None = None,
         begun: Mapping[int, NetPosition] | None = None,
         *,
         now_micros: Callable[[], int],
     ) -> None:
         self._now_micros = now_micros
-        self._seen = seen
+        self._applied = applied
         self.view = view
         self.rows_scanned = 0
         self._owner = owner
@@ -131,7 +131,7 @@ class LogSource:
         self._net: dict[int, _Stretch] = {}
         self._closers = [tail.on_durable(self._more.set) for tail in self._tails.values()]
         for bucket, offset in self._offsets.items():
-            self._tails[bucket].hold_log(owner, offset)
+            self._tails[bucket].retain_log(owner, offset)
         for bucket, position in (begun or {}).items():
             self._catch_up(bucket, position)
 
@@ -176,7 +176,7 @@ class LogSource:
     def _next_of(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk | None:
         """The next changes of a bucket that has some; None while its net changes are being made."""
         net, start = self._net_reader, self._offsets[bucket]
-        if net is None or self._seen is not None:
+        if net is None or self._applied is not None:
             return self._read(bucket, end, max_rows, max_bytes)
         if bucket not in self._net:
             if count_of(end) - count_of(start) <= net.changes:
@@ -200,16 +200,16 @@ class LogSource:
 
     def _go_to(self, bucket: int, offset: int) -> None:
         self._offsets[bucket] = offset
-        if self._seen is not None and self._seen.is_over(self._offsets):
-            self._seen = None  # also in tokens
-        self._tails[bucket].hold_log(self._owner, offset)
+        if self._applied is not None and self._applied.is_exhausted(self._offsets):
+            self._applied = None  # also in tokens
+        self._tails[bucket].retain_log(self._owner, offset)
 
     def _read(self, bucket: int, end: int, max_rows: int, max_bytes: int) -> Chunk:
         definition, tail, start = self._latest(), self._tails[bucket], self._offsets[bucket]
         # Two at least: a row before and the row after it come together.
         records = tail.read_log(start, end, definition, max_changes=max(max_rows, 2), max_bytes=max_bytes)
         last = records[-1]
-        chunk = self._rows.of(records, bucket, definition, self._seen)
+        chunk = self._rows.of(records, bucket, definition, self._applied)
         self.rows_scanned += count_of(last.offset) + len(last.changes) - count_of(start)
         self._go_to(bucket, last.offset + len(last.changes))
         return chunk
@@ -244,7 +244,7 @@ class LogSource:
     def position(self) -> LogPosition:
         """How far each bucket was read."""
         net = {bucket: stretch.changes.position for bucket, stretch in self._net.items()}
-        return LogPosition(self._offsets, views=() if self._seen is None else self._seen.views, net=net)
+        return LogPosition(self._offsets, views=() if self._applied is None else self._applied.views, net=net)
 
     @property
     def offsets(self) -> Mapping[int, int]:

@@ -40,11 +40,11 @@ class LaterView:
     """A view over which a start from the whole table went on after a cut.
 
     Attributes:
-        behind: The rows behind this position are those of the view.
+        after: Rows after this position are of this view.
         offsets: For each bucket, the first change that is not in it.
     """
 
-    behind: Position
+    after: Position
     offsets: Mapping[int, int]
 
 
@@ -96,7 +96,7 @@ class LogTokenWriter:
         parts += [_OFFSET.pack(bucket, position.offsets[bucket]) for bucket in buckets]
         parts.append(_COUNT.pack(len(position.views)))
         for view in position.views:
-            parts += [_place(view.behind), struct.pack(f"<{len(buckets)}q", *(view.offsets[b] for b in buckets))]
+            parts += [_place(view.after), struct.pack(f"<{len(buckets)}q", *(view.offsets[b] for b in buckets))]
         parts.append(bytes([position.scanning, position.scanned is not None]))
         if position.scanned is not None:
             parts.append(_place(position.scanned))
@@ -174,8 +174,8 @@ class _Reader:
             bucket, offsets[bucket] = self._next(_OFFSET)
         views = []
         for _ in range(self._next(_COUNT)[0]):
-            behind = self._position()
-            views.append(LaterView(behind, dict(zip(offsets, self._next(struct.Struct(f"<{buckets}q")), strict=True))))
+            after = self._position()
+            views.append(LaterView(after, dict(zip(offsets, self._next(struct.Struct(f"<{buckets}q")), strict=True))))
         scanning, scanned = self._next(struct.Struct("<BB"))
         place = self._position() if scanned else None
         net = {bucket: NetPosition(*rest) for bucket, *rest in (self._next(_NET) for _ in range(self._next(_COUNT)[0]))}

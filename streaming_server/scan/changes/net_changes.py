@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest
 from streaming_server.scan.changes.log_token import NetPosition
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.changelog.records import RowKind
-from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.files.disk_space import translate_disk_errors
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -151,7 +151,7 @@ class NetChanges:
             DiskFull: There is no space for what does not fit into memory.
             ScanKvError: What reading the changes raises.
         """
-        with naming_full_disk(self._directory):
+        with translate_disk_errors(self._directory):
             await self._run(more)
 
     async def _run(self, more: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from streaming_server.arrays.arrow_buffers import var_offsets
 from streaming_server.arrays.sorted_merge import Merge
-from streaming_server.scan.columnar.delta import NO_ROWS, NetRows
+from streaming_server.scan.columnar.delta import EMPTY_DELTA, MergedDelta
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     Places: TypeAlias = npt.NDArray[np.int64]
 
-_NET_ROWS: Final = 8192
+_MAX_DELTA_ROWS: Final = 8192
 """Rows written since that one step has at most: they are decoded, and 32,768 of them would hold the event loop."""
 _BLOCK_ROWS: Final = 4096
 _BLOCK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RowRange:
     """Some rows of the base, and those laid over them.
 
     Attributes:
@@ -42,48 +42,48 @@ class Step:
         all_keys: Gives those of all of them.
         block: Rows written since, without deleted ones: those of this step, and of some that follow.
         first: Where in it those of this step begin.
-        behind: Where they end.
+        stop: Where they end.
         places: What the step has, in its order: places in `rows`, and from `len(rows)` on in those of the block. None:
             all `rows`.
         end: A key up to which it reaches, for a step without rows.
-        whole: The number of the batch of the base that it is, None when it is not.
+        whole_batch: The number of the batch of the base that it is, None when it is not.
         replaced: As that of its `Merge`, where it has all rows of that.
     """
 
     rows: pa.RecordBatch
     keys: Callable[[int], bytes]
     all_keys: Callable[[], pa.BinaryArray]
-    block: NetRows
+    block: MergedDelta
     first: int
-    behind: int
+    stop: int
     places: Places | None
     end: bytes
-    whole: int | None = None
+    whole_batch: int | None = None
     replaced: Places | None = None
 
     def __len__(self) -> int:
         return self.rows.num_rows if self.places is None else len(self.places)
 
-    def taking(self, places: Places) -> Step:
+    def with_places(self, places: Places) -> RowRange:
         """The same with other places."""
-        return replace(self, places=places, whole=None, replaced=None)
+        return replace(self, places=places, whole_batch=None, replaced=None)
 
-    def at(self, places: Places) -> Step:
+    def take(self, places: Places) -> RowRange:
         """A step of those of its rows that come at some places in its order."""
-        return self.taking(places if self.places is None else self.places[places])
+        return self.with_places(places if self.places is None else self.places[places])
 
-    def split(self, rows: int) -> tuple[Step, Step | None]:
+    def split(self, rows: int) -> tuple[RowRange, RowRange | None]:
         """The first rows, and a step of the others if there are any."""
         if self.places is None or len(self) <= rows:
             return self, None
-        return self.taking(self.places[:rows]), self.taking(self.places[rows:])
+        return self.with_places(self.places[:rows]), self.with_places(self.places[rows:])
 
     def encoded_keys(self) -> pa.BinaryArray:
         """The encoded keys of its rows. Raises DataLoss."""
         below = self.all_keys()
         if self.places is None:
             return below
-        above = self.block.keys.slice(self.first, self.behind - self.first)
+        above = self.block.keys.slice(self.first, self.stop - self.first)
         return Merge(self.rows.num_rows, self.places).apply(below, above)
 
     def last_key(self) -> bytes:
@@ -100,185 +100,192 @@ class _Block:
     """Net rows that are read one after another, without deleted ones.
 
     Attributes:
-        first: Where they begin among all net rows.
-        behind: Where they end.
+        first: Where they begin among all delta rows.
+        stop: Where they end.
         rows: Those that were not deleted.
-        before: How many of these come before each of all, and behind the last.
+        before: How many of these come before each of all, and stop the last.
     """
 
     first: int
-    behind: int
-    rows: NetRows
+    stop: int
+    rows: MergedDelta
     before: Places
 
     @classmethod
-    def of(cls, net: NetRows, first: int, behind: int) -> _Block:
+    def of(cls, delta: MergedDelta, first: int, stop: int) -> _Block:
         """The block of some places."""
-        part = net.slice(first, behind)
+        part = delta.slice(first, stop)
         alive = part.values.is_valid()
         before = np.zeros(len(part) + 1, np.int64)
         np.cumsum(alive.to_numpy(zero_copy_only=False), out=before[1:])
         if part.values.null_count:
-            part = NetRows(part.keys.filter(alive), part.values.filter(alive))
-        return cls(first, behind, part, before)
+            part = MergedDelta(part.keys.filter(alive), part.values.filter(alive))
+        return cls(first, stop, part, before)
 
 
-class Stretches:
-    """The rows of a base and net rows, cut into stretches of keys.
+class RowRanges:
+    """The rows of a base and delta rows, cut into stretches of keys.
 
     Rows of the base have the numbers that they would have in one table; what is left to be read are those from `_low`
-    up to `_high`, and likewise of the net rows.
+    up to `_high`, and likewise of the delta rows.
 
     Args:
         base: The base.
-        net: The net rows.
+        delta: The delta rows.
         key_range: The keys that are read.
         reverse: Whether in descending order.
-        is_worthy: Whether a batch of the base has to be read.
+        may_match: Whether a batch of the base has to be read.
     """
 
     def __init__(
-        self, base: ColumnarBase, net: NetRows, key_range: KeyRange, reverse: bool, is_worthy: Callable[[int], bool]
+        self,
+        base: ColumnarBase,
+        delta: MergedDelta,
+        key_range: KeyRange,
+        reverse: bool,
+        may_match: Callable[[int], bool],
     ) -> None:
         self._base = base
         self._reverse = reverse
-        self._is_worthy = is_worthy
+        self._may_match = may_match
         self._batch: tuple[int, pa.RecordBatch] | None = None
         self._batch_keys: tuple[int, pa.BinaryArray] | None = None
         self._starts = [0, *accumulate(base.rows_in(number) for number in range(len(base)))]
-        self._low = 0 if key_range.start is None else self._number_of(key_range.start)
-        self._high = self._starts[-1] if key_range.end is None else self._number_of(key_range.end)
-        self._net = net.between(key_range.start, key_range.end)
+        self._low = 0 if key_range.start is None else self._count_below(key_range.start)
+        self._high = self._starts[-1] if key_range.end is None else self._count_below(key_range.end)
+        self._delta = delta.between(key_range.start, key_range.end)
         if key_range.is_empty:
-            self._high, self._net = self._low, NO_ROWS
-        self._net_low, self._net_high = 0, len(self._net)
-        self._block = _Block(0, 0, NO_ROWS, np.zeros(1, np.int64))
+            self._high, self._delta = self._low, EMPTY_DELTA
+        self._delta_low, self._delta_high = 0, len(self._delta)
+        self._block = _Block(0, 0, EMPTY_DELTA, np.zeros(1, np.int64))
 
-    def next(self, max_rows: int, max_bytes: int) -> Step | None:
+    def next(self, max_rows: int, max_bytes: int) -> RowRange | None:
         """The rows of the next stretch: at most so many of either, and about so many bytes; None at the end.
 
         Of those written since, 8,192 at most.
         """
-        self._skip()
-        first, behind = self._of_base(max_rows, max_bytes)
-        net_first, net_behind = self._beside(first, behind)
-        if first == behind and net_first == net_behind:
+        self._skip_batches()
+        first, stop = self._next_base_rows(max_rows, max_bytes)
+        delta_first, delta_stop = self._delta_beside(first, stop)
+        if first == stop and delta_first == delta_stop:
             return None
-        few_first, few_behind = self._few(net_first, net_behind, min(max_rows, _NET_ROWS), max_bytes)
-        if (few_first, few_behind) != (net_first, net_behind):
-            net_first, net_behind = few_first, few_behind
-            first, behind = self._cut(first, behind, net_first, net_behind)
-        step = self._step(first, behind, net_first, net_behind)
+        few_first, few_stop = self._fitting_delta(delta_first, delta_stop, min(max_rows, _MAX_DELTA_ROWS), max_bytes)
+        if (few_first, few_stop) != (delta_first, delta_stop):
+            delta_first, delta_stop = few_first, few_stop
+            first, stop = self._base_before_delta(first, stop, delta_first, delta_stop)
+        row_range = self._range_of(first, stop, delta_first, delta_stop)
         if self._reverse:
-            self._high, self._net_high = first, net_first
+            self._high, self._delta_high = first, delta_first
         else:
-            self._low, self._net_low = behind, net_behind
-        return step
+            self._low, self._delta_low = stop, delta_stop
+        return row_range
 
-    def _skip(self) -> None:
+    def _skip_batches(self) -> None:
         """Leaves out batches of the base. What was written since is read as if there had been no row before."""
         while self._low < self._high:
             number = self._batch_of(self._high - 1 if self._reverse else self._low)
-            if self._is_worthy(number):
+            if self._may_match(number):
                 return
             if self._reverse:
                 self._high = max(self._low, self._starts[number])
             else:
                 self._low = min(self._high, self._starts[number + 1])
 
-    def _of_base(self, max_rows: int, max_bytes: int) -> tuple[int, int]:
+    def _next_base_rows(self, max_rows: int, max_bytes: int) -> tuple[int, int]:
         """The next rows of the base, all of one batch."""
         if self._low == self._high:
             return self._low, self._high
         number = self._batch_of(self._high - 1 if self._reverse else self._low)
-        first, behind = max(self._low, self._starts[number]), min(self._high, self._starts[number + 1])
-        count = min(behind - first, max_rows)
+        first, stop = max(self._low, self._starts[number]), min(self._high, self._starts[number + 1])
+        count = min(stop - first, max_rows)
         if count == self._base.rows_in(number) and self._base.bytes_in(number) <= max_bytes:
-            return first, behind
+            return first, stop
         # A batch has 2 MiB at most, but for a single row. Once more where the rows at this end are the longer ones.
         while count > 1:
-            size = self._rows(behind - count if self._reverse else first, count).nbytes
+            size = self._rows(stop - count if self._reverse else first, count).nbytes
             if size <= max_bytes:
                 break
             count = max(1, min(count - 1, count * max_bytes // size))
-        return (behind - count, behind) if self._reverse else (first, first + count)
+        return (stop - count, stop) if self._reverse else (first, first + count)
 
-    def _beside(self, first: int, behind: int) -> tuple[int, int]:
-        """The net rows up to the row of the base that follows these."""
-        if self._net_low == self._net_high:
-            return self._net_low, self._net_high
+    def _delta_beside(self, first: int, stop: int) -> tuple[int, int]:
+        """The delta rows up to the row of the base that follows these."""
+        if self._delta_low == self._delta_high:
+            return self._delta_low, self._delta_high
         if self._reverse:
             if first == self._low:
-                return self._net_low, self._net_high
-            # Behind that row, which a net row with its key replaces.
-            return self._net.place_of(self._key(first - 1) + b"\0"), self._net_high
-        if behind == self._high:
-            return self._net_low, self._net_high
-        return self._net_low, self._net.place_of(self._key(behind))
+                return self._delta_low, self._delta_high
+            # Behind that row, which a delta row with its key replaces.
+            return self._delta.count_below(self._key(first - 1) + b"\0"), self._delta_high
+        if stop == self._high:
+            return self._delta_low, self._delta_high
+        return self._delta_low, self._delta.count_below(self._key(stop))
 
-    def _few(self, first: int, behind: int, max_rows: int, max_bytes: int) -> tuple[int, int]:
-        """Those of some net rows that a step may have, at least one."""
-        if behind - first <= 1:
-            return first, behind
-        offsets = var_offsets(self._net.values)
+    def _fitting_delta(self, first: int, stop: int, max_rows: int, max_bytes: int) -> tuple[int, int]:
+        """Those of some delta rows that a step may have, at least one."""
+        if stop - first <= 1:
+            return first, stop
+        offsets = var_offsets(self._delta.values)
         if self._reverse:
-            fitting = int(np.searchsorted(offsets[: behind + 1], offsets[behind] - max_bytes))
-            return min(behind - 1, max(first, behind - max_rows, fitting)), behind
-        fitting = int(np.searchsorted(offsets[: behind + 1], offsets[first] + max_bytes, side="right")) - 1
-        return first, max(first + 1, min(behind, first + max_rows, fitting))
+            fitting = int(np.searchsorted(offsets[: stop + 1], offsets[stop] - max_bytes))
+            return min(stop - 1, max(first, stop - max_rows, fitting)), stop
+        fitting = int(np.searchsorted(offsets[: stop + 1], offsets[first] + max_bytes, side="right")) - 1
+        return first, max(first + 1, min(stop, first + max_rows, fitting))
 
-    def _cut(self, first: int, behind: int, net_first: int, net_behind: int) -> tuple[int, int]:
-        """Those of some rows of the base that come before the net row that follows these."""
-        if first == behind:
-            return first, behind
+    def _base_before_delta(self, first: int, stop: int, delta_first: int, delta_stop: int) -> tuple[int, int]:
+        """Those of some rows of the base that come before the delta row that follows these."""
+        if first == stop:
+            return first, stop
         if self._reverse:
-            number = self._number_of(_key_at(self._net.keys, net_first - 1) + b"\0")
-            return min(behind, max(first, number)), behind
-        return first, max(first, min(behind, self._number_of(_key_at(self._net.keys, net_behind))))
+            number = self._count_below(_key_at(self._delta.keys, delta_first - 1) + b"\0")
+            return min(stop, max(first, number)), stop
+        return first, max(first, min(stop, self._count_below(_key_at(self._delta.keys, delta_stop))))
 
-    def _step(self, first: int, behind: int, net_first: int, net_behind: int) -> Step:
-        count = behind - first
+    def _range_of(self, first: int, stop: int, delta_first: int, delta_stop: int) -> RowRange:
+        count = stop - first
         rows = self._rows(first, count)
 
         def key(place: int) -> bytes:
             return self._key(first + place)
 
         all_keys = partial(self._keys, first, count)
-        net = self._net.slice(net_first, net_behind)
-        end = self._end(first, behind, net)
-        if not len(net):
+        delta = self._delta.slice(delta_first, delta_stop)
+        end = self._end_key(first, stop, delta)
+        if not len(delta):
             if self._reverse:
-                return Step(rows, key, all_keys, NO_ROWS, 0, 0, np.arange(count - 1, -1, -1, dtype=np.int64), end)
+                return RowRange(
+                    rows, key, all_keys, EMPTY_DELTA, 0, 0, np.arange(count - 1, -1, -1, dtype=np.int64), end
+                )
             number = self._batch_of(first)
-            whole = number if count == self._base.rows_in(number) else None
-            return Step(rows, key, all_keys, NO_ROWS, 0, 0, None, end, whole)
-        kept = net.values.is_valid().to_numpy(zero_copy_only=False) if net.values.null_count else None
-        merge = Merge.of(self._keys(first, count), net.keys, kept)
-        block = self._block_with(net_first, net_behind)
-        return Step(
+            whole_batch = number if count == self._base.rows_in(number) else None
+            return RowRange(rows, key, all_keys, EMPTY_DELTA, 0, 0, None, end, whole_batch)
+        kept = delta.values.is_valid().to_numpy(zero_copy_only=False) if delta.values.null_count else None
+        merge = Merge.of(self._keys(first, count), delta.keys, kept)
+        block = self._block_containing(delta_first, delta_stop)
+        return RowRange(
             rows,
             key,
             all_keys,
             block.rows,
-            int(block.before[net_first - block.first]),
-            int(block.before[net_behind - block.first]),
+            int(block.before[delta_first - block.first]),
+            int(block.before[delta_stop - block.first]),
             merge.places[::-1] if self._reverse else merge.places,
             end,
             replaced=None if self._reverse else merge.replaced,
         )
 
-    def _block_with(self, first: int, behind: int) -> _Block:
-        """A block that has some net rows, which are the next ones."""
-        if not self._block.first <= first <= behind <= self._block.behind:
-            more = self._few(self._net_low, self._net_high, _BLOCK_ROWS, _BLOCK_BYTES)
-            self._block = _Block.of(self._net, min(first, more[0]), max(behind, more[1]))
+    def _block_containing(self, first: int, stop: int) -> _Block:
+        """A block that has some delta rows, which are the next ones."""
+        if not self._block.first <= first <= stop <= self._block.stop:
+            more = self._fitting_delta(self._delta_low, self._delta_high, _BLOCK_ROWS, _BLOCK_BYTES)
+            self._block = _Block.of(self._delta, min(first, more[0]), max(stop, more[1]))
         return self._block
 
-    def _end(self, first: int, behind: int, net: NetRows) -> bytes:
+    def _end_key(self, first: int, stop: int, delta: MergedDelta) -> bytes:
         """A key up to which the bucket has been read, should none of these be a row any more."""
-        if first < behind:
-            return self._key(first if self._reverse else behind - 1)
-        return _key_at(net.keys, 0 if self._reverse else len(net) - 1)
+        if first < stop:
+            return self._key(first if self._reverse else stop - 1)
+        return _key_at(delta.keys, 0 if self._reverse else len(delta) - 1)
 
     def _batch_of(self, number: int) -> int:
         return bisect_right(self._starts, number) - 1
@@ -293,7 +300,7 @@ class Stretches:
 
     def _keys(self, first: int, count: int) -> pa.BinaryArray:
         if not count:
-            return NO_ROWS.keys
+            return EMPTY_DELTA.keys
         number = self._batch_of(first)
         return self._keys_of(number).slice(first - self._starts[number], count)
 
@@ -312,7 +319,7 @@ class Stretches:
             return self._base.last_keys[batch]
         return _key_at(self._keys_of(batch), number - self._starts[batch])
 
-    def _number_of(self, key: bytes) -> int:
+    def _count_below(self, key: bytes) -> int:
         """How many rows of the base have a lower key."""
         batch = bisect_left(self._base.last_keys, key)
         if batch == len(self._base) or key <= self._base.first_keys[batch]:

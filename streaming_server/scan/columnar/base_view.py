@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import InvalidRequest
 from streaming_server.scan.columnar.base_cursor import BaseCursor
 from streaming_server.scan.cursor_chain import CursorChain
-from streaming_server.scan.read_plan import Via
+from streaming_server.scan.read_plan import ReadPath
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scankv.model.keys.key_range import KeyRange
     from scankv.model.keys.key_ranges import KeyRanges
     from streaming_server.scan.chunk_source import Cursor
-    from streaming_server.scan.columnar.delta import OverlayView
+    from streaming_server.scan.columnar.delta import DeltaView
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import Readable, RowReader
     from streaming_server.storage.columnar.columnar_base import ColumnarBase
@@ -38,19 +38,19 @@ class BaseView:
 
     Attributes:
         base: The base.
-        overlay: What was written since.
+        delta: What was written since.
         place: What errors call the bucket.
     """
 
     base: ColumnarBase
-    overlay: OverlayView
+    delta: DeltaView
     place: str
 
     def cursor(self, reader: RowReader, key_range: KeyRange, *, reverse: bool) -> BaseCursor:
         """A cursor over the rows of a key range, with the columns that a reader returns."""
         return BaseCursor(
             self.base,
-            self.overlay.net,
+            self.delta.merge,
             reader.codec,
             reader.columns,
             reader.residual,
@@ -83,9 +83,9 @@ def choose(plan: ReadPlan, reader: RowReader) -> ViaChoice:
     obstacle = _obstacle(reader)
     if obstacle:
         return ViaChoice(False, obstacle, possible=False)
-    if plan.via is Via.ITERATOR:
+    if plan.read_path is ReadPath.ROCKSDB:
         return ViaChoice(False, "asked for")
-    if plan.via is Via.BASE:
+    if plan.read_path is ReadPath.COLUMNAR:
         return ViaChoice(True, "asked for")
     if plan.limit is not None and plan.limit <= _FEW_ROWS:
         return ViaChoice(False, f"the limit is at most {_FEW_ROWS:,} rows")
@@ -112,21 +112,23 @@ def bases_for(
         InvalidRequest: Bases are asked for, and there is one missing, or the scan cannot be read so.
     """
     choice = choose(plan, reader)
-    if plan.via is Via.BASE and not choice.possible:
-        raise InvalidRequest(f'this cannot be read via "base": {choice.reason}; leave `via` out')
+    if plan.read_path is ReadPath.COLUMNAR and not choice.possible:
+        raise InvalidRequest(f'this cannot be read with read_path "columnar": {choice.reason}; leave `read_path` out')
     if not choice.base:
         return NO_BASES
     bases = {number: view for number in filled if (view := view_of(number)) is not None}
     missing = [number for number in filled if number not in bases]
-    if missing and plan.via is Via.BASE:
-        raise InvalidRequest(f'bucket {missing[0]} cannot be read via "base": {why_none}', bucket=missing[0])
+    if missing and plan.read_path is ReadPath.COLUMNAR:
+        raise InvalidRequest(
+            f'bucket {missing[0]} cannot be read with read_path "columnar": {why_none}', bucket=missing[0]
+        )
     # Rows that are put in order are all in one form.
     return NO_BASES if missing and plan.ordered else bases
 
 
-def via_of(
+def choose_read_path(
     plan: ReadPlan, reader: RowReader, filled: Collection[int], based: Collection[int], *, through_index: bool
-) -> tuple[Via, str]:
+) -> tuple[ReadPath, str]:
     """What `bases_for` would choose, and why, in words.
 
     Args:
@@ -137,16 +139,16 @@ def via_of(
         through_index: Whether an index tells the keys.
     """
     if through_index:
-        return Via.ITERATOR, "single keys are looked up"
+        return ReadPath.ROCKSDB, "single keys are looked up"
     choice = choose(plan, reader)
     if not choice.base:
-        return Via.ITERATOR, choice.reason
+        return ReadPath.ROCKSDB, choice.reason
     if not based:
-        return Via.ITERATOR, "no bucket has a columnar base"
+        return ReadPath.ROCKSDB, "no bucket has a columnar base"
     missing = len(filled) - len(based)
     if missing and plan.ordered:
-        return Via.ITERATOR, f"{missing} of {len(filled)} buckets have no base, and all are put in one order"
-    return Via.BASE, choice.reason + (f"; {missing} of {len(filled)} buckets have no base" if missing else "")
+        return ReadPath.ROCKSDB, f"{missing} of {len(filled)} buckets have no base, and all are put in one order"
+    return ReadPath.COLUMNAR, choice.reason + (f"; {missing} of {len(filled)} buckets have no base" if missing else "")
 
 
 def cursor_of(
@@ -167,16 +169,14 @@ def cursor_of(
     return reader.cursor(bucket, keys, reverse=reverse)
 
 
-async def sort_overlays(
-    bases: Mapping[int, BaseView], run: Callable[[Callable[[], object]], Awaitable[object]]
-) -> None:
+async def merge_deltas(bases: Mapping[int, BaseView], run: Callable[[Callable[[], object]], Awaitable[object]]) -> None:
     """Sorts what was written since the bases, with `run` in a thread.
 
     Else the first chunk would do it, on the event loop: half a second for a million rows.
     """
     for each in bases.values():
-        if not each.overlay.is_sorted:
-            await run(each.overlay.net)
+        if not each.delta.is_merged:
+            await run(each.delta.merge)
 
 
 def _obstacle(reader: RowReader) -> str:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     Part: TypeAlias = "tuple[pa.BinaryArray, pa.BinaryArray]"
 
-_JOINED_PARTS: Final = 64
-_JOINED_BYTES: Final = 256 << 10
+_JOIN_PARTS: Final = 64
+_JOIN_BYTES: Final = 256 << 10
 _PART_BYTES: Final = 1600
 """What two arrays take beside their values: most of what a write of one row costs."""
 
 
 @dataclass(frozen=True, slots=True)
-class NetRows:
+class MergedDelta:
     """What changed since an offset, one row a key. Immutable.
 
     Attributes:
@@ -43,26 +43,26 @@ class NetRows:
         """Bytes of keys and rows."""
         return int(self.keys.nbytes + self.values.nbytes)
 
-    def between(self, start: bytes | None, end: bytes | None) -> NetRows:
+    def between(self, start: bytes | None, end: bytes | None) -> MergedDelta:
         """Those from `start` up to, but without, `end`; None: no such bound. Copies nothing."""
-        first = 0 if start is None else self.place_of(start)
-        behind = len(self) if end is None else self.place_of(end)
-        return self.slice(first, max(behind, first))
+        first = 0 if start is None else self.count_below(start)
+        stop = len(self) if end is None else self.count_below(end)
+        return self.slice(first, max(stop, first))
 
-    def slice(self, first: int, behind: int) -> NetRows:
+    def slice(self, first: int, stop: int) -> MergedDelta:
         """Those of some places. Copies nothing."""
-        return NetRows(self.keys[first:behind], self.values[first:behind])
+        return MergedDelta(self.keys[first:stop], self.values[first:stop])
 
-    def place_of(self, key: bytes) -> int:
+    def count_below(self, key: bytes) -> int:
         """How many keys are below this one."""
         return int(pc.search_sorted(self.keys, pa.scalar(key, pa.binary())).as_py())
 
 
-NO_ROWS: Final = NetRows(pa.nulls(0, pa.binary()), pa.nulls(0, pa.binary()))
+EMPTY_DELTA: Final = MergedDelta(pa.nulls(0, pa.binary()), pa.nulls(0, pa.binary()))
 """Nothing changed."""
 
 
-class Overlay:
+class Delta:
     """What was written to a bucket since its base. Used with the bucket's mutex held, but for its views.
 
     Nothing is sorted here: writes are kept in their order, small ones joined to larger parts now and then. A view sorts
@@ -78,7 +78,7 @@ class Overlay:
 
     Attributes:
         offset: The log offset of the base: the first change that is in here.
-        end: The log offset behind the last change that is in here.
+        end: The log offset stop the last change that is in here.
         is_full: Whether there was more than it may hold. Then it holds nothing, and the base is of no more use.
     """
 
@@ -86,9 +86,9 @@ class Overlay:
         self.offset = self.end = offset
         self.is_full = False
         self._max_bytes = max_bytes
-        self._view = OverlayView.of(NO_ROWS)
-        self._new = _Parts()
-        self._fork: Overlay | None = None
+        self._view = DeltaView.of(EMPTY_DELTA)
+        self._new = _PendingWrites()
+        self._fork: Delta | None = None
 
     @property
     def nbytes(self) -> int:
@@ -106,7 +106,7 @@ class Overlay:
         Args:
             keys: The encoded keys written, in any order, each once.
             values: The rows as they are stored, null for one that was deleted; None: all were deleted.
-            offset: The bucket's log offset behind the step.
+            offset: The bucket's log offset stop the step.
         """
         fork = self._fork
         if fork is not None:
@@ -114,28 +114,30 @@ class Overlay:
         self.end = offset
         if self.is_full or not len(keys):
             return
-        self._new.add(_own(keys), pa.nulls(len(keys), pa.binary()) if values is None else _own(values))
+        self._new.add(
+            _compact_copy(keys), pa.nulls(len(keys), pa.binary()) if values is None else _compact_copy(values)
+        )
         if self.nbytes > self._max_bytes:
             self.is_full = True
-            self._view, self._new = OverlayView.of(NO_ROWS), _Parts()
+            self._view, self._new = DeltaView.of(EMPTY_DELTA), _PendingWrites()
 
-    def view(self) -> OverlayView:
-        """What it holds now. Takes microseconds; the same object while nothing is written. Not of a full overlay."""
+    def view(self) -> DeltaView:
+        """What it holds now. Takes microseconds; the same object while nothing is written. Not of a full delta."""
         assert not self.is_full
         if self._new.arrays:
-            self._view = OverlayView(self._view, tuple(self._new.arrays), self.nbytes)
-            self._new = _Parts()
+            self._view = DeltaView(self._view, tuple(self._new.arrays), self.nbytes)
+            self._new = _PendingWrites()
         return self._view
 
-    def fork(self, offset: int) -> Overlay:
-        """The overlay of a base that is going to be of `offset`, which is where this one ends now.
+    def fork(self, offset: int) -> Delta:
+        """The delta of a base that is going to be of `offset`, which is where this one ends now.
 
-        It begins empty, and everything added to this overlay is added to it, too, until the next fork: a base is built
-        from the old one and `view()` meanwhile. Once that is there, the fork takes this overlay's place; when that
+        It begins empty, and everything added to this delta is added to it, too, until the next fork: a base is built
+        from the old one and `view()` meanwhile. Once that is there, the fork takes this delta's place; when that
         fails, `end_fork` lets it go. The two share large arrays, but each counts them.
         """
         assert offset >= self.end
-        self._fork = Overlay(offset, self._max_bytes)
+        self._fork = Delta(offset, self._max_bytes)
         return self._fork
 
     def end_fork(self) -> None:
@@ -143,8 +145,8 @@ class Overlay:
         self._fork = None
 
 
-class OverlayView:
-    """What an overlay held at one moment. Immutable; use it from any thread, and from several.
+class DeltaView:
+    """What a delta held at one moment. Immutable; use it from any thread, and from several.
 
     Args:
         parent: The view before it.
@@ -152,17 +154,17 @@ class OverlayView:
         nbytes: What parent and parts take.
     """
 
-    def __init__(self, parent: OverlayView | None, parts: Sequence[Part], nbytes: int) -> None:
+    def __init__(self, parent: DeltaView | None, parts: Sequence[Part], nbytes: int) -> None:
         self._lock = Lock()
-        self._pending: tuple[OverlayView, Sequence[Part]] | None = None if parent is None else (parent, parts)
-        self._net = NO_ROWS
+        self._pending: tuple[DeltaView, Sequence[Part]] | None = None if parent is None else (parent, parts)
+        self._merged = EMPTY_DELTA
         self._nbytes = nbytes
 
     @classmethod
-    def of(cls, net: NetRows) -> OverlayView:
+    def of(cls, merged: MergedDelta) -> DeltaView:
         """A view of rows that are known."""
-        view = cls(None, (), net.nbytes)
-        view._net = net
+        view = cls(None, (), merged.nbytes)
+        view._merged = merged
         return view
 
     @property
@@ -177,14 +179,14 @@ class OverlayView:
         while (pending := view._pending) is not None:
             view, parts = pending
             count += sum(len(keys) for keys, _ in parts)
-        return count + len(view._net)
+        return count + len(view._merged)
 
     @property
-    def is_sorted(self) -> bool:
+    def is_merged(self) -> bool:
         """Whether `net` has been called, so that it takes no time any more."""
         return self._pending is None
 
-    def net(self) -> NetRows:
+    def merge(self) -> MergedDelta:
         """The rows, sorted, the last write of each key.
 
         The first call sorts what was written since the last view that was asked for its rows, and waits for that one
@@ -192,22 +194,22 @@ class OverlayView:
         """
         with self._lock:
             if self._pending is not None:
-                self._net = self._made(*self._pending)
-                self._nbytes = self._net.nbytes
+                self._merged = self._merge_parts(*self._pending)
+                self._nbytes = self._merged.nbytes
                 self._pending = None
-            return self._net
+            return self._merged
 
-    def _made(self, parent: OverlayView, parts: Sequence[Part]) -> NetRows:
+    def _merge_parts(self, parent: DeltaView, parts: Sequence[Part]) -> MergedDelta:
         newest_first = [parts]
         # Views that nobody asked for their rows are not made for this one either.
         while (pending := parent._pending) is not None and not parent._lock.locked():
             parent, parts = pending
             newest_first.append(parts)
-        new = _sorted([part for parts in reversed(newest_first) for part in parts])
-        return _laid_over(parent.net(), new)
+        new = _newest_per_key([part for parts in reversed(newest_first) for part in parts])
+        return _merge_over(parent.merge(), new)
 
 
-class _Parts:
+class _PendingWrites:
     """Writes in their order.
 
     Attributes:
@@ -221,9 +223,9 @@ class _Parts:
         self._joined = self._rest_bytes = 0
 
     def add(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> None:
-        """Puts a write behind the others."""
+        """Puts a write stop the others."""
         size = _size(keys, values)
-        if size >= _JOINED_BYTES:
+        if size >= _JOIN_BYTES:
             # What is large is not copied for what is small.
             self._join()
             self._joined += 1
@@ -231,14 +233,14 @@ class _Parts:
             self._rest_bytes += size
         self.arrays.append((keys, values))
         self.nbytes += size
-        if len(self.arrays) - self._joined == _JOINED_PARTS or self._rest_bytes >= _JOINED_BYTES:
+        if len(self.arrays) - self._joined == _JOIN_PARTS or self._rest_bytes >= _JOIN_BYTES:
             self._join()
 
     def _join(self) -> None:
         """Makes one part of those that were added since the last time, so that single rows are not kept singly."""
         rest = self.arrays[self._joined :]
         if len(rest) > 1:
-            joined = _concatenated(rest)
+            joined = _concatenate(rest)
             self.nbytes += _size(*joined) - self._rest_bytes
             self.arrays[self._joined :] = [joined]
         self._joined, self._rest_bytes = len(self.arrays), 0
@@ -248,32 +250,32 @@ def _size(keys: pa.BinaryArray, values: pa.BinaryArray) -> int:
     return int(keys.get_total_buffer_size() + values.get_total_buffer_size()) + _PART_BYTES
 
 
-def _own(array: pa.Array) -> pa.Array:
+def _compact_copy(array: pa.Array) -> pa.Array:
     """The array, or a copy when it keeps much more in memory than it needs."""
     if array.get_total_buffer_size() <= 2 * array.nbytes + _PART_BYTES:
         return array
     return pa.concat_arrays([array, array[:0]])
 
 
-def _concatenated(parts: Sequence[Part]) -> Part:
+def _concatenate(parts: Sequence[Part]) -> Part:
     return pa.concat_arrays([keys for keys, _ in parts]), pa.concat_arrays([values for _, values in parts])
 
 
-def _sorted(parts: Sequence[Part]) -> NetRows:
+def _newest_per_key(parts: Sequence[Part]) -> MergedDelta:
     """The last write of each key. Parts are in the order of their writes, which a stable sort keeps."""
-    keys, values = _concatenated(parts)
+    keys, values = _concatenate(parts)
     order = stable_order(keys)
     keys = keys.take(order)
     is_last = np.ones(len(keys), np.bool_)
     is_last[:-1] = pc.not_equal(keys[:-1], keys[1:]).to_numpy(zero_copy_only=False)
     if is_last.all():
-        return NetRows(keys, values.take(order))
+        return MergedDelta(keys, values.take(order))
     last = pa.array(is_last)
-    return NetRows(keys.filter(last), values.take(order.filter(last)))
+    return MergedDelta(keys.filter(last), values.take(order.filter(last)))
 
 
-def _laid_over(old: NetRows, new: NetRows) -> NetRows:
+def _merge_over(old: MergedDelta, new: MergedDelta) -> MergedDelta:
     if not len(old):
         return new
     merge = Merge.of(old.keys, new.keys)
-    return NetRows(merge.apply(old.keys, new.keys), merge.apply(old.values, new.values))
+    return MergedDelta(merge.apply(old.keys, new.keys), merge.apply(old.values, new.values))

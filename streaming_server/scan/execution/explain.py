@@ -9,7 +9,7 @@ from scankv.model.expressions import MAX_POINTS
 from scankv.model.keys.key_parts import point_text, range_text
 from scankv.model.keys.key_ranges import ALL_KEY_RANGES, KeyRanges
 from scankv.v1 import scan_pb2
-from streaming_server.scan.read_plan import Via
+from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.rows.keys_to_read import keys_to_read
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def explain(
     reader: RowReader,
     buckets: Iterable[int],
     choice: IndexChoice | None,
-    via: tuple[Via, str],
+    read_path: tuple[ReadPath, str],
 ) -> scan_pb2.ExplainScanResponse:
     """Explains a scan from its beginning.
 
@@ -41,7 +41,7 @@ def explain(
         reader: How it would be read.
         buckets: The buckets asked for.
         choice: The index that would tell the keys, None for none.
-        via: What the rows would be read from, and why.
+        read_path: What the rows would be read from, and why.
     """
     asked = () if plan.limit == 0 else buckets
     left = keys_to_read(reader, definition, asked, None, reverse=plan.reverse, ordered=plan.ordered)
@@ -73,8 +73,8 @@ def explain(
         index_ranges=[] if choice is None else _index_texts(choice),
         index_range_count=0 if choice is None else len(choice.plan.ranges),
         index_keys=0 if choice is None else MAX_POINTS,
-        via=scan_pb2.VIA_BASE if via[0] is Via.BASE else scan_pb2.VIA_ITERATOR,
-        via_reason=via[1],
+        read_path=scan_pb2.READ_PATH_COLUMNAR if read_path[0] is ReadPath.COLUMNAR else scan_pb2.READ_PATH_ROCKSDB,
+        read_path_reason=read_path[1],
     )
 
 

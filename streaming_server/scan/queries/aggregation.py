@@ -13,7 +13,7 @@ import pyarrow.types as pat
 
 from scankv.model.errors import InvalidRequest
 from scankv.model.tables.aggregates import Aggregate, AggregateFunction, check_aggregates
-from streaming_server.arrays.exact_sums import as_decimals, as_floats, as_integers, carried, piece, piece_count
+from streaming_server.arrays.exact_sums import as_decimals, as_floats, as_integers, limb, limb_count, propagate_carries
 from streaming_server.arrays.sort_codes import sort_codes, values_of
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Aggregation:
             merged = self._grouped(pa.concat_tables([self._merged, *self._pending]))
             self._pending = []
             self._pending_rows = self._pending_bytes = 0
-            self._merged = self._carried(merged)
+            self._merged = self._propagate_carries(merged)
         if self._groups and self._merged.num_rows > self._max_groups:
             raise InvalidRequest(
                 f"there are over {self._max_groups:,} groups, which is the limit: group by fewer columns, or by others"
@@ -165,12 +165,12 @@ class Aggregation:
             [*names, *(p.name for p in self._partials)]
         )
 
-    def _carried(self, table: pa.Table) -> pa.Table:
+    def _propagate_carries(self, table: pa.Table) -> pa.Table:
         for name in {aggregate.column for aggregate in self._aggregates}:
-            names = _piece_names(name, table.column_names)
+            names = _limb_names(name, table.column_names)
             if names:
-                pieces = carried([table.column(each).combine_chunks() for each in names])
-                for each, array in zip(names, pieces, strict=True):
+                limbs = propagate_carries([table.column(each).combine_chunks() for each in names])
+                for each, array in zip(names, limbs, strict=True):
                     table = table.set_column(table.column_names.index(each), each, array)
         return table
 
@@ -187,13 +187,13 @@ def _partials(aggregate: Aggregate, type_: pa.DataType) -> Iterable[_Partial]:
         if pat.is_floating(type_):
             yield _Partial(f"sum {name}", name, "sum", lambda array: array.cast(pa.float64()))
             return
-        for number in range(piece_count(type_)):
-            yield _Partial(f"piece {number} {name}", name, "sum", partial(piece, number=number))
+        for number in range(limb_count(type_)):
+            yield _Partial(f"limb {number} {name}", name, "sum", partial(limb, number=number))
 
 
-def _piece_names(column: str, names: Iterable[str]) -> list[str]:
+def _limb_names(column: str, names: Iterable[str]) -> list[str]:
     known = set(names)
-    return [name for name in (f"piece {number} {column}" for number in range(4)) if name in known]
+    return [name for name in (f"limb {number} {column}" for number in range(4)) if name in known]
 
 
 def _result(aggregate: Aggregate, type_: pa.DataType, known: dict[str, pa.Array]) -> pa.Array:
@@ -206,15 +206,15 @@ def _result(aggregate: Aggregate, type_: pa.DataType, known: dict[str, pa.Array]
     if pat.is_floating(type_):
         total = known[f"sum {name}"]
     else:
-        pieces = carried([known[piece] for piece in _piece_names(name, known)])
+        limbs = propagate_carries([known[limb] for limb in _limb_names(name, known)])
         if function is AggregateFunction.SUM:
-            return _exact_sum(aggregate, type_, pieces)
-        total = as_floats(pieces, type_.scale if pat.is_decimal(type_) else 0)
+            return _exact_sum(aggregate, type_, limbs)
+        total = as_floats(limbs, type_.scale if pat.is_decimal(type_) else 0)
     return total if function is AggregateFunction.SUM else pc.divide(total, known[f"count {name}"].cast(pa.float64()))
 
 
-def _exact_sum(aggregate: Aggregate, type_: pa.DataType, pieces: Sequence[pa.Array]) -> pa.Array:
-    sums = as_decimals(pieces, pa.decimal128(38, type_.scale)) if pat.is_decimal(type_) else as_integers(pieces)
+def _exact_sum(aggregate: Aggregate, type_: pa.DataType, limbs: Sequence[pa.Array]) -> pa.Array:
+    sums = as_decimals(limbs, pa.decimal128(38, type_.scale)) if pat.is_decimal(type_) else as_integers(limbs)
     if sums is None:
         fits = "decimal128 of 38 digits" if pat.is_decimal(type_) else "int64"
         raise InvalidRequest(

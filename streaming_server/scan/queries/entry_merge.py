@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from scankv.model.expressions import BoundPredicate
-    from streaming_server.scan.rows.locked_view import HeldView
+    from streaming_server.scan.rows.locked_view import LockedView
     from streaming_server.storage.cursors.entry_cursor import EntryCursor
     from streaming_server.storage.rows.index_codec import IndexCodec
 
@@ -60,7 +60,7 @@ class EntryMerge:
 
     Args:
         index: The index.
-        held: What is read.
+        locked: What is read.
         by: The column, the last one of the index.
         residual: Which entries are kept, None for all.
         budget: How many entries may be read. None: as many as it takes.
@@ -70,22 +70,22 @@ class EntryMerge:
     """
 
     def __init__(
-        self, index: IndexCodec, held: HeldView, by: str, residual: BoundPredicate | None, budget: int | None
+        self, index: IndexCodec, locked: LockedView, by: str, residual: BoundPredicate | None, budget: int | None
     ) -> None:
         self.read = 0
         self._index = index
-        self._held = held
+        self._locked = locked
         self._by = by
         self._residual = residual
         self._budget = budget
-        self._key_columns = held.codec.definition.primary_key
+        self._key_columns = locked.codec.definition.primary_key
         looked_at = {by, *self._key_columns, *(() if residual is None else residual.columns)}
         self._decoder = index.decoder([name for name in index.covered if name in looked_at])
         self._since_turn = self._kept_bytes = 0
 
     def everywhere(self, columns: KeyRange) -> dict[int, KeyRange]:
         """The entries of a range of the index's encoded columns, in all buckets."""
-        return dict.fromkeys(self._held.buckets, self._index.within(columns))
+        return dict.fromkeys(self._locked.buckets, self._index.within(columns))
 
     async def first_by_value(self, columns: KeyRange, n: int, *, ascending: bool) -> FirstByValue:
         """The first n entries of a range in the order of the value alone, and all that are equal to the last of them.
@@ -147,7 +147,7 @@ class EntryMerge:
             try:
                 parts.append((run, run.next_values(step)))
             except ScanKvError as error:
-                raise self._held.on_error(run.number, error) from error.__cause__
+                raise self._locked.on_error(run.number, error) from error.__cause__
             if time.thread_time() - began > STEP_SECONDS:
                 # Deleted entries were passed over: the others come next time.
                 self._since_turn = MAX_STEP_ENTRIES
@@ -172,7 +172,7 @@ class EntryMerge:
     async def _turn(self) -> None:
         if self._since_turn >= MAX_STEP_ENTRIES:
             self._since_turn = 0
-            await self._held.others_turn()
+            await self._locked.yield_to_others()
 
     def _told_where(
         self, values: list[bytes], numbers: list[int], parts: Sequence[tuple[_Run, list[bytes]]]
@@ -184,7 +184,7 @@ class EntryMerge:
                 try:
                     self._decoded(part, [run.number] * len(part))
                 except DataLoss as error:
-                    raise self._held.on_error(run.number, error) from error
+                    raise self._locked.on_error(run.number, error) from error
             raise
 
     def _decoded(self, values: list[bytes], numbers: list[int]) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
@@ -192,7 +192,7 @@ class EntryMerge:
         stored = pa.array(values, pa.binary())
         columns = self._decoder.decode(stored)
         try:
-            keys = self._held.keys.encode([columns[name] for name in self._key_columns])
+            keys = self._locked.keys.encode([columns[name] for name in self._key_columns])
         except InvalidKey as error:
             raise DataLoss("an index entry is damaged: its key is none that can be stored") from error
         arrays = [sort_codes(columns[self._by]), keys, stored, pa.array(numbers, pa.int32())]
@@ -201,9 +201,9 @@ class EntryMerge:
 
     def _cursor(self, number: int, key_range: KeyRange, *, reverse: bool) -> EntryCursor:
         try:
-            return self._held.buckets[number].entry_cursor(KeyRanges.of(key_range), reverse=reverse)
+            return self._locked.buckets[number].entry_cursor(KeyRanges.of(key_range), reverse=reverse)
         except ScanKvError as error:
-            raise self._held.on_error(number, error) from error.__cause__
+            raise self._locked.on_error(number, error) from error.__cause__
 
 
 class _Run:

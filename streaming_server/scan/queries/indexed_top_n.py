@@ -20,7 +20,7 @@ from scankv.model.expressions import bind, plan_keys, plan_order
 from scankv.model.limits import MAX_TOP_N
 from streaming_server.scan.queries.entry_merge import EntryMerge, GaveUp
 from streaming_server.scan.queries.top_n import MAX_KEPT_BYTES, too_large, too_many_ties
-from streaming_server.storage.cursors.ranges_reader import rows_missing
+from streaming_server.storage.cursors.ranges_reader import missing_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from scankv.model.expressions import OrderPlan, Predicate
     from scankv.model.keys.key_codec import KeyCodec
     from streaming_server.scan.queries.top_n import TopNSpec
-    from streaming_server.scan.rows.locked_view import HeldView
+    from streaming_server.scan.rows.locked_view import LockedView
     from streaming_server.storage.rows.index_codec import IndexCodec
     from streaming_server.storage.rows.row_codec import Decoder, RowCodec
 
@@ -107,13 +107,13 @@ class FoundRows:
         return self.decoder.decode(self.stored)
 
 
-async def top_by_index(spec: TopNSpec, choice: OrderChoice, held: HeldView) -> FoundRows | None:
+async def top_by_index(spec: TopNSpec, choice: OrderChoice, locked: LockedView) -> FoundRows | None:
     """Finds the first rows in the entries of an index, and looks them up where that has not all their columns.
 
     Args:
         spec: Which rows are asked for.
         choice: How they are found.
-        held: What is read: all buckets of the table.
+        locked: What is read: all buckets of the table.
 
     Returns:
         None when it would take too many entries to find rows for which the residual is true, or too long ones: read all
@@ -126,18 +126,18 @@ async def top_by_index(spec: TopNSpec, choice: OrderChoice, held: HeldView) -> F
     """
     index, plan = choice.codec, choice.plan
     budget = None if plan.residual is None else _BUDGET_ENTRIES + _BUDGET_PER_ROW * spec.n
-    merge = EntryMerge(index, held, spec.by, plan.residual, budget)
+    merge = EntryMerge(index, locked, spec.by, plan.residual, budget)
     try:
         best = await _first_entries(spec, plan, merge)
     except GaveUp:
         return None
     if best.num_rows > MAX_TOP_N:
         raise too_many_ties(spec)
-    names = held.codec.definition.schema.names if spec.columns is None else spec.columns
+    names = locked.codec.definition.schema.names if spec.columns is None else spec.columns
     if set(index.covered) >= set(names):
         return FoundRows(best["stored"], index.decoder(names), merge.read, index.index.columns)
-    stored = await _rows_behind(best, spec, held)
-    return FoundRows(stored, held.codec.decoder(spec.columns), merge.read + len(stored), index.index.columns)
+    stored = await _rows_behind(best, spec, locked)
+    return FoundRows(stored, locked.codec.decoder(spec.columns), merge.read + len(stored), index.index.columns)
 
 
 async def _first_entries(spec: TopNSpec, plan: OrderPlan, merge: EntryMerge) -> pa.RecordBatch:
@@ -169,20 +169,20 @@ def _sorted(entries: pa.RecordBatch, spec: TopNSpec) -> pa.RecordBatch:
     return entries.take(pc.sort_indices(entries, sort_keys=[("value", direction), ("key", "ascending")]))
 
 
-async def _rows_behind(entries: pa.RecordBatch, spec: TopNSpec, held: HeldView) -> pa.Array:
+async def _rows_behind(entries: pa.RecordBatch, spec: TopNSpec, locked: LockedView) -> pa.Array:
     """The stored rows of some entries, in the same order."""
     numbers = entries["bucket"].to_numpy()
     places, values = [], []
     left = MAX_KEPT_BYTES
-    for number in held.buckets:
+    for number in locked.buckets:
         of_bucket = np.flatnonzero(numbers == number)
         places.append(of_bucket)
         keys = entries["key"].take(pa.array(of_bucket)).to_pylist()
-        step = max(1, min(_GET_ROWS, _GET_BYTES // max(1, held.buckets[number].longest_row)))
+        step = max(1, min(_GET_ROWS, _GET_BYTES // max(1, locked.buckets[number].longest_row)))
         for start in range(0, len(keys), step):
             if start:
-                await held.others_turn()
-            part = _rows_of(number, keys[start : start + step], held)
+                await locked.yield_to_others()
+            part = _rows_of(number, keys[start : start + step], locked)
             values += part
             left -= sum(map(len, part))
             if left < 0:
@@ -191,13 +191,13 @@ async def _rows_behind(entries: pa.RecordBatch, spec: TopNSpec, held: HeldView) 
     return stored if len(places) < 2 else stored.take(pa.array(np.argsort(np.concatenate(places))))
 
 
-def _rows_of(number: int, keys: list[bytes], held: HeldView) -> list[bytes]:
-    bucket = held.buckets[number]
+def _rows_of(number: int, keys: list[bytes], locked: LockedView) -> list[bytes]:
+    bucket = locked.buckets[number]
     try:
         found = bucket.get(keys)
         rows = [row for row in found if row is not None]
         if len(rows) < len(keys):
-            raise rows_missing(bucket.place)
+            raise missing_rows(bucket.location)
     except ScanKvError as error:
-        raise held.on_error(number, error) from error.__cause__
+        raise locked.on_error(number, error) from error.__cause__
     return rows

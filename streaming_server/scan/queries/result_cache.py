@@ -1,4 +1,4 @@
-"""Answers that many ask for: computed once, kept while small and current, and given again without reading anything."""
+"""The result cache: a result that many callers ask for is computed once, and served again until the table changes."""
 
 from __future__ import annotations
 
@@ -9,195 +9,197 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import ScanKvError
-from streaming_server.scan.admission.wakeup_throttle import Crowd
+from streaming_server.scan.admission.wakeup_throttle import WakeupThrottle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-_SHARE: Final = 16
-"""One answer has at most this part of the cache, so that it does not drive out all others."""
+# A result takes at most this fraction of the cache, so that a single one cannot evict all the others.
+_MAX_RESULT_FRACTION: Final = 16
+# About what an entry takes in addition to its bytes.
 _ENTRY_BYTES: Final = 512
-"""About what keeping an answer takes beside its bytes."""
+# Copying this much takes as long as handing the copy to a thread.
 _LONG_BYTES: Final = 1024 * 1024
-"""To copy as much takes as long as to have a thread do it."""
 _VALID_QUERIES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What was computed. Immutable.
+class CachedResult:
+    """The result of a query. Immutable.
 
     Attributes:
-        version: Of the view that was read, which is durable.
-        response: The response, serialised, as it is given to all.
-        for_the_first: Further fields of it, serialised, for the call that had it computed: what that cost.
+        version: The version of the view that was read. The view is durable.
+        response: The serialised response, the same for all callers.
+        first_caller_fields: More serialised fields of the response, for the caller that caused the computation: its
+            cost.
     """
 
     version: bytes
     response: bytes
-    for_the_first: bytes = b""
+    first_caller_fields: bytes = b""
 
 
 class Computation:
-    """One computation that is under way, and how many wait for it.
+    """A computation in progress, and the callers that wait for its result.
 
-    `opening` must be called just before its view is taken: up to then everybody may join, because what was acknowledged
-    before they came will be in it.
+    Call `begin_view` immediately before taking the view. Until then any caller may join, because the view will contain
+    everything that was acknowledged before the caller came.
 
     Attributes:
-        waiting: Those who wait for it.
-        task: Runs it; its result is the answer, or the error for all who wait.
-        current: The version that its view would have now; None when that is not known.
+        waiting: The callers that wait for the result.
+        task: Runs the computation. Its result is the query's result, or the error for all callers.
+        current: Returns the version that the view would have now, None when it is unknown.
     """
 
     def __init__(self, current: Callable[[], bytes | None]) -> None:
-        self.waiting = Crowd()
-        self.task: asyncio.Task[Answer | ScanKvError]
+        self.waiting = WakeupThrottle()
+        self.task: asyncio.Task[CachedResult | ScanKvError]
         self.current = current
-        self._begun = False
-        self._floor: bytes | None = None
+        self._view_begun = False
+        self._view_version: bytes | None = None
 
-    def opening(self) -> None:
-        """Notes that the view is taken from now on."""
-        self._begun, self._floor = True, self.current()
+    def begin_view(self) -> None:
+        """Records that the view is being taken."""
+        self._view_begun, self._view_version = True, self.current()
 
-    def opened(self, version: bytes) -> None:
-        """Notes the version of the view."""
-        self._floor = version
+    def set_view_version(self, version: bytes) -> None:
+        """Records the version of the view."""
+        self._view_version = version
 
     def may_join(self, current: bytes) -> bool:
-        """Whether its answer has all that is in the current version."""
-        return not self._begun or self._floor == current
+        """Whether the result will contain everything that the current version contains."""
+        return not self._view_begun or self._view_version == current
 
 
-class Answers:
-    """The answers of a server. Bound to its event loop.
+class ResultCache:
+    """The cached results of a server. Bound to the server's event loop.
 
-    Bounded: all answers kept take at most so many bytes, the one that was asked for longest ago goes first, and of one
-    query only the newest is kept. What is under way is not counted in it.
+    The cached results together take at most `max_bytes`; the least recently used one is evicted first. Only the newest
+    result of a query is kept. Results that are still being computed are not counted.
 
     Args:
-        max_bytes: Memory for answers; 0 keeps none.
+        max_bytes: Memory for cached results. 0 keeps none.
 
     Attributes:
-        unchanged: How many answers were that nothing has changed.
-        cached: How many were computed before, or at the same time, for another call.
-        computed: How many were computed.
-        cached_bytes: The memory that is used.
+        unchanged: Number of responses that reported no change.
+        cached: Number of responses that came from the cache, or from a computation that another caller had started.
+        computed: Number of results computed.
+        cached_bytes: Memory in use.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.unchanged = self.cached = self.computed = self.cached_bytes = 0
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[bytes, Answer] = OrderedDict()
+        self._results: OrderedDict[bytes, CachedResult] = OrderedDict()
         self._running: dict[bytes, Computation] = {}
         self._valid: OrderedDict[tuple[bytes, str, int], None] = OrderedDict()
 
     def is_valid(self, query: bytes, incarnation: str, schema_id: int) -> bool:
-        """Whether a query was found to be one that can be answered for this schema of this table."""
+        """Whether a query is known to be valid for this schema of this table."""
         return (query, incarnation, schema_id) in self._valid
 
-    def note_valid(self, query: bytes, incarnation: str, schema_id: int) -> None:
-        """Remembers that a query can be answered for this schema of this table, for a while."""
+    def remember_valid(self, query: bytes, incarnation: str, schema_id: int) -> None:
+        """Remembers that a query is valid for this schema of this table, until 10,000 others have followed."""
         self._valid[query, incarnation, schema_id] = None
         if len(self._valid) > _VALID_QUERIES:
             self._valid.popitem(last=False)
 
-    async def answer(
+    async def get_or_compute(
         self,
         query: bytes,
         current: Callable[[], bytes | None],
-        compute: Callable[[Computation], Awaitable[Answer]],
+        compute: Callable[[Computation], Awaitable[CachedResult]],
     ) -> bytes:
-        """The answer to a query as of now, or later: from memory, from a computation under way, or computed.
+        """Returns the response to a query as of now or later: cached, from a running computation, or computed.
 
-        A computation goes on as long as somebody waits for it, whoever began it; its error goes to all who wait.
+        A computation runs as long as at least one caller waits for it, even when the caller that started it has given
+        up. All waiting callers get its error.
 
         Args:
-            query: Names what is asked; the same for the same question.
-            current: The version that its view would have now, without awaiting; None when that is not known.
-            compute: Computes the answer. Must call `opening` of what it is given.
+            query: Identifies the query. Equal queries have equal bytes.
+            current: Returns the version that the view would have now, without awaiting; None when it is unknown.
+            compute: Computes the result. It must call `begin_view` of its argument.
 
         Raises:
             ScanKvError: What `compute` raised.
         """
         version = current()
-        kept = self._kept.get(query)
-        if kept is not None and kept.version == version:
-            self._kept.move_to_end(query)
+        cached_result = self._results.get(query)
+        if cached_result is not None and cached_result.version == version:
+            self._results.move_to_end(query)
             self.cached += 1
-            return kept.response
+            return cached_result.response
         running = self._running.get(query)
         if running is not None and version is not None and running.may_join(version):
-            response = (await self._result(query, running)).response
+            response = (await self._wait_for(query, running)).response
             self.cached += 1
             return response
         running = Computation(current)
         running.task = asyncio.create_task(self._compute(query, running, compute))
-        running.task.add_done_callback(_retrieve)
+        running.task.add_done_callback(_consume_exception)
         running.task.add_done_callback(lambda _: running.waiting.wake())
         self._running[query] = running
-        answer = await self._result(query, running)
-        if len(answer.response) < _LONG_BYTES:
-            return answer.response + answer.for_the_first
-        # A thread joins bytes over a MiB without the interpreter lock.
-        return await asyncio.to_thread(b"".join, (answer.response, answer.for_the_first))
+        result = await self._wait_for(query, running)
+        if len(result.response) < _LONG_BYTES:
+            return result.response + result.first_caller_fields
+        # A thread joins more than a MiB of bytes without the interpreter lock.
+        return await asyncio.to_thread(b"".join, (result.response, result.first_caller_fields))
 
     async def _compute(
-        self, query: bytes, running: Computation, compute: Callable[[Computation], Awaitable[Answer]]
-    ) -> Answer | ScanKvError:
+        self, query: bytes, running: Computation, compute: Callable[[Computation], Awaitable[CachedResult]]
+    ) -> CachedResult | ScanKvError:
         try:
-            answer = await compute(running)
+            result = await compute(running)
         except ScanKvError as error:
-            # Without its traceback, which would keep alive whatever was computed.
+            # The copy has no traceback, which would keep the computed data alive.
             return copy(error)
         finally:
-            self._leave(query, running)
+            self._forget(query, running)
         self.computed += 1
-        # An older one would never be asked for again: no version comes back.
-        if answer.version == running.current():
-            self._keep(query, answer)
-        return answer
+        # Versions do not recur, so an outdated result would never be served.
+        if result.version == running.current():
+            self._store(query, result)
+        return result
 
-    async def _result(self, query: bytes, running: Computation) -> Answer:
+    async def _wait_for(self, query: bytes, running: Computation) -> CachedResult:
         try:
             await running.waiting.wait()
         finally:
             if not running.waiting and not running.task.done():
-                # Nobody joins it from now on.
-                self._leave(query, running)
+                # No caller waits any more. Forgetting the computation keeps new callers from joining it.
+                self._forget(query, running)
                 running.task.cancel()
-        answer = running.task.result()
-        if isinstance(answer, ScanKvError):
-            # One for each, because raising it writes to it.
-            raise copy(answer)
-        return answer
+        result = running.task.result()
+        if isinstance(result, ScanKvError):
+            # Each caller gets its own copy, because raising an exception modifies it.
+            raise copy(result)
+        return result
 
-    def _leave(self, query: bytes, running: Computation) -> None:
+    def _forget(self, query: bytes, running: Computation) -> None:
         if self._running.get(query) is running:
             del self._running[query]
 
-    def _keep(self, query: bytes, answer: Answer) -> None:
-        self._drop(query)
-        size = _size(answer)
-        if size > self._max_bytes // _SHARE:
+    def _store(self, query: bytes, result: CachedResult) -> None:
+        self._evict(query)
+        size = _size_of(result)
+        if size > self._max_bytes // _MAX_RESULT_FRACTION:
             return
         while self.cached_bytes + size > self._max_bytes:
-            self._drop(next(iter(self._kept)))
-        self._kept[query] = answer
+            self._evict(next(iter(self._results)))
+        self._results[query] = result
         self.cached_bytes += size
 
-    def _drop(self, query: bytes) -> None:
-        answer = self._kept.pop(query, None)
-        if answer is not None:
-            self.cached_bytes -= _size(answer)
+    def _evict(self, query: bytes) -> None:
+        result = self._results.pop(query, None)
+        if result is not None:
+            self.cached_bytes -= _size_of(result)
 
 
-def _retrieve(task: asyncio.Task[Answer | ScanKvError]) -> None:
-    """Looks at how a task has ended, so that asyncio does not complain where nobody waited for it any more."""
+def _consume_exception(task: asyncio.Task[CachedResult | ScanKvError]) -> None:
+    """Retrieves the task's exception, so that asyncio does not log it when no caller waits any more."""
     if not task.cancelled():
         task.exception()
 
 
-def _size(answer: Answer) -> int:
-    return len(answer.response) + len(answer.for_the_first) + _ENTRY_BYTES
+def _size_of(result: CachedResult) -> int:
+    return len(result.response) + len(result.first_caller_fields) + _ENTRY_BYTES

@@ -17,16 +17,15 @@ from streaming_server.scan.rows.locked_view import MAX_STEP_ENTRIES
 from streaming_server.storage.cursors.entry_cursor import STEP_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from scankv.model.expressions import IndexPlan
-    from scankv.model.keys.key_codec import KeyCodec
     from streaming_server.scan.read_plan import ReadPlan
     from streaming_server.scan.row_reader import RowReader
-    from streaming_server.scan.rows.locked_view import HeldView
+    from streaming_server.scan.rows.locked_view import LockedView
     from streaming_server.storage.cursors.entry_cursor import EntryCursor
     from streaming_server.storage.rows.index_codec import IndexCodec
-    from streaming_server.storage.rows.row_codec import RowCodec
+    from streaming_server.storage.rows.table_codec import TableCodec
 
 MAX_ENTRY_BYTES: Final = 16 * 1024 * 1024
 """Of the entries, keys and values, that one scan keeps."""
@@ -40,29 +39,25 @@ class IndexChoice:
     plan: IndexPlan
 
 
-def plan_reads(
-    plan: ReadPlan, codec: RowCodec, keys: KeyCodec, indexes: Collection[IndexCodec]
-) -> tuple[RowReader, list[IndexChoice]]:
+def plan_reads(plan: ReadPlan, codec: TableCodec) -> tuple[RowReader, list[IndexChoice]]:
     """Binds a plan to a table: what it reads, and the indexes that can find the keys, the best first.
 
     Raises:
         SchemaMismatch: A column does not exist, or a comparison does not fit its type.
     """
-    reader = plan.reader(codec, keys)
-    return reader, index_choices(reader, indexes)
+    reader = plan.reader(codec.rows, codec.key_codec)
+    return reader, index_choices(reader, codec.indexes.values())
 
 
 async def plan_reads_in(
     run: Callable[..., Awaitable[tuple[RowReader, list[IndexChoice]]]],
     plan: ReadPlan,
-    codec: RowCodec,
-    keys: KeyCodec,
-    indexes: Collection[IndexCodec],
+    codec: TableCodec,
 ) -> tuple[RowReader, list[IndexChoice]]:
     """The same, with `run` in a thread where it takes some milliseconds, as for hundreds of comparisons."""
     if is_planned_at_once(plan.where):
-        return plan_reads(plan, codec, keys, indexes)
-    return await run(plan_reads, plan, codec, keys, indexes)
+        return plan_reads(plan, codec)
+    return await run(plan_reads, plan, codec)
 
 
 def index_choices(reader: RowReader, indexes: Iterable[IndexCodec]) -> list[IndexChoice]:
@@ -90,7 +85,7 @@ def chosen_index(choices: Iterable[IndexChoice], indexes: Iterable[IndexCodec]) 
     return next((choice for choice in choices if choice.codec.index.id in usable), None)
 
 
-async def read_through_index(reader: RowReader, choices: Iterable[IndexChoice], held: HeldView) -> RowReader:
+async def read_through_index(reader: RowReader, choices: Iterable[IndexChoice], locked: LockedView) -> RowReader:
     """The reader, with the keys that an index tells when one can be used and they are at most 10,000.
 
     The rows that it reads then, and their order, are the same, as of the same instant.
@@ -98,19 +93,19 @@ async def read_through_index(reader: RowReader, choices: Iterable[IndexChoice], 
     Raises:
         DataLoss: The entries are damaged.
     """
-    choice = chosen_index(choices, held.indexes)
+    choice = chosen_index(choices, locked.indexes)
     if choice is None:
         return reader
-    found = await _indexed_keys(choice, held, keep_rows=reader.is_covered_by(choice.codec))
+    found = await _indexed_keys(choice, locked, keep_rows=reader.is_covered_by(choice.codec))
     return reader if found is None else reader.through(choice.codec, found, choice.plan.residual)
 
 
-async def _indexed_keys(choice: IndexChoice, held: HeldView, *, keep_rows: bool) -> IndexedKeys | None:
+async def _indexed_keys(choice: IndexChoice, locked: LockedView, *, keep_rows: bool) -> IndexedKeys | None:
     """The keys by bucket, None when they are too many."""
     keys: dict[int, tuple[bytes, ...]] = {}
     rows: dict[bytes, bytes] = {}
-    entries = _Entries(choice, held)
-    for number in held.buckets:
+    entries = _Entries(choice, locked)
+    for number in locked.buckets:
         values = await entries.of_bucket(number)
         if values is None:
             return None
@@ -118,7 +113,7 @@ async def _indexed_keys(choice: IndexChoice, held: HeldView, *, keep_rows: bool)
             row_keys = choice.codec.row_keys(pa.array(values, pa.binary())).to_pylist()
             keys[number] = _ascending(row_keys)
         except DataLoss as error:
-            raise held.on_error(number, error) from error
+            raise locked.on_error(number, error) from error
         if keep_rows:
             rows.update(zip(row_keys, values, strict=True))
     return IndexedKeys(keys, rows if keep_rows else None)
@@ -134,23 +129,23 @@ def _ascending(keys: list[bytes]) -> tuple[bytes, ...]:
 class _Entries:
     """Reads the entries of some ranges, until they are too many."""
 
-    def __init__(self, choice: IndexChoice, held: HeldView) -> None:
+    def __init__(self, choice: IndexChoice, locked: LockedView) -> None:
         self._ranges = KeyRanges.of(*(choice.codec.within(columns) for columns in choice.plan.ranges))
-        self._held = held
+        self._locked = locked
         self._room, self._room_bytes = MAX_POINTS, MAX_ENTRY_BYTES
         self._turn = time.perf_counter()
 
     async def of_bucket(self, number: int) -> list[bytes] | None:
         """The values of the entries of a bucket, None when there is no room for them."""
         found: list[bytes] = []
-        cursor = self._held.buckets[number].entry_cursor(self._ranges)
+        cursor = self._locked.buckets[number].entry_cursor(self._ranges)
         try:
             while (values := self._step(number, cursor)) is not None:
                 found += values
                 if self._room < 0 or self._room_bytes < 0:
                     return None
                 if time.perf_counter() - self._turn > STEP_SECONDS:
-                    await self._held.others_turn()
+                    await self._locked.yield_to_others()
                     self._turn = time.perf_counter()
         finally:
             cursor.close()
@@ -161,7 +156,7 @@ class _Entries:
         try:
             read = cursor.next_entries(min(self._room + 1, MAX_STEP_ENTRIES))
         except ScanKvError as error:
-            raise self._held.on_error(number, error) from error.__cause__
+            raise self._locked.on_error(number, error) from error.__cause__
         if read is None:
             return None
         keys, values = read

@@ -21,7 +21,7 @@ MAX_STEP_ENTRIES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldView:
+class LockedView:
     """Open buckets of one instant: of a live table with their mutexes held, or of a pinned view. Bound to its loop.
 
     Whoever reads entries of it does so on the event loop, in steps, since RocksDB's iterators hold the interpreter lock
@@ -45,12 +45,12 @@ class HeldView:
     on_error: Callable[[int, ScanKvError], ScanKvError]
     check: Callable[[], None] = field(default=lambda: None)
 
-    async def others_turn(self) -> None:
+    async def yield_to_others(self) -> None:
         """Lets others have the event loop. Raises what `check` does."""
         await asyncio.sleep(0)
         self.check()
 
 
-def whole_indexes(indexes: Iterable[IndexCodec], ready: Collection[Collection[int]]) -> list[IndexCodec]:
+def complete_indexes(indexes: Iterable[IndexCodec], ready: Collection[Collection[int]]) -> list[IndexCodec]:
     """The indexes that are whole in all of some buckets; `ready` has, for each bucket, the ids of those that are."""
     return [codec for codec in indexes if all(codec.index.id in ids for ids in ready)]

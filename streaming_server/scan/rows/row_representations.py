@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss, InvalidKey
-from streaming_server.arrays.arrow_buffers import without_columns
+from streaming_server.arrays.arrow_buffers import columnless_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,7 @@ class KeyedForm:
         """The columns that are returned."""
         if len(self.schema):
             return pa.RecordBatch.from_arrays(rows.flatten()[1:], schema=self.schema)
-        return without_columns(len(rows))
+        return columnless_batch(len(rows))
 
 
 def keyed_rows(keys: pa.BinaryArray, batch: pa.RecordBatch) -> pa.StructArray:

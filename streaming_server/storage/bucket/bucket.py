@@ -13,8 +13,8 @@ import numpy as np
 
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.storage.bucket.durable_watermark import DurableMark
-from streaming_server.storage.bucket.index_build import IndexBuild, build_key, entry_range, stored_build
+from streaming_server.storage.bucket.durable_watermark import DurableWatermark
+from streaming_server.storage.bucket.index_build import IndexBuild, build_key, entry_range, load_index_build
 from streaming_server.storage.bucket.writer_states import DEFAULT_WRITER_LIMITS, WriterStates
 from streaming_server.storage.changelog.bucket_log import MARK_BYTES, BucketLog, LogMark, LogSpan, put_mark
 from streaming_server.storage.changelog.offsets import count_of, make_offset
@@ -150,7 +150,7 @@ class BucketChange:
 
 
 @dataclass(frozen=True, slots=True)
-class LogUse:
+class ChangelogUsage:
     """What there is of a changelog.
 
     Attributes:
@@ -191,15 +191,15 @@ class Bucket:
     and `flush`, `compact_small_files` and `checkpoint`, which may run beside all but `close`.
 
     Attributes:
-        place: What errors call it.
+        location: What errors call it.
         flushes: How often it was flushed on demand since small files were made one.
-        durable_at_opening: The offset up to which it was durable when it was opened.
+        durable_when_opened: The offset up to which it was durable when it was opened.
     """
 
     def __init__(
         self,
         path: Path,
-        place: str,
+        location: str,
         *,
         compression: str,
         resources: RocksResources,
@@ -212,8 +212,8 @@ class Bucket:
         """Opens the bucket in directory `path`, making it when it is not there.
 
         Args:
-            path: RocksDB's directory; the durable mark lies beside it, with the suffix `.durable`.
-            place: What errors call the bucket, as `bucket 3 of game.scores`.
+            path: RocksDB's directory; the durable watermark lies beside it, with the suffix `.durable`.
+            location: What errors call the bucket, as `bucket 3 of game.scores`.
             compression: `none`, `lz4` or `zstd`, for blocks written from now on.
             resources: Shared by all buckets of the process.
             clock: The server's.
@@ -226,15 +226,15 @@ class Bucket:
             DataLoss: The bucket is damaged: RocksDB cannot open it, or acknowledged changes are missing.
             DiskFull: There is no space to open it for writing.
         """
-        self.place = place
+        self.location = location
         self._after = after
-        self._is_let_go = False
+        self._is_abandoned = False
         self.flushes = 0
-        self._marked: int | None = None
+        self._durable_offset: int | None = None
         # Before it is read, so that what was read is what is durable.
         self._logs_are_durable = read_only is None or _try_to_sync_logs(path)
         self._store = RocksStore(
-            path, place, compression=compression, resources=resources, read_only=read_only is not None
+            path, location, compression=compression, resources=resources, read_only=read_only is not None
         )
         self._store.refusal = read_only
         self.log = BucketLog(self._store, lambda: self._state.log_span)
@@ -243,32 +243,34 @@ class Bucket:
         self._mark_micros = int(mark_seconds * 1_000_000)
         self._builds: dict[int, IndexBuild] = {}
         try:
-            self._mark = self._durable_mark(path)
+            self._watermark = self._open_watermark(path)
             try:
                 self._state = self._recover()
                 # RocksDB has written what its logs had into new files, and synced them, unless it only reads.
-                self.durable_at_opening = self._state.log_offset if self._logs_are_durable else self._mark.read() or 0
+                durable = self._state.log_offset if self._logs_are_durable else self._watermark.read()
+                self.durable_when_opened = durable or 0
             except BaseException:
-                self._mark.close()
+                self._watermark.close()
                 raise
         except BaseException:
             self._store.close()
             raise
 
-    def _durable_mark(self, path: Path) -> DurableMark:
+    def _open_watermark(self, path: Path) -> DurableWatermark:
         try:
-            return DurableMark(path.with_suffix(".durable"))
+            return DurableWatermark(path.with_suffix(".durable"))
         except DataLoss as error:
-            raise DataLoss(f"{self.place} is damaged: its durable mark cannot be read") from error
+            raise DataLoss(f"{self.location} is damaged: its durable watermark cannot be read") from error
 
     def _recover(self) -> BucketState:
-        state = stored_state(self._store)
-        durable = self._mark.read()
+        state = load_state(self._store)
+        durable = self._watermark.read()
         if durable is None:
-            raise DataLoss(f"{self.place} is damaged: its durable mark cannot be read")
+            raise DataLoss(f"{self.location} is damaged: its durable watermark cannot be read")
         if state.count < count_of(durable):
             raise DataLoss(
-                f"{self.place} has lost acknowledged changes: {count_of(durable)} were durable, {state.count} are there"
+                f"{self.location} has lost acknowledged changes: {count_of(durable):,} were durable, "
+                f"and {state.count:,} are left"
             )
         # What this process has written before, it knows; otherwise a crash may have undone what others have read.
         return state if state.clean or state == self._after else state.after_unclean_stop()
@@ -316,7 +318,7 @@ class Bucket:
 
         It is committed at `commit_micros`, which `commit_time` of each bucket of a transaction gave before; None: now.
 
-        It is visible to reads at once and durable after the next `sync`. With `step`, which `answer_of` has not
+        It is visible to reads at once and durable after the next `sync`. With `step`, which `find_answer` has not
         refused, it is noted as a part of that request: also a change that changes nothing. Rows put without being
         changes, because only what is hidden beside them is another, are as durable after the next `sync`.
         """
@@ -348,7 +350,7 @@ class Bucket:
             state = self._logged(batch, state, change.changes, change.schema_id)
         self._write_state(batch, state, step)
 
-    def answer_of(self, identity: WriteIdentity) -> WriteAnswer | None:
+    def find_answer(self, identity: WriteIdentity) -> WriteAnswer | None:
         """How far a request has been applied; None when not at all, and it may be applied now.
 
         Raises:
@@ -356,14 +358,14 @@ class Bucket:
             WriterExpired: It is too old, or its writer has not been heard of for too long, to tell.
             TooManyWriters: The writer is new, and there are as many as there may be.
         """
-        return self.writers.answer_of(identity)
+        return self.writers.find_answer(identity)
 
     def open_writer(self, writer: str, epoch: int, next_sequence: int) -> None:
         """Begins a new epoch of a writer, which fences those before; durable after the next sync of the store."""
         batch = self._store.batch()
         state = self.writers.open(batch, writer, epoch, next_sequence)
         self._store.write(batch)
-        self.writers.remember(writer, state)
+        self.writers.cache(writer, state)
 
     def _logged(self, batch: StoreBatch, state: BucketState, changes: Changes, schema_id: int) -> BucketState:
         """Writes changes to the log as part of a batch; the state with what they take."""
@@ -396,7 +398,7 @@ class Bucket:
         """How far each index is built that the bucket knows and that is not ready, by its id."""
         return self._builds
 
-    def settle_indexes(self, indexes: Collection[int]) -> None:
+    def set_indexes(self, indexes: Collection[int]) -> None:
         """Takes notice of which indexes the table has: to be called after opening, and whenever they change.
 
         The entries of others go, and what was noted of their building. A bucket without rows has all of them ready.
@@ -413,9 +415,9 @@ class Bucket:
                 if index not in indexes or index in ready:
                     batch.delete_meta(build_key(index))
             self._write_state(batch, state)
-        self._builds = {index: stored_build(self._store, index) for index in indexes if index not in ready}
+        self._builds = {index: load_index_build(self._store, index) for index in indexes if index not in ready}
 
-    def put_built(self, index: int, keys: pa.Array, values: pa.Array, build: IndexBuild) -> None:
+    def put_index_entries(self, index: int, keys: pa.Array, values: pa.Array, build: IndexBuild) -> None:
         """Puts entries of an index that is being built, and notes that it has come so far: both or nothing."""
         batch = self._store.batch()
         batch.put_entries(keys.to_pylist(), values.to_pylist())
@@ -423,7 +425,7 @@ class Bucket:
         self._store.write(batch)
         self._builds[index] = build
 
-    def finish_build(self, index: int) -> None:
+    def finish_index_build(self, index: int) -> None:
         """Makes an index ready, which has an entry for every row."""
         batch = self._store.batch()
         batch.delete_meta(build_key(index))
@@ -432,15 +434,15 @@ class Bucket:
 
     def _write_state(self, batch: StoreBatch, state: BucketState, step: WriteStep | None = None) -> None:
         batch.put_meta(_STATE_KEY, state.to_bytes())
-        writer = None if step is None else self.writers.note(batch, step, state.log_offset)
+        writer = None if step is None else self.writers.record(batch, step, state.log_offset)
         self._store.write(batch)
         self._state = state
         if step is not None and writer is not None:
-            self.writers.remember(step.identity.writer, writer)
+            self.writers.cache(step.identity.writer, writer)
 
     def snapshot(self, durable_offset: int) -> BucketSnapshot:
         """The bucket as of now, of which so much is durable; let it go before the bucket is closed."""
-        return BucketSnapshot(self._state, durable_offset, self._store.rows_now())
+        return BucketSnapshot(self._state, durable_offset, self._store.snapshot_rows())
 
     def cursor(
         self,
@@ -475,25 +477,25 @@ class Bucket:
                 self._store.check_writable()
             return
         self._store.sync()
-        self._mark.write(offset)
-        self._marked = offset
+        self._watermark.write(offset)
+        self._durable_offset = offset
 
     def changes(self, definition: TableDefinition, limit: int) -> Iterator[LogRecord]:
         """The first `limit` records of the changelog, oldest first."""
-        for key, value in islice(self._store.log_records(), limit):
+        for key, value in islice(self._store.read_log_records(), limit):
             yield decode_record(key, value, definition)
 
     def family_bytes(self) -> FamilyBytes:
         """Bytes of its table files, by what they hold. Takes microseconds."""
         return self._store.family_bytes()
 
-    def log_use(self) -> LogUse:
+    def changelog_usage(self) -> ChangelogUsage:
         """How much of its changelog is kept, and for whom. Blocks for some milliseconds where that is gigabytes."""
         span, total, held = self.log.span, self._state.log_bytes, self.log.holds.oldest()
         kept = self.log.bytes_from(span.offset_of(span.first), total) if span.first < span.end else 0
         if held is None or count_of(held[1]) >= span.end:
-            return LogUse(kept, "", 0)
-        return LogUse(kept, held[0], min(kept, self.log.bytes_from(held[1], total)))
+            return ChangelogUsage(kept, "", 0)
+        return ChangelogUsage(kept, held[0], min(kept, self.log.bytes_from(held[1], total)))
 
     def flush(self) -> None:
         """Moves unflushed writes into table files."""
@@ -523,30 +525,30 @@ class Bucket:
                 self._state = replace(self._state, clean=True)
                 self._write_state(self._store.batch(), self._state)
                 # Closing the store syncs it, too. Where no change came since the last sync, there is nothing to mark.
-                if self._marked != self._state.log_offset:
+                if self._durable_offset != self._state.log_offset:
                     self.sync(self._state.log_offset)
         finally:
-            self._mark.close()
+            self._watermark.close()
             self._store.close()
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """Closes a bucket that no longer takes writes and has no readers. Idempotent."""
-        if self._is_let_go:
+        if self._is_abandoned:
             return
-        self._is_let_go = True
-        self._mark.close()
+        self._is_abandoned = True
+        self._watermark.close()
         with suppress(ScanKvError):
             # It cannot write what it has in memory, which its write-ahead log has as well.
             self._store.close()
 
-    def replaced_by(self, other: Bucket) -> None:
+    def hand_holds_to(self, other: Bucket) -> None:
         """Has another one, of the same files, keep the changes that this one keeps.
 
         What still reads this one, which can only be read, goes on: RocksDB closes it behind the last of them.
         """
         other.log.holds = self.log.holds
         if self.is_read_only:
-            self._mark.close()
+            self._watermark.close()
 
 
 def _try_to_sync_logs(path: Path) -> bool:
@@ -574,12 +576,12 @@ def _with(indexes: tuple[int, ...], added: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted({*indexes, *added}))
 
 
-def stored_state(store: RocksStore) -> BucketState:
+def load_state(store: RocksStore) -> BucketState:
     """The state that a bucket's directory holds. Raises DataLoss when it cannot be read."""
     try:
         stored = store.meta.get(_STATE_KEY)
         return BucketState() if stored is None else BucketState.from_bytes(stored)
     except (ValueError, TypeError, KeyError) as error:
-        raise DataLoss(f"{store.place} is damaged: its state cannot be read") from error
+        raise DataLoss(f"{store.location} is damaged: its state cannot be read") from error
     except Exception as error:
         raise store.failure(error) from error

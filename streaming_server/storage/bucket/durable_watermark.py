@@ -16,7 +16,7 @@ import google_crc32c
 
 from scankv.model.errors import DataLoss
 from streaming_server.storage.files.checked_json import sync_directory
-from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.files.disk_space import translate_disk_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,14 +27,14 @@ _CHECKSUM = struct.Struct("<I")
 _BYTES = _MARK.size + _CHECKSUM.size
 
 
-class DurableMark:
-    """The durable mark of one open bucket. Written by one thread at a time."""
+class DurableWatermark:
+    """The durable watermark of one open bucket. Written by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         """Opens the mark, making it (durably, at offset 0) when the file is not there. Raises DiskFull or DataLoss."""
         self._directory = path.parent
         try:
-            with naming_full_disk(path.parent):
+            with translate_disk_errors(path.parent):
                 self._open(path)
         except OSError as error:
             raise DataLoss(f"how far {path.with_suffix('')} is durable cannot be read: {error}") from error
@@ -64,7 +64,7 @@ class DurableMark:
     def write(self, offset: int) -> None:
         """Says that everything below this offset is durable."""
         body = _MARK.pack(_MAGIC, offset)
-        with naming_full_disk(self._directory):
+        with translate_disk_errors(self._directory):
             os.pwrite(self._fd, body + _CHECKSUM.pack(google_crc32c.value(body)), 0)
 
     def close(self) -> None:

@@ -45,12 +45,14 @@ def entry_range(index: int) -> tuple[bytes, bytes]:
     return index.to_bytes(4, "big"), (index + 1).to_bytes(4, "big")
 
 
-def stored_build(store: RocksStore, index: int) -> IndexBuild:
+def load_index_build(store: RocksStore, index: int) -> IndexBuild:
     """What a bucket has noted of the building of an index. Raises DataLoss when it cannot be read."""
     try:
         stored = store.meta.get(build_key(index))
         return IndexBuild() if stored is None else IndexBuild.from_bytes(stored)
     except (ValueError, TypeError, KeyError) as error:
-        raise DataLoss(f"{store.place} is damaged: what it notes of the building of an index cannot be read") from error
+        raise DataLoss(
+            f"{store.location} is damaged: what it notes of the building of an index cannot be read"
+        ) from error
     except Exception as error:
         raise store.failure(error) from error

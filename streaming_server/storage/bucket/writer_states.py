@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_SEQUENCE: Final = 2**63
 """Sequences are below it."""
 
-UNNAMED_TTL_SECONDS: Final = 3600.0
+ANONYMOUS_TTL_SECONDS: Final = 3600.0
 """A request of a writer that was never opened is refused when it is that old and its writer is not known."""
 
 _FORGOTTEN_AFTER: Final = 1.1
@@ -61,14 +61,14 @@ class WriteIdentity:
         writer: The writer's id.
         epoch: 0, or what opening the writer gave. Each opening fences the epochs before it.
         sequence: The request's number. Numbers of one writer ascend, from any number on and with gaps.
-        settled_below: Every request of a lower number was answered or given up: one that comes late is refused.
+        acked_below: Every request of a lower number was answered or given up: one that comes late is refused.
         age_seconds: How long ago the request was sent for the first time.
     """
 
     writer: str
     epoch: int
     sequence: int
-    settled_below: int = 0
+    acked_below: int = 0
     age_seconds: float = 0.0
 
 
@@ -104,18 +104,18 @@ class WriterState:
     Attributes:
         epoch: The newest epoch there was.
         next_sequence: Behind the greatest sequence that was applied, in any epoch.
-        settled_below: Lower ones of this epoch are not applied any more.
+        acked_below: Lower ones of this epoch are not applied any more.
         used_micros: When it was heard of last, in microseconds of service time.
         answers: Those of this epoch's greatest sequences, ascending.
     """
 
     epoch: int = 0
     next_sequence: int = 0
-    settled_below: int = 0
+    acked_below: int = 0
     used_micros: int = 0
     answers: tuple[WriteAnswer, ...] = ()
 
-    def answer_of(self, identity: WriteIdentity, place: str) -> WriteAnswer | None:
+    def find_answer(self, identity: WriteIdentity, location: str) -> WriteAnswer | None:
         """How far a request has been applied; None when not at all.
 
         Raises:
@@ -134,8 +134,8 @@ class WriterState:
             if identity.writer == TRANSACTIONS:
                 return None
             raise WriterExpired(
-                f'{place} does not know epoch {identity.epoch} of the writer "{identity.writer}"; nothing was written: '
-                "open the writer anew",
+                f'{location} does not know epoch {identity.epoch} of the writer "{identity.writer}"; nothing was '
+                "written: open the writer again",
                 writer=identity.writer,
                 sequence=identity.sequence,
             )
@@ -143,9 +143,9 @@ class WriterState:
             if answer.sequence == identity.sequence:
                 return answer
         full = len(self.answers) == WRITER_WINDOW and identity.sequence < self.answers[0].sequence
-        if full or identity.sequence < self.settled_below:
+        if full or identity.sequence < self.acked_below:
             raise WriterExpired(
-                f'{place}: request {identity.sequence} of the writer "{identity.writer}" comes too late to tell '
+                f'{location}: request {identity.sequence} of the writer "{identity.writer}" comes too late to tell '
                 "whether it was applied; nothing was written: read what is there before you write it again",
                 writer=identity.writer,
                 sequence=identity.sequence,
@@ -153,17 +153,17 @@ class WriterState:
         return None
 
     def after(self, step: WriteStep, offset: int, now_micros: int) -> WriterState:
-        """The state with a step that `answer_of` has not refused. `offset` is the bucket's next one behind it."""
+        """The state with a step that `find_answer` has not refused. `offset` is the bucket's next one behind it."""
         identity = step.identity
         same = identity.epoch == self.epoch
-        settled = max(identity.settled_below, self.settled_below if same else 0)
+        settled = max(identity.acked_below, self.acked_below if same else 0)
         others = [answer for answer in self.answers if same and answer.sequence != identity.sequence]
         answer = WriteAnswer(identity.sequence, step.rows, offset, step.whole)
         kept = sorted((a for a in [*others, answer] if a.sequence >= settled), key=lambda a: a.sequence)
         return WriterState(
             epoch=identity.epoch,
             next_sequence=max(self.next_sequence, identity.sequence + 1),
-            settled_below=settled,
+            acked_below=settled,
             used_micros=now_micros,
             answers=tuple(kept[-WRITER_WINDOW:]),
         )
@@ -171,7 +171,7 @@ class WriterState:
     def to_bytes(self) -> bytes:
         """The stored form."""
         head = _HEADER.pack(
-            _FORMAT, len(self.answers), self.epoch, self.next_sequence, self.settled_below, self.used_micros
+            _FORMAT, len(self.answers), self.epoch, self.next_sequence, self.acked_below, self.used_micros
         )
         return head + b"".join(_ANSWER.pack(a.sequence, a.rows, a.offset, a.whole) for a in self.answers)
 
@@ -188,7 +188,7 @@ class WriterState:
         return cls(
             epoch=epoch,
             next_sequence=next_sequence,
-            settled_below=settled,
+            acked_below=settled,
             used_micros=used,
             answers=tuple(
                 WriteAnswer(sequence, rows, offset, bool(whole)) for sequence, rows, offset, whole in answers
@@ -209,13 +209,13 @@ class WriterLimits:
     max_writers: int = 100_000
 
     @property
-    def unnamed_ttl_seconds(self) -> float:
+    def anonymous_ttl_seconds(self) -> float:
         """The age from which on a request of an unknown writer that was never opened is refused."""
-        return min(self.ttl_seconds, UNNAMED_TTL_SECONDS)
+        return min(self.ttl_seconds, ANONYMOUS_TTL_SECONDS)
 
     def seconds_kept(self, epoch: int) -> float:
         """Seconds for which a writer is known after its last request."""
-        return self.ttl_seconds if epoch else self.unnamed_ttl_seconds * _FORGOTTEN_AFTER
+        return self.ttl_seconds if epoch else self.anonymous_ttl_seconds * _FORGOTTEN_AFTER
 
 
 DEFAULT_WRITER_LIMITS: Final = WriterLimits()
@@ -239,8 +239,8 @@ class WriterStates:
         self._count: int | None = None
         self._swept = -math.inf
 
-    def is_at_hand(self, writer: str) -> bool:
-        """Whether `answer_of` takes no time, because the writer is known and in memory."""
+    def is_cached(self, writer: str) -> bool:
+        """Whether `find_answer` takes no time, because the writer is known and in memory."""
         return self._cache.get(writer) is not None
 
     def get(self, writer: str) -> WriterState | None:
@@ -254,7 +254,7 @@ class WriterStates:
         self._cache.move_to_end(writer)
         return self._cache[writer]
 
-    def answer_of(self, identity: WriteIdentity) -> WriteAnswer | None:
+    def find_answer(self, identity: WriteIdentity) -> WriteAnswer | None:
         """How far a request has been applied; None when not at all, and it may be applied now.
 
         Raises:
@@ -264,35 +264,35 @@ class WriterStates:
         """
         state = self.get(identity.writer)
         if state is not None:
-            return state.answer_of(identity, self._store.place)
+            return state.find_answer(identity, self._store.location)
         if identity.writer == TRANSACTIONS:
             return None
-        if identity.epoch > 0 or identity.age_seconds >= self._limits.unnamed_ttl_seconds:
+        if identity.epoch > 0 or identity.age_seconds >= self._limits.anonymous_ttl_seconds:
             raise WriterExpired(
-                f'{self._store.place} does not know the writer "{identity.writer}" any more: whether request '
+                f'{self._store.location} does not know the writer "{identity.writer}" any more: whether request '
                 f"{identity.sequence} was applied earlier cannot be told, and it was not applied now; read what is "
                 "there before you write it again, and open the writer anew",
                 writer=identity.writer,
                 sequence=identity.sequence,
             )
-        self.make_room(identity.writer)
+        self.ensure_capacity(identity.writer)
         return None
 
-    def note(self, batch: StoreBatch, step: WriteStep, offset: int) -> WriterState:
-        """Has a step noted as part of a batch of writes; `remember` what this gives when the batch is applied."""
+    def record(self, batch: StoreBatch, step: WriteStep, offset: int) -> WriterState:
+        """Has a step noted as part of a batch of writes; `cache` what this gives when the batch is applied."""
         before = self.get(step.identity.writer) or WriterState()
         state = before.after(step, offset, self._clock.service_micros())
         batch.put_meta(_key(step.identity.writer), state.to_bytes())
         return state
 
     def open(self, batch: StoreBatch, writer: str, epoch: int, next_sequence: int) -> WriterState:
-        """Has a new epoch of a writer noted as part of a batch of writes, as `note`."""
+        """Has a new epoch of a writer noted as part of a batch of writes, as `record`."""
         state = WriterState(epoch=epoch, next_sequence=next_sequence, used_micros=self._clock.service_micros())
         batch.put_meta(_key(writer), state.to_bytes())
         return state
 
-    def remember(self, writer: str, state: WriterState) -> None:
-        """Takes over what `note` or `open` gave, once its batch was applied."""
+    def cache(self, writer: str, state: WriterState) -> None:
+        """Takes over what `record` or `open` gave, once its batch was applied."""
         if self._count is not None and self.get(writer) is None:
             self._count += 1
         self._remember(writer, state)
@@ -328,14 +328,14 @@ class WriterStates:
         self._count, self._swept = there, self._clock.monotonic()
         return expired
 
-    def make_room(self, writer: str) -> None:
+    def ensure_capacity(self, writer: str) -> None:
         """Sees to it that there may be another writer. Raises TooManyWriters."""
         full = self._count is None or self._count >= self._limits.max_writers
         if full and self.is_sweep_due():
             self.sweep()
         if self._count is not None and self._count >= self._limits.max_writers:
             raise TooManyWriters(
-                f"{self._store.place} knows {self._count} writers, which is the limit, so there is no room for "
+                f"{self._store.location} knows {self._count} writers, which is the limit, so there is no room for "
                 f'"{writer}": write with fewer clients, or raise max_writers_per_bucket',
                 writer=writer,
             )
@@ -360,13 +360,13 @@ class WriterStates:
         try:
             return cast("tuple[int, int, int, int, int, int]", _HEADER.unpack_from(stored))
         except struct.error as error:
-            raise DataLoss(f"{self._store.place} is damaged: what is noted of a writer cannot be read") from error
+            raise DataLoss(f"{self._store.location} is damaged: what is noted of a writer cannot be read") from error
 
     def _read(self, stored: bytes) -> WriterState:
         try:
             return WriterState.from_bytes(stored)
         except DataLoss as error:
-            raise DataLoss(f"{self._store.place} is damaged: {error.message}") from error
+            raise DataLoss(f"{self._store.location} is damaged: {error.message}") from error
 
     def _remember(self, writer: str, state: WriterState | None) -> None:
         self._cache[writer] = state

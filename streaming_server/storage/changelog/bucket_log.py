@@ -16,11 +16,11 @@ from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_
 from streaming_server.storage.changelog.records import (
     MAX_CHANGES_PER_RECORD,
     RowKind,
+    decode_header,
     decode_record,
     encode_records,
     encode_segment,
-    key_of,
-    peek,
+    record_key,
 )
 from streaming_server.storage.rocks.store import scan_options
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from scankv.model.tables.schema import TableDefinition
-    from streaming_server.storage.changelog.records import Changes, LogRecord, RecordHead
+    from streaming_server.storage.changelog.records import Changes, LogRecord, RecordHeader
     from streaming_server.storage.rocks.store import RocksStore, StoreBatch
 
 
@@ -60,12 +60,12 @@ class LogSpan:
         """The offset of change number `count`."""
         return make_offset(bisect_right(self.epoch_starts, count) - 1, count)
 
-    def checked(self, offset: int, *, place: str, clamp: bool = False) -> int:
+    def resolve(self, offset: int, *, location: str, clamp: bool = False) -> int:
         """The offset that stands for a position: the same, but for one at the end of an epoch, which begins the next.
 
         Args:
             offset: Where somebody wants to read on.
-            place: What errors call the bucket.
+            location: What errors call the bucket.
             clamp: Whether a position that is not there stands for the nearest that is.
 
         Raises:
@@ -75,12 +75,12 @@ class LogSpan:
         epoch, count = epoch_of(offset), count_of(offset)
         if not 0 <= epoch < len(self.epoch_starts) or not self.epoch_starts[epoch] <= count <= self._end_of(epoch):
             if not clamp:
-                raise self._refused(PositionOutOfRange, "is none that its changelog ever had", offset, place)
+                raise self._refused(PositionOutOfRange, "is none that its changelog ever had", offset, location)
             known = 0 <= epoch < len(self.epoch_starts)
             count = min(max(count, self.epoch_starts[epoch]), self._end_of(epoch)) if known else self.end
         if count < self.first:
             if not clamp:
-                raise self._refused(PositionExpired, "is no longer in its changelog", offset, place)
+                raise self._refused(PositionExpired, "is no longer in its changelog", offset, location)
             count = self.first
         return self.offset_of(count)
 
@@ -88,11 +88,12 @@ class LogSpan:
         return self.epoch_starts[epoch + 1] if epoch + 1 < len(self.epoch_starts) else self.end
 
     def _refused(
-        self, error: type[PositionExpired | PositionOutOfRange], what: str, offset: int, place: str
+        self, error: type[PositionExpired | PositionOutOfRange], what: str, offset: int, location: str
     ) -> PositionExpired | PositionOutOfRange:
         earliest, latest = self.offset_of(self.first), self.offset_of(self.end)
         return error(
-            f"{place}: offset {offset} {what}, which reaches from {earliest} to {latest}: start there, or with clamp",
+            f"{location}: offset {offset} {what}, which reaches from {earliest} to {latest}: start within it, or use "
+            "clamp",
             wanted=offset,
             earliest=earliest,
             latest=latest,
@@ -160,7 +161,7 @@ class Segment:
     last_key: bytes = b""
 
 
-class LogHolds:
+class RetentionHolds:
     """Who needs the changes of one bucket from where on. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -212,7 +213,7 @@ class BucketLog:
     def __init__(self, store: RocksStore, span: Callable[[], LogSpan]) -> None:
         self._store = store
         self._span = span
-        self.holds = LogHolds()
+        self.holds = RetentionHolds()
 
     @property
     def span(self) -> LogSpan:
@@ -240,33 +241,35 @@ class BucketLog:
     ) -> list[LogRecord]:
         """See `ChangeLog`."""
         records: list[LogRecord] = []
-        place, size = count_of(start), 0
+        count, size = count_of(start), 0
         for key, value in self._stored(start, end):
             try:
                 # What would be cut off is left for the next read, so that no record is decoded twice.
-                if records and place - count_of(start) + peek(key, value).count > max_changes:
+                if records and count - count_of(start) + decode_header(key, value).count > max_changes:
                     return records
                 record = decode_record(key, value, definition).between(start, end)
             except DataLoss as error:
                 raise self._here(error.message) from error
             if not records and not len(record.changes):
                 continue  # The start is the end of an epoch: this is the last record of it.
-            if count_of(record.offset) != place or not len(record.changes):
+            if count_of(record.offset) != count or not len(record.changes):
                 break
             records.append(record)
-            place += len(record.changes)
+            count += len(record.changes)
             size += len(value)
-            if place - count_of(start) >= max_changes or size >= max_bytes:
+            if count - count_of(start) >= max_changes or size >= max_bytes:
                 return _first(records, max_changes)
-        if place < count_of(end):
-            raise self._here(f"its changelog ends, or has a gap, at change {place}")
+        if count < count_of(end):
+            raise self._here(f"its changelog ends, or has a gap, at change {count}")
         return records
 
     def offset_at(self, micros: int, definition: TableDefinition) -> int:
         """See `ChangeLog`. Takes a seek for each halving of the log."""
         span = self.span
         counts = range(span.first, span.end)
-        count = span.first + bisect_left(counts, micros, key=lambda n: peek(*self._record_with(n)).commit_micros)
+        count = span.first + bisect_left(
+            counts, micros, key=lambda n: decode_header(*self._record_with(n)).commit_micros
+        )
         if count == span.first:
             return span.offset_of(count)
         # The record before begins earlier, but its last changes may have been committed later.
@@ -289,7 +292,7 @@ class BucketLog:
         count = min(count_of(offset), span.end, *([count_of(held[1])] if held else []))
         if count <= span.first:
             return span.first
-        kept = self._record_with(count)[0] if count < span.end else key_of(span.offset_of(count))
+        kept = self._record_with(count)[0] if count < span.end else record_key(span.offset_of(count))
         batch.delete_log(b"", kept)
         batch.delete_meta_range(_MARK, _mark_key(count))
         return count
@@ -366,9 +369,9 @@ class BucketLog:
         """
         run: list[tuple[bytes, bytes]] = []
         changes = 0
-        first: RecordHead | None = None
+        first: RecordHeader | None = None
         for key, value in self._stored(start, end):
-            head = peek(key, value)
+            head = decode_header(key, value)
             same = first is None or (head.epoch, head.schema_id, head.origin) == (
                 first.epoch,
                 first.schema_id,
@@ -402,11 +405,11 @@ class BucketLog:
         """Keys and values of the records with changes from `start` on and before `end`. Ends early at damage."""
         if count_of(start) >= count_of(end):
             return
-        options = scan_options(key_of(end))
+        options = scan_options(record_key(end))
         iterator = None
         try:
             iterator = self._store.log.iter(options)
-            iterator.seek_for_prev(key_of(start))
+            iterator.seek_for_prev(record_key(start))
             while iterator.valid():
                 yield cast("bytes", iterator.key()), cast("bytes", iterator.value())
                 iterator.next()
@@ -420,14 +423,14 @@ class BucketLog:
         """Key and value of the record that has a change. Raises DataLoss where there is none."""
         span = self.span
         for key, value in self._stored(span.offset_of(count), span.offset_of(span.end)):
-            head = peek(key, value)
+            head = decode_header(key, value)
             if count_of(head.offset) <= count < count_of(head.offset) + head.count:
                 return key, value
             break
         raise self._here(f"the changelog has no change {count}")
 
     def _here(self, what: str) -> DataLoss:
-        return DataLoss(f"{self._store.place} is damaged: {what}")
+        return DataLoss(f"{self._store.location} is damaged: {what}")
 
 
 def put_mark(batch: StoreBatch, mark: LogMark) -> None:

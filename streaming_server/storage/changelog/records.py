@@ -54,7 +54,7 @@ class RowKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ChangeOrigin:
     """Who has made changes, and in which columns. Immutable.
 
     Attributes:
@@ -66,12 +66,12 @@ class Origin:
     columns: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, writer: str | None, columns: Iterable[int]) -> Origin:
+    def of(cls, writer: str | None, columns: Iterable[int]) -> ChangeOrigin:
         """That of the changes of a writer; None: of one without a name."""
         return cls(_NO_WRITER if writer is None else xxh3_128_digest(writer.encode()), tuple(sorted(columns)))
 
 
-NO_ORIGIN: Final = Origin()
+NO_ORIGIN: Final = ChangeOrigin()
 """That of changes by those who have no name."""
 
 
@@ -84,7 +84,7 @@ class Changes:
 
     kinds: np.ndarray[tuple[int], np.dtype[np.uint8]]
     rows: pa.RecordBatch
-    origin: Origin = NO_ORIGIN
+    origin: ChangeOrigin = NO_ORIGIN
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -135,7 +135,7 @@ def encode_records(
         rows, kinds = changes.rows.slice(start, end - start), changes.kinds[start:end]
         batch = pa.RecordBatch.from_arrays([pa.array(kinds), *rows.columns], schema=record_schema(rows.schema))
         header = _header(_RECORD_FORMAT, epoch, schema_id, commit_micros, rows.num_rows, changes.origin)
-        yield key_of(make_offset(epoch, count + start)), header + _to_ipc(batch)
+        yield record_key(make_offset(epoch, count + start)), header + _to_ipc(batch)
         start = end
 
 
@@ -153,22 +153,22 @@ def encode_segment(records: Sequence[LogRecord]) -> tuple[bytes, bytes]:
     )
     origin = first.changes.origin
     header = _header(_SEGMENT_FORMAT, first.epoch, first.schema_id, int(times[0]), len(kinds), origin)
-    return key_of(first.offset), header + _to_ipc(batch)
+    return record_key(first.offset), header + _to_ipc(batch)
 
 
-def key_of(offset: int) -> bytes:
+def record_key(offset: int) -> bytes:
     """The key of a record whose first change has this offset."""
     return _KEY.pack(offset)
 
 
-def _header(format_: int, epoch: int, schema_id: int, commit_micros: int, count: int, origin: Origin) -> bytes:
+def _header(format_: int, epoch: int, schema_id: int, commit_micros: int, count: int, origin: ChangeOrigin) -> bytes:
     columns = origin.columns
     fixed = (format_, 0, epoch, schema_id, commit_micros, count, origin.writer, 0, _NO_WRITER, len(columns))
     return _HEADER.pack(*fixed) + struct.pack(f"<{len(columns)}I", *columns)
 
 
 @dataclass(frozen=True, slots=True)
-class RecordHead:
+class RecordHeader:
     """What is known of a stored record without decoding it: as in `LogRecord`, with the time of its first change."""
 
     offset: int
@@ -176,15 +176,15 @@ class RecordHead:
     schema_id: int
     commit_micros: int
     count: int
-    origin: Origin
+    origin: ChangeOrigin
 
 
-def peek(key: bytes, value: bytes) -> RecordHead:
+def decode_header(key: bytes, value: bytes) -> RecordHeader:
     """The head of a stored record. Raises DataLoss when it has none."""
     try:
         _, _, epoch, schema_id, commit_micros, count, writer, _, _, targets = _HEADER.unpack_from(value)
         columns = struct.unpack_from(f"<{targets}I", value, _HEADER.size)
-        return RecordHead(_KEY.unpack(key)[0], epoch, schema_id, commit_micros, count, Origin(writer, columns))
+        return RecordHeader(_KEY.unpack(key)[0], epoch, schema_id, commit_micros, count, ChangeOrigin(writer, columns))
     except struct.error as error:
         raise DataLoss("a changelog record is damaged") from error
 
@@ -237,7 +237,7 @@ def decode_record(key: bytes, value: bytes, definition: TableDefinition) -> LogR
     try:
         (offset,) = _KEY.unpack(key)
         format_, _, epoch, schema_id, commit_micros, count, writer, _, _, targets = _HEADER.unpack_from(value)
-        origin = Origin(writer, struct.unpack_from(f"<{targets}I", value, _HEADER.size))
+        origin = ChangeOrigin(writer, struct.unpack_from(f"<{targets}I", value, _HEADER.size))
         if format_ not in (_RECORD_FORMAT, _SEGMENT_FORMAT):
             raise DataLoss(f"the changelog record at offset {offset} has the unknown format {format_}")
         segment = format_ == _SEGMENT_FORMAT

@@ -21,9 +21,9 @@ from streaming_server.storage.columnar.columnar_base import (
     ZONES_FILE,
     BaseManifest,
     BatchEntry,
-    names_in,
+    list_base_names,
 )
-from streaming_server.storage.columnar.mapped_file import Piece
+from streaming_server.storage.columnar.mapped_file import FileBlock
 from streaming_server.storage.files.checked_json import sync_directory, write_checked_json
 
 if TYPE_CHECKING:
@@ -206,12 +206,12 @@ class BaseWriter:
             rows=sum(batch.rows for batch in self._batches),
             schema=self._schema,
             batches=self._batches,
-            files={file.name: file.pieces for file in self._files},
+            files={file.name: file.blocks for file in self._files},
         )
 
 
 def _next_name(directory: Path, now_micros: int) -> str:
-    newest = max((int(name[:16], 16) for name in names_in(directory)), default=0)
+    newest = max((int(name[:16], 16) for name in list_base_names(directory)), default=0)
     # Of the time, so that the name of one that was removed, which a reader may still know, is not used again.
     return f"{max(newest + 1, now_micros * 1000):016x}"
 
@@ -232,7 +232,7 @@ def _that_fit(rows: pa.RecordBatch, room: int) -> tuple[int, int]:
 
 
 class _MessageFile:
-    """An Arrow IPC file in the making, which notes where each piece of it lies, and its checksum, as it is written.
+    """An Arrow IPC file in the making, which notes where each block of it lies, and its checksum, as it is written.
 
     Also the file object that Arrow writes to: whatever becomes of the bytes behind it, the checksum is of those that
     were meant.
@@ -240,8 +240,8 @@ class _MessageFile:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.name = path.name
-        self.pieces: list[Piece] = []
-        self._start = self._place = self._checksum = 0
+        self.blocks: list[FileBlock] = []
+        self._start = self._offset = self._checksum = 0
         # Arrow writes it together with the first message.
         self._head_bytes = _MAGIC_BYTES + schema.serialize().size
         self._file = path.open("wb")
@@ -250,12 +250,12 @@ class _MessageFile:
     def append(self, batch: pa.RecordBatch) -> None:
         """Writes a batch as one message."""
         self._writer.write_batch(batch)
-        self._end_piece()
+        self._end_block()
 
     def close(self) -> None:
         """Ends the file, durable when this returns."""
         self._writer.close()
-        self._end_piece()
+        self._end_block()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -271,24 +271,24 @@ class _MessageFile:
         """For Arrow: whether it can be written to."""
         return self._file.closed
 
-    def tell(self) -> int:
+    def notify(self) -> int:
         """For Arrow: how much was written."""
-        return self._place
+        return self._offset
 
     def flush(self) -> None:
         """For Arrow, which does so when it has ended the file."""
 
     def write(self, data: bytes | pa.Buffer) -> None:
-        """For Arrow: appends some bytes, never of two pieces."""
+        """For Arrow: appends some bytes, never of two blocks."""
         self._file.write(data)
         self._checksum = google_crc32c.extend(self._checksum, data)
-        self._place += len(data)
-        if self._place == self._head_bytes:
-            self._end_piece()
+        self._offset += len(data)
+        if self._offset == self._head_bytes:
+            self._end_block()
 
-    def _end_piece(self) -> None:
-        self.pieces.append(Piece(self._start, self._place - self._start, self._checksum))
-        self._start, self._checksum = self._place, 0
+    def _end_block(self) -> None:
+        self.blocks.append(FileBlock(self._start, self._offset - self._start, self._checksum))
+        self._start, self._checksum = self._offset, 0
 
 
 class _ZoneColumn:

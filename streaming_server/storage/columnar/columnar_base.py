@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.columnar.mapped_file import MappedFile, Piece
+from streaming_server.storage.columnar.mapped_file import FileBlock, MappedFile
 from streaming_server.storage.files.checked_json import read_checked_json
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class BaseManifest:
         name: As in `BaseInfo`, like those up to `rows`.
         schema: The rows' schema.
         batches: The batches in key order.
-        files: By name, a file's pieces, which cover it: what comes before its messages, these, and what comes behind.
+        files: By name, a file's blocks, which cover it: what comes before its messages, these, and what comes behind.
     """
 
     name: str
@@ -116,7 +116,7 @@ class BaseManifest:
     rows: int
     schema: pa.Schema
     batches: Sequence[BatchEntry]
-    files: Mapping[str, Sequence[Piece]]
+    files: Mapping[str, Sequence[FileBlock]]
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as JSON values."""
@@ -131,7 +131,7 @@ class BaseManifest:
             "rows": self.rows,
             "schema": base64.b64encode(self.schema.serialize()).decode(),
             "batches": [[one.rows, one.first_key.hex(), one.last_key.hex()] for one in self.batches],
-            "files": {name: [list(astuple(piece)) for piece in pieces] for name, pieces in self.files.items()},
+            "files": {name: [list(astuple(block)) for block in blocks] for name, blocks in self.files.items()},
         }
 
     @classmethod
@@ -151,7 +151,7 @@ class BaseManifest:
             batches=[
                 BatchEntry(rows, bytes.fromhex(first), bytes.fromhex(last)) for rows, first, last in values["batches"]
             ],
-            files={name: [Piece(*piece) for piece in pieces] for name, pieces in values["files"].items()},
+            files={name: [FileBlock(*block) for block in blocks] for name, blocks in values["files"].items()},
         )
 
 
@@ -170,17 +170,17 @@ class ColumnarBase:
         last_keys: The encoded key of the last row of each batch, ascending.
     """
 
-    def __init__(self, path: Path, place: str, manifest: BaseManifest) -> None:
+    def __init__(self, path: Path, location: str, manifest: BaseManifest) -> None:
         self.path = path
         self.schema = manifest.schema
         self.first_keys: Sequence[bytes] = [batch.first_key for batch in manifest.batches]
         self.last_keys: Sequence[bytes] = [batch.last_key for batch in manifest.batches]
         self._counts = [batch.rows for batch in manifest.batches]
-        self._rows = MappedFile(path / ROWS_FILE, place, manifest.files[ROWS_FILE])
-        self._keys = MappedFile(path / KEYS_FILE, place, manifest.files[KEYS_FILE])
-        zones = MappedFile(path / ZONES_FILE, place, manifest.files[ZONES_FILE])
+        self._rows = MappedFile(path / ROWS_FILE, location, manifest.files[ROWS_FILE])
+        self._keys = MappedFile(path / KEYS_FILE, location, manifest.files[KEYS_FILE])
+        zones = MappedFile(path / ZONES_FILE, location, manifest.files[ZONES_FILE])
         if not len(self._rows) == len(self._keys) == len(self._counts) or sum(self._counts) != manifest.rows:
-            raise DataLoss(f"{place}: the manifest of the columnar base {path} contradicts itself")
+            raise DataLoss(f"{location}: the manifest of the columnar base {path} contradicts itself")
         self._zones = _zones_in(zones)
         self.info = BaseInfo(
             name=manifest.name,
@@ -194,21 +194,21 @@ class ColumnarBase:
         )
 
     @classmethod
-    def open(cls, path: Path, place: str) -> ColumnarBase:
+    def open(cls, path: Path, location: str) -> ColumnarBase:
         """Opens the base in a directory. Reads its manifest and zones, but no rows.
 
         Args:
             path: The directory.
-            place: What errors call the bucket.
+            location: What errors call the bucket.
 
         Raises:
             DataLoss: It is not whole. Damage of rows and keys shows when they are asked for.
         """
-        manifest = _read_manifest(path, place)
+        manifest = _read_manifest(path, location)
         try:
-            return cls(path, place, manifest)
+            return cls(path, location, manifest)
         except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
-            raise DataLoss(f"{place}: the columnar base {path} cannot be read: {error}") from error
+            raise DataLoss(f"{location}: the columnar base {path} cannot be read: {error}") from error
 
     def __len__(self) -> int:
         """How many batches it has."""
@@ -250,19 +250,19 @@ class ColumnarBase:
         return Zone(least, greatest, zone["nulls"].as_py(), zone["has_nan"].as_py())
 
 
-def newest_base(directory: Path, place: str) -> ColumnarBase | None:
+def newest_base(directory: Path, location: str) -> ColumnarBase | None:
     """Opens the newest base of a bucket that is whole, and removes the others, and what a crash left.
 
     For a start, when nobody builds one. Blocks.
 
     Args:
         directory: That of the bucket's bases; there may be none.
-        place: What errors call the bucket.
+        location: What errors call the bucket.
     """
     found: ColumnarBase | None = None
-    for name in reversed([name for name in names_in(directory) if not name.endswith(UNFINISHED)]):
+    for name in reversed([name for name in list_base_names(directory) if not name.endswith(UNFINISHED)]):
         try:
-            found = ColumnarBase.open(directory / name, place)
+            found = ColumnarBase.open(directory / name, location)
             break
         except DataLoss as error:
             _log.error("a columnar base is removed, and will be built again: %s", error)
@@ -279,7 +279,7 @@ def remove_bases(directory: Path, *, but: str | None) -> None:
         directory: That of the bucket's bases; there may be none.
         but: The name of the base that stays. None: none does.
     """
-    for name in names_in(directory):
+    for name in list_base_names(directory):
         if name == but:
             continue
         path = gone = directory / name
@@ -293,23 +293,23 @@ def remove_bases(directory: Path, *, but: str | None) -> None:
             _log.warning("%s cannot be removed: %s", gone, error)
 
 
-def names_in(directory: Path) -> list[str]:
+def list_base_names(directory: Path) -> list[str]:
     """The names of the bases in a directory by age, the oldest first, unfinished ones among them; nothing else."""
     if not directory.is_dir():
         return []
     return sorted(path.name for path in directory.iterdir() if _NAME.fullmatch(path.name))
 
 
-def _read_manifest(path: Path, place: str) -> BaseManifest:
+def _read_manifest(path: Path, location: str) -> BaseManifest:
     try:
         manifest = BaseManifest.from_json(read_checked_json(path / MANIFEST_FILE))
         if manifest.name != path.name:
             raise ValueError(f"it is the manifest of the base {manifest.name}")
     except (DataLoss, ValueError, LookupError, TypeError, pa.ArrowException) as error:
-        raise DataLoss(f"{place}: the manifest of the columnar base {path} cannot be read: {error}") from error
+        raise DataLoss(f"{location}: the manifest of the columnar base {path} cannot be read: {error}") from error
     return manifest
 
 
 def _zones_in(file: MappedFile) -> dict[str, pa.StructArray]:
-    table = pa.ipc.open_file(file.whole()).read_all()
+    table = pa.ipc.open_file(file.verified_copy()).read_all()
     return {name: table.column(name).combine_chunks() for name in table.schema.names}

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.storage.cursors.range_reader import RangeReader, values_form
+from streaming_server.storage.cursors.range_reader import RangeReader, values_projection
 
 if TYPE_CHECKING:
     from scankv.model.keys.key_codec import KeyCodec
@@ -57,8 +57,8 @@ class BucketCursor:
         self._open = False
         if key_range.is_empty:
             return
-        form = values_form(self._key_of)
-        self._reader = RangeReader(store, store.rows, form, key_range, longest=longest_row, reverse=reverse)
+        projection = values_projection(self._key_of)
+        self._reader = RangeReader(store, store.rows, projection, key_range, longest=longest_row, reverse=reverse)
         self._open = True
         BucketCursor.open_cursors += 1
 
@@ -122,7 +122,7 @@ class BucketCursor:
             raise self._here(error) from error
 
     def _here(self, error: DataLoss) -> DataLoss:
-        return DataLoss(f"{self._store.place}: {error.message}")
+        return DataLoss(f"{self._store.location}: {error.message}")
 
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""

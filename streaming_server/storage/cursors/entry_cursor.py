@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from streaming_server.storage.cursors.cursor import BucketCursor
-from streaming_server.storage.cursors.range_reader import RangeReader, items_form
+from streaming_server.storage.cursors.range_reader import RangeReader, items_projection
 from streaming_server.storage.cursors.ranges_reader import RangesReader
 
 if TYPE_CHECKING:
@@ -42,8 +42,10 @@ class EntryCursor:
         if not ranges:
             return
         if len(ranges) == 1:
-            form = items_form()
-            self._reader = RangeReader(store, store.index, form, ranges.span, longest=longest_row, reverse=reverse)
+            projection = items_projection()
+            self._reader = RangeReader(
+                store, store.index, projection, ranges.span, longest=longest_row, reverse=reverse
+            )
         else:
             self._reader = RangesReader(store, store.index, ranges, longest_row, reverse=reverse)
         self._open = True

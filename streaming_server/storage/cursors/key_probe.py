@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from streaming_server.storage.cursors.range_reader import found_too_much
+from streaming_server.storage.cursors.range_reader import is_skip_limit_reached
 from streaming_server.storage.rocks.store import scan_options
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class KeyProbe:
     def _check(self) -> bool:
         """Whether it has stopped among deleted keys. Raises DataLoss."""
         try:
-            return found_too_much(self._standing)
+            return is_skip_limit_reached(self._standing)
         except Exception as error:
             raise self._store.failure(error) from error
 

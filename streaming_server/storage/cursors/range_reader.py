@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from scankv.model.errors import InternalError, ScanKvError
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.limits import MAX_KEY_BYTES
-from streaming_server.storage.cursors.gaps import Width, place_before, place_behind
+from streaming_server.storage.cursors.gap_grid import GridResolution, next_grid_key, previous_grid_key
 from streaming_server.storage.rocks.store import scan_options
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _MOST_BOUND_BYTES: Final = 2 * MAX_KEY_BYTES + 64
 
 
 @dataclass(frozen=True, slots=True)
-class Form(Generic[T]):
+class EntryProjection(Generic[T]):
     """What of its entries a reader gives.
 
     Attributes:
@@ -65,38 +65,38 @@ class Form(Generic[T]):
     key_of: Callable[[T], bytes]
 
 
-def values_form(key_of: Callable[[bytes], bytes]) -> Form[bytes]:
+def values_projection(key_of: Callable[[bytes], bytes]) -> EntryProjection[bytes]:
     """The values of entries, of which `key_of` tells the keys."""
 
     def checked(iterator: RdictIter, move: Callable[[], None]) -> Iterator[bytes]:
         # Loops that Python has in C, nearly as fast as the fast iterator: `value` gives None where it is invalid.
         return map(itemgetter(0), zip(iter(iterator.value, None), iter(move, 0), strict=False))
 
-    return Form("values", checked, key_of)
+    return EntryProjection("values", checked, key_of)
 
 
-def items_form(*, fast: bool = True) -> Form[tuple[bytes, bytes]]:
+def items_projection(*, fast: bool = True) -> EntryProjection[tuple[bytes, bytes]]:
     """The keys and values of entries; without the fast iterator, which cannot `move_to` another range."""
 
     def checked(iterator: RdictIter, move: Callable[[], None]) -> Iterator[tuple[bytes, bytes]]:
         both = zip(iter(iterator.key, None), iter(iterator.value, None), iter(move, 0), strict=False)
         return map(itemgetter(0, 1), both)
 
-    return Form("items" if fast else None, checked, itemgetter(0))
+    return EntryProjection("items" if fast else None, checked, itemgetter(0))
 
 
 class RangeReader(Generic[T]):
     """The entries of a key range, or of its end first, as of the moment when the reader was made.
 
     It reads with a fast iterator. From where that has ended, a checked iterator of the same moment goes on: it finds
-    the end, or damage, or a gap of deleted entries, across which `_Prober` finds the way in steps.
+    the end, or damage, or a gap of deleted entries, across which `_GapProber` finds the way in steps.
 
     Make it under the bucket's mutex; then use it from one thread at a time. It pins files on disk until `close`.
 
     Args:
         store: Where the bucket lies.
         family: The column family that is read.
-        form: What of the entries is given.
+        projection: What of the entries is given.
         key_range: What is read; not empty.
         longest: Bytes of the longest row, or deleted key, that there ever was.
         reverse: Whether in descending order.
@@ -108,13 +108,20 @@ class RangeReader(Generic[T]):
     """
 
     def __init__(
-        self, store: RocksStore, family: Rdict, form: Form[T], key_range: KeyRange, *, longest: int, reverse: bool
+        self,
+        store: RocksStore,
+        family: Rdict,
+        projection: EntryProjection[T],
+        key_range: KeyRange,
+        *,
+        longest: int,
+        reverse: bool,
     ) -> None:
         self.ended = False
         self.beyond: bytes | None = None
         self.exhausted = False
         self._store = store
-        self._form = form
+        self._projection = projection
         self._range = key_range
         self._reverse = reverse
         self._floor = key_range.start if reverse else None
@@ -127,17 +134,17 @@ class RangeReader(Generic[T]):
         self._stands = self._in_gap = False
         self._fast: Iterator[T] | None = None
         self._checked: RdictIter | None = None
-        self._prober: _Prober | None = None
+        self._prober: _GapProber | None = None
         # Iterators only borrow their options: these are freed after them, as the last attribute, and never changed.
         self._options = [scan_options(key_range.end, max_skips=skips) for skips in (FAST_SKIPS, CHECKED_SKIPS)]
         try:
-            if form.fast is not None:
-                fast: Iterable[Any] = getattr(family, form.fast)(
+            if projection.fast is not None:
+                fast: Iterable[Any] = getattr(family, projection.fast)(
                     backwards=reverse, from_key=None if reverse else key_range.start, read_opt=self._options[0]
                 )
                 self._fast = iter(fast)
             self._checked = family.iter(self._options[1])
-            self._prober = _Prober(family, longest)
+            self._prober = _GapProber(family, longest)
             self._range = KeyRange(key_range.start, self._prober.clip(key_range.end))
         except Exception as error:
             raise store.failure(error) from error
@@ -149,7 +156,7 @@ class RangeReader(Generic[T]):
         Args:
             key_range: A part of the range that the reader was made for; not empty.
         """
-        assert self._form.fast is None
+        assert self._projection.fast is None
         assert self._prober is not None
         self._range = KeyRange(key_range.start, self._prober.clip(key_range.end))
         self._floor = self._range.start if self._reverse else None
@@ -165,7 +172,7 @@ class RangeReader(Generic[T]):
         """
         if self._crossed is not None or self._last is None:
             return self._crossed
-        return self._form.key_of(self._last)
+        return self._projection.key_of(self._last)
 
     def read(self, count: int) -> list[T]:
         """The next entries, at most so many. Fewer, or none, where that takes long: `ended` tells whether that is all.
@@ -211,7 +218,7 @@ class RangeReader(Generic[T]):
 
     def _cut(self, found: list[T], first: int) -> None:
         """Drops entries from the `first` on that are outside the range; to have seen one proves the end."""
-        key_of = self._form.key_of
+        key_of = self._projection.key_of
         if len(found) == first or self._floor is self._ceiling is None or self._has(key_of(found[-1])):
             return
         behind = bisect_left(found, True, lo=first, key=lambda entry: not self._has(key_of(entry)))
@@ -234,7 +241,7 @@ class RangeReader(Generic[T]):
             return
         iterator, first = self._iterator, len(found)
         move = iterator.prev if self._reverse else iterator.next
-        found.extend(islice(self._form.checked(iterator, move), min(count, _CHECKED_ENTRIES)))
+        found.extend(islice(self._projection.checked(iterator, move), min(count, _CHECKED_ENTRIES)))
         del iterator, move
         self._stands = self._look()
         self._cut(found, first)
@@ -263,7 +270,7 @@ class RangeReader(Generic[T]):
                 return True
             self.beyond = key
             self._end()
-        elif found_too_much(self._iterator):
+        elif is_skip_limit_reached(self._iterator):
             self._in_gap = True
         else:
             self.exhausted = True
@@ -301,22 +308,22 @@ class RangeReader(Generic[T]):
         if last is None and self._reverse and self._range.end is None:
             self._crossed = self._top()
             return False
-        piece = self._piece(last, prober.width.bits)
+        piece = self._piece(last, prober.resolution.bits)
         found = None if piece is None else prober.look(*piece)
-        if found is _Found.NOTHING:
+        if found is _ProbeResult.NOTHING:
             assert piece is not None
             if piece[0] == (self._floor or b"") if self._reverse else piece[1] == self._ceiling:
                 self._end()
                 return False
             self._crossed = piece[0] if self._reverse else piece[1][:-1]
-            prober.width.widen()
+            prober.resolution.coarsen()
             return False
-        if found is not _Found.TOO_MUCH:
+        if found is not _ProbeResult.TOO_MUCH:
             # There is an entry near, or the range ends soon.
             self._seek(last)
             if self._look() or self.ended:
                 return not self.ended
-        if not prober.width.narrow():
+        if not prober.resolution.refine():
             raise _too_alike(self._store)
         return False
 
@@ -328,9 +335,9 @@ class RangeReader(Generic[T]):
         if self._reverse:
             end = self._range.end if last is None else last
             assert end is not None
-            return max(place_before(end, bits), self._floor or b""), end
+            return max(previous_grid_key(end, bits), self._floor or b""), end
         start = (self._range.start or b"") if last is None else last + b"\0"
-        behind = place_behind(start, bits)
+        behind = next_grid_key(start, bits)
         if behind is None or (self._range.end is not None and behind >= self._range.end):
             return None if self._ceiling is None else (start, self._ceiling)
         return start, behind + b"\0"
@@ -340,7 +347,7 @@ class RangeReader(Generic[T]):
         assert self._prober is not None
         top = self._prober.top
         self._iterator.seek(top)
-        if self._iterator.valid() or found_too_much(self._iterator):
+        if self._iterator.valid() or is_skip_limit_reached(self._iterator):
             raise _too_alike(self._store)
         return top
 
@@ -351,7 +358,7 @@ class RangeReader(Generic[T]):
         self._fast = self._checked = self._prober = None
 
 
-class _Found(enum.Enum):
+class _ProbeResult(enum.Enum):
     """What a look into a piece of a gap has found."""
 
     NOTHING = enum.auto()
@@ -359,7 +366,7 @@ class _Found(enum.Enum):
     TOO_MUCH = enum.auto()
 
 
-class _Prober:
+class _GapProber:
     """A checked iterator whose upper bound moves, to look into one piece of a range after another.
 
     RocksDB borrows the bytes of a bound from whoever asks for the iterator, and reads them anew with every seek; it
@@ -369,7 +376,7 @@ class _Prober:
 
     Attributes:
         top: The greatest bound.
-        width: How large pieces to look into.
+        resolution: How large pieces to look into.
     """
 
     def __init__(self, family: Rdict, longest: int) -> None:
@@ -383,7 +390,7 @@ class _Prober:
         self.top = b"\xff" * self._size
         self._bound = bytes(bytearray(self.top))
         self._address = ctypes.cast(ctypes.c_char_p(self._bound), ctypes.c_void_p)
-        self.width = Width(8 * (self._size - 1))
+        self.resolution = GridResolution(8 * (self._size - 1))
         self._iterator: RdictIter | None = None
         # As in `RangeReader`: freed after the iterator.
         self._options = scan_options(self._bound, max_skips=CHECKED_SKIPS)
@@ -393,20 +400,20 @@ class _Prober:
         """The end of a range, no longer than any bound; no key that there is lies between the two."""
         return end if end is None else end[: self._size - 1]
 
-    def look(self, start: bytes, end: bytes) -> _Found:
+    def look(self, start: bytes, end: bytes) -> _ProbeResult:
         """What there is from `start` up to, but without, `end`."""
         assert self._iterator is not None
         if len(end) > self._size:
-            return _Found.TOO_MUCH
+            return _ProbeResult.TOO_MUCH
         # Zero bytes behind `end` let in keys that only they tell from it.
         ctypes.memmove(self._address, end.ljust(self._size, b"\0"), self._size)
         self._iterator.seek(start)
         if self._iterator.valid():
-            return _Found.ENTRY if self._iterator.key() < end else _Found.NOTHING
-        return _Found.TOO_MUCH if found_too_much(self._iterator) else _Found.NOTHING
+            return _ProbeResult.ENTRY if self._iterator.key() < end else _ProbeResult.NOTHING
+        return _ProbeResult.TOO_MUCH if is_skip_limit_reached(self._iterator) else _ProbeResult.NOTHING
 
 
-def found_too_much(iterator: RdictIter) -> bool:
+def is_skip_limit_reached(iterator: RdictIter) -> bool:
     """Whether an iterator that is invalid has skipped more than it may; raises what else is wrong with it."""
     try:
         iterator.status()
@@ -422,6 +429,6 @@ def found_too_much(iterator: RdictIter) -> bool:
 
 def _too_alike(store: RocksStore) -> InternalError:
     return InternalError(
-        f"{store.place}: too many deleted keys in a row begin with the same bytes to pass over them; read again when "
-        "they were compacted, which happens in the background"
+        f"{store.location}: too many adjacent deleted keys begin with the same bytes, so they cannot be skipped: read "
+        "again after background compaction has removed them"
     )

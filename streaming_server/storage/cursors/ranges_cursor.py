@@ -58,7 +58,7 @@ class RangesCursor:
             clock: Tells when a step has taken long enough, in seconds.
         """
         self.rows_scanned = 0
-        self._place = store.place
+        self._location = store.location
         self._decoder = decoder
         self._longest_row = max(longest_row, 1)
         self._clock = clock
@@ -84,7 +84,7 @@ class RangesCursor:
         try:
             return self._decoder.decode(pa.array(values, pa.binary()))
         except DataLoss as error:
-            raise DataLoss(f"{self._place}: {error.message}") from error
+            raise DataLoss(f"{self._location}: {error.message}") from error
 
     def next_rows(self, max_rows: int, max_bytes: int) -> list[bytes] | None:
         """The next rows as they are stored, otherwise as `next_batch`. A damaged row goes unnoticed."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.storage.cursors.range_reader import RangeReader, found_too_much, items_form
+from streaming_server.storage.cursors.range_reader import RangeReader, is_skip_limit_reached, items_projection
 from streaming_server.storage.rocks.store import scan_options
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class RangesReader:
         self._reverse = reverse
         self._strict = strict
         self._starts, self._ends = ranges.starts, ranges.ends
-        self._place = len(ranges) - 1 if reverse else 0
+        self._index = len(ranges) - 1 if reverse else 0
         self._block = 0
         # An iterator only borrows its options: they are freed after it, and never changed. A key that is there is found
         # without skipping anything, so a lookup among deleted keys takes no longer than any.
@@ -66,14 +66,14 @@ class RangesReader:
         except Exception as error:
             raise store.failure(error) from error
         if len(ranges.keys) < len(ranges):
-            form = items_form(fast=False)
-            self._reader = RangeReader(store, family, form, ranges.span, longest=longest, reverse=reverse)
+            projection = items_projection(fast=False)
+            self._reader = RangeReader(store, family, projection, ranges.span, longest=longest, reverse=reverse)
         store.readers += 1
 
     @property
     def ended(self) -> bool:
         """Whether it is proven that there is nothing more in the ranges."""
-        return not 0 <= self._place < len(self._starts)
+        return not 0 <= self._index < len(self._starts)
 
     def read(self, most: int) -> list[tuple[bytes, bytes]]:
         """The next entries of one range, at most so many, few at first; none where it ends, or where that takes long.
@@ -89,7 +89,7 @@ class RangesReader:
             raise self._store.failure(error) from error
 
     def _read(self, most: int) -> list[tuple[bytes, bytes]]:
-        start, end = self._starts[self._place], self._ends[self._place]
+        start, end = self._starts[self._index], self._ends[self._index]
         if end == start + b"\0":
             return self._look_up(start)
         assert self._reader is not None
@@ -113,9 +113,9 @@ class RangesReader:
         self._points.seek(key)
         there = self._points.key() if self._points.valid() else None
         if there is None:
-            found_too_much(self._points)
+            is_skip_limit_reached(self._points)
         if there != key and self._strict:
-            raise rows_missing(self._store.place)
+            raise missing_rows(self._store.location)
         found = [(key, self._points.value())] if there == key else []
         self.last_key = key
         self._go_to_next(None if self._reverse or found else there)
@@ -127,21 +127,21 @@ class RangesReader:
         Past all ranges with `exhausted`: there is no other key.
         """
         self._block = 0
-        self._place += -1 if self._reverse else 1
+        self._index += -1 if self._reverse else 1
         if self.ended or (beyond is None and not exhausted):
             return
         if exhausted or beyond is None:
-            place = -1 if self._reverse else len(self._starts)
+            index = -1 if self._reverse else len(self._starts)
         elif self._reverse:
             # The range that has the next key, or the first one behind it in the order of reading.
-            place = min(self._place, bisect_right(self._starts, beyond) - 1)
+            index = min(self._index, bisect_right(self._starts, beyond) - 1)
         else:
-            place = max(self._place, bisect_right(self._starts, beyond, lo=self._place) - 1)
-            end = self._ends[place]
-            place += end is not None and end <= beyond
-        if place != self._place:
-            self.last_key = self._starts[place + 1 if self._reverse else place - 1]
-            self._place = place
+            index = max(self._index, bisect_right(self._starts, beyond, lo=self._index) - 1)
+            end = self._ends[index]
+            index += end is not None and end <= beyond
+        if index != self._index:
+            self.last_key = self._starts[index + 1 if self._reverse else index - 1]
+            self._index = index
 
     def close(self) -> None:
         """Frees the iterators, and with them the files they pin. Closing twice is allowed."""
@@ -151,6 +151,6 @@ class RangesReader:
             self._reader.close()
 
 
-def rows_missing(place: str) -> DataLoss:
+def missing_rows(location: str) -> DataLoss:
     """The error for index entries without their rows in a bucket."""
-    return DataLoss(f"an index and the rows of {place} disagree; run `scankv check`")
+    return DataLoss(f"an index and the rows of {location} disagree; run `scankv check`")

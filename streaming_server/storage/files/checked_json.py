@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import google_crc32c
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.file_limit import is_out_of_files, too_many_files
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def write_checked_json(path: Path, content: dict[str, Any]) -> None:
     """
     text = json.dumps({"crc32c": _checksum(content), "content": content}, indent=2)
     partial = path.with_name(path.name + ".partial")
-    with naming_full_disk(path.parent):
+    with translate_disk_errors(path.parent):
         with partial.open("w") as file:
             file.write(text)
             file.flush()

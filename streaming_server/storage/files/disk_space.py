@@ -1,7 +1,7 @@
 """Out of space: the one error for it, which names the directory and says what to do.
 
 Every write to the data directory must fail with `DiskFull` when the disk has no space left: RocksDB's through
-`RocksStore.failure`, those to files of our own inside `naming_full_disk`.
+`RocksStore.failure`, those to files of our own inside `translate_disk_errors`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ADVICE: Final = "free some space, by dropping tables or releasing snapshots, or
 
 
 @contextmanager
-def naming_full_disk(directory: Path) -> Iterator[None]:
+def translate_disk_errors(directory: Path) -> Iterator[None]:
     """Raises DiskFull, naming the directory, for an OSError in the block that says that there is no space left.
 
     And ServerBusy for one that says that too many files are open, which passes, too, and is no damage of any file.
@@ -34,13 +34,13 @@ def naming_full_disk(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        want = want_of(error, directory)
+        want = resource_error(error, directory)
         if want is None:
             raise
         raise want from error
 
 
-def want_of(error: OSError, directory: Path | str) -> DiskFull | ServerBusy | None:
+def resource_error(error: OSError, directory: Path | str) -> DiskFull | ServerBusy | None:
     """The error for what the system had too little of, space or files. None: it says something else."""
     if is_out_of_space(error):
         return disk_full(directory)

@@ -54,20 +54,20 @@ def has_half_of_files_left() -> bool:
     return open_files() < file_limit() // 2
 
 
-def check_files_left(place: str) -> None:
+def check_files_left(location: str) -> None:
     """Refuses to open a store when few files are left.
 
     Rule: what is opened takes no files that open buckets need to write. After a flush that could not open a file,
     RocksDB takes no writes until the bucket is opened again.
 
     Args:
-        place: What errors call the store.
+        location: What errors call the store.
 
     Raises:
         ServerBusy: `has_files_left` is false.
     """
     if not has_files_left():
-        raise too_many_files(f"{place} cannot be opened")
+        raise too_many_files(f"{location} cannot be opened")
 
 
 def is_out_of_files(error: OSError) -> bool:
@@ -84,7 +84,7 @@ def too_many_files(problem: str) -> ServerBusy:
     )
 
 
-def most_open_buckets(most: int) -> int:
+def max_open_buckets(most: int) -> int:
     """How many buckets, of at most so many, may stay open while nobody uses them."""
     return min(most, max(1, file_limit() // _FILES_OF_OPEN_BUCKET))
 
@@ -94,6 +94,6 @@ def files_per_store(buckets: int) -> int:
     return max(_LEAST_FILES, min(_MOST_FILES, file_limit() // 2 // buckets))
 
 
-def most_idle_checkpoints(files_per_store: int) -> int:
+def max_idle_checkpoints(files_per_store: int) -> int:
     """How many checkpoints may stay open while nobody reads them: with all their files, an eighth of all."""
     return file_limit() // 8 // (files_per_store - _OTHER_FILES)

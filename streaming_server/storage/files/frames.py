@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import google_crc32c
 
-from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.files.disk_space import translate_disk_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ _MAGIC: Final = b"SKVF"
 _READ_BYTES: Final = 1 << 20
 
 
-def frame_of(head: dict[str, Any], payload: bytes = b"") -> bytes:
+def encode_frame(head: dict[str, Any], payload: bytes = b"") -> bytes:
     """A record as it is stored."""
     body = json.dumps(head, separators=(",", ":")).encode()
     checksum = google_crc32c.extend(google_crc32c.value(body), payload)
@@ -57,7 +57,7 @@ def write_at(path: Path, data: bytes, offset: int, *, sync: bool) -> None:
         DiskFull: The disk has no space left.
         OSError: Anything else.
     """
-    with naming_full_disk(path.parent):
+    with translate_disk_errors(path.parent):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             view = memoryview(data)

@@ -16,7 +16,7 @@ FEW_FILES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class TableFile:
+class SstFile:
     """A table file: its size in bytes, and its first and last key. Immutable."""
 
     size: int
@@ -24,7 +24,7 @@ class TableFile:
     last: bytes
 
 
-def small_runs(files: Iterable[TableFile]) -> list[tuple[bytes, bytes]]:
+def find_small_runs(files: Iterable[SstFile]) -> list[tuple[bytes, bytes]]:
     """The key ranges, ends included, in which there are many small files and no others.
 
     RocksDB makes files of different levels one where their keys overlap. Those of ascending keys, as a changelog has
@@ -33,7 +33,7 @@ def small_runs(files: Iterable[TableFile]) -> list[tuple[bytes, bytes]]:
     Args:
         files: All files of one column family.
     """
-    groups: list[list[TableFile]] = []
+    groups: list[list[SstFile]] = []
     behind = b""
     for file in sorted(files, key=lambda file: (file.first, file.last)):
         # Files whose keys overlap are one group: compacting one of them would rewrite all.

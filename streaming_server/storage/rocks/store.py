@@ -17,7 +17,7 @@ from streaming_server.storage.files.disk_space import disk_full, has_space
 from streaming_server.storage.files.disk_use import FamilyBytes
 from streaming_server.storage.files.file_limit import too_many_files
 from streaming_server.storage.files.frames import write_at
-from streaming_server.storage.rocks.small_files import TableFile, small_runs
+from streaming_server.storage.rocks.small_files import SstFile, find_small_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -85,13 +85,13 @@ def is_complete(path: Path) -> bool:
 class RocksStore:
     """One open RocksDB directory with its column families `rows`, `log`, `index` and `meta`.
 
-    Not thread-safe: callers serialise writes and the making of iterators; `sync`, `flush` and `checkpoint` may run
-    beside them. With `read_only` it is a checkpoint, which is never changed, or a bucket on a full disk, for which it
-    has no lock. Every failure is a `ScanKvError` that names `place`: `DataLoss` for damage, `DiskFull` where there is
-    no space left, `ServerBusy` where too many files are open, `InternalError` for anything else.
+    Not thread-safe: callers serialise writes and the creation of iterators. `sync`, `flush` and `checkpoint` may run
+    concurrently with both. A `read_only` store is a checkpoint, which never changes, or a bucket on a full disk; it
+    takes no lock on the directory. Every failure is a `ScanKvError` that names `location`: `DataLoss` for damage,
+    `DiskFull` when no space is left, `ServerBusy` when too many files are open, `InternalError` for anything else.
 
     Attributes:
-        place: What errors call it.
+        location: What errors call it.
         is_read_only: As above.
         refusal: Why it takes no writes until it is opened again: one has failed, or a sync. None: it takes them.
         sequence: RocksDB's number of the last write that it has.
@@ -99,9 +99,9 @@ class RocksStore:
     """
 
     def __init__(
-        self, path: Path, place: str, *, compression: str, resources: RocksResources, read_only: bool = False
+        self, path: Path, location: str, *, compression: str, resources: RocksResources, read_only: bool = False
     ) -> None:
-        self.place = place
+        self.location = location
         self.is_read_only = read_only
         self.refusal: ScanKvError | None = None
         self._sync_failed = False
@@ -145,10 +145,10 @@ class RocksStore:
             return error
         text = str(error)
         if text.startswith("Corruption") or "No such file" in text or "Result incomplete" in text:
-            _log.error("%s: %s", self.place, text)
-            return DataLoss(f"{self.place} is damaged; the server's log has what RocksDB reports")
+            _log.error("%s: %s", self.location, text)
+            return DataLoss(f"{self.location} is damaged; the server's log has what RocksDB reports")
         if "Too many open files" in text:
-            return too_many_files(f"{self.place} cannot be read or written")
+            return too_many_files(f"{self.location} cannot be read or written")
         is_full = "No space left on device" in text or "Disk quota exceeded" in text
         # What a sync reports beside a write that has failed, and has not said so yet.
         is_full = is_full or ("Writer has previous error" in text and not has_space(self._path))
@@ -157,8 +157,8 @@ class RocksStore:
         # After the first one, RocksDB reports others.
         if is_full or (isinstance(self.refusal, DiskFull) and text.startswith("IO error")):
             return disk_full(self._path, _ADVICE)
-        _log.error("%s: %s", self.place, text)
-        return InternalError(f"{self.place} cannot be read or written; the server's log has what RocksDB reports")
+        _log.error("%s: %s", self.location, text)
+        return InternalError(f"{self.location} cannot be read or written; the server's log has what RocksDB reports")
 
     def _refuse(self, error: Exception) -> ScanKvError:
         """The error for a write or a sync that has failed, with which all later ones are refused."""
@@ -168,7 +168,9 @@ class RocksStore:
             # A copy: the traceback of the one that is raised has whatever the callers have.
             self.refusal = self.refusal or copy(failure)
             if is_first:
-                _log.error("%s takes no writes until it is opened again: %s [%s]", self.place, failure.message, error)
+                _log.error(
+                    "%s takes no writes until it is opened again: %s [%s]", self.location, failure.message, error
+                )
         return failure
 
     def batch(self) -> StoreBatch:
@@ -183,7 +185,7 @@ class RocksStore:
             self.sequence = self._db.latest_sequence_number()
         except Exception as error:
             # The error's traceback has it, and its handles would keep RocksDB's lock beyond `close`.
-            batch.let_go()
+            batch.release()
             raise self._refuse(error) from error
 
     def sync(self) -> None:
@@ -215,11 +217,11 @@ class RocksStore:
             raise self.failure(error) from error
         return found
 
-    def rows_now(self) -> RowsSnapshot:
+    def snapshot_rows(self) -> RowsSnapshot:
         """The rows as of now, to be read by key; let it go before the store is closed. Takes microseconds."""
         return RowsSnapshot(self, self.rows.snapshot())
 
-    def log_records(self) -> Iterator[tuple[bytes, bytes]]:
+    def read_log_records(self) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values of the changelog in order. Raises DataLoss at damage."""
         options = scan_options()
         iterator = self.log.iter(options)
@@ -260,7 +262,7 @@ class RocksStore:
         family = None
         try:
             for family, files in zip(self._families, self._files(), strict=True):
-                for first, last in small_runs(files):
+                for first, last in find_small_runs(files):
                     family.compact_range(first, last, options)
                     places += 1
         except Exception as error:
@@ -269,12 +271,10 @@ class RocksStore:
             del family  # As above.
         return places
 
-    def _files(self) -> list[list[TableFile]]:
+    def _files(self) -> list[list[SstFile]]:
         """The table files of each family."""
         files = {
-            int(file["name"].strip("/").removesuffix(".sst")): TableFile(
-                file["size"], file["start_key"], file["end_key"]
-            )
+            int(file["name"].strip("/").removesuffix(".sst")): SstFile(file["size"], file["start_key"], file["end_key"])
             for file in self._db.live_files()
         }
         # `live_files` does not tell families apart, whichever is asked; this text does, by the files' numbers.
@@ -343,7 +343,7 @@ class StoreBatch:
         self._handles = handles
         self.writes = rocksdict.WriteBatch(raw_mode=True)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Lets go of the store, and of all writes."""
         del self._handles, self.writes
 

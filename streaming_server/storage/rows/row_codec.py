@@ -1,7 +1,7 @@
 """Record batches to stored rows and back, a chunk at a time: the one place that reads and writes the row format.
 
 The format itself is described in `row_layout`. No step here loops over rows: the fixed part of all rows is one matrix
-of bytes, and each segment of all rows is one `take` (`arrow_buffers.cut_out`).
+of bytes, and each segment of all rows is one `take` (`arrow_buffers.slice_values`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from scankv.model.errors import DataLoss
 from streaming_server.arrays.arrow_buffers import (
     as_binary,
     binary_from_matrix,
-    cut_out,
+    columnless_batch,
     fixed_array,
     fixed_bytes,
+    slice_values,
     valid_mask,
     validity_buffer,
     var_offsets,
-    without_columns,
 )
 from streaming_server.storage.rows.row_keys import RowKeys
 from streaming_server.storage.rows.row_layout import HEADER, ROW_FORMAT, RowLayout, Slot
@@ -162,20 +162,20 @@ class RowDecoder:
             raise DataLoss("a stored row is damaged, or was written by a newer version: unknown row format")
         schema_ids = headers[:, 2:].copy().view("<u4").reshape(-1)
         pieces: list[pa.RecordBatch] = []
-        places: list[Offsets] = []
+        indices: list[Offsets] = []
         for schema_id in np.unique(schema_ids):
             layout = self._layouts.get(int(schema_id))
             if layout is None:
                 raise DataLoss(f"a stored row is damaged: it names schema {schema_id}, which the table never had")
-            place = np.flatnonzero(schema_ids == schema_id)
-            rows, row_lengths = values.take(pa.array(place)), lengths[place]
+            index = np.flatnonzero(schema_ids == schema_id)
+            rows, row_lengths = values.take(pa.array(index)), lengths[index]
             if row_lengths.min() < layout.fixed_bytes:
                 raise DataLoss(f"a stored row is damaged: {row_lengths.min()} bytes long")
             pieces.append(self._decode(layout, rows, _fixed_part(rows, layout.fixed_bytes), row_lengths))
-            places.append(place)
+            indices.append(index)
         if len(pieces) == 1:
             return pieces[0]
-        return pa.concat_batches(pieces).take(pa.array(np.argsort(np.concatenate(places))))
+        return pa.concat_batches(pieces).take(pa.array(np.argsort(np.concatenate(indices))))
 
     def _decode(self, layout: RowLayout, values: pa.Array, fixed: Bytes, lengths: Offsets) -> pa.RecordBatch:
         ends = _segment_ends(layout, fixed, lengths)
@@ -186,7 +186,7 @@ class RowDecoder:
         ]
         if arrays:
             return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        return without_columns(len(lengths))
+        return columnless_batch(len(lengths))
 
     @staticmethod
     def _column(
@@ -206,7 +206,7 @@ class RowDecoder:
         if slot.width is not None:
             return fixed_array(column.type, _slot_bytes(fixed, slot.start, slot.width), mask)
         segments = (
-            cut_out(values, row_starts + ends[number], row_starts + ends[number + 1])
+            slice_values(values, row_starts + ends[number], row_starts + ends[number + 1])
             for number in range(slot.segment, slot.segment + slot.segments)
         )
         if pa.types.is_nested(column.type):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import DataLoss
-from streaming_server.storage.bucket.bucket import stored_state
+from streaming_server.storage.bucket.bucket import load_state
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.cursors.cursor import BucketCursor
 from streaming_server.storage.cursors.entry_cursor import EntryCursor
@@ -29,7 +29,7 @@ class Checkpoint:
 
     Args:
         path: RocksDB's directory.
-        place: What errors call it, as `bucket 3 of game.scores in snapshot view 5f0c`.
+        location: What errors call it, as `bucket 3 of game.scores in snapshot view 5f0c`.
         pinned: What the manifest says of the bucket.
         compression: That of its table.
         resources: Shared by all buckets of the process.
@@ -38,24 +38,24 @@ class Checkpoint:
         DataLoss: It is damaged: RocksDB cannot open it, or it is not what the manifest says.
 
     Attributes:
-        place: As above.
+        location: As above.
         longest_row: Bytes of the longest row that the bucket had held.
         ready_indexes: The ids of the indexes that have the entries of all its rows.
     """
 
     def __init__(
-        self, path: Path, place: str, pinned: PinnedBucket, *, compression: str, resources: RocksResources
+        self, path: Path, location: str, pinned: PinnedBucket, *, compression: str, resources: RocksResources
     ) -> None:
-        self.place = place
+        self.location = location
         self.longest_row = pinned.longest_row
-        self._store = RocksStore(path, place, compression=compression, resources=resources, read_only=True)
+        self._store = RocksStore(path, location, compression=compression, resources=resources, read_only=True)
         try:
-            state = stored_state(self._store)
+            state = load_state(self._store)
             # The epoch may differ: a bucket that came up after an unclean stop is in a new one before it is stored.
             if (state.count, state.rows) != (count_of(pinned.log_offset), pinned.rows):
                 raise DataLoss(
-                    f"{place} is damaged: it has {state.count} changes and {state.rows} rows, where the manifest says "
-                    f"{count_of(pinned.log_offset)} and {pinned.rows}"
+                    f"{location} is damaged: it has {state.count:,} changes and {_text(state.rows)} rows, but its "
+                    f"manifest says {count_of(pinned.log_offset):,} and {_text(pinned.rows)}"
                 )
             self.ready_indexes = state.ready_indexes
         except BaseException:
@@ -89,3 +89,7 @@ class Checkpoint:
     def close(self) -> None:
         """Closes the files. All cursors must be closed before."""
         self._store.close()
+
+
+def _text(rows: int | None) -> str:
+    return "an unknown number of" if rows is None else f"{rows:,}"

@@ -1,7 +1,7 @@
 """What a pinned view keeps of a bucket beside its checkpoint: a columnar base, and what was written since to the pin.
 
 <view>/bases/0003/<name>      the base: hard links to its files
-<view>/bases/0003/net.arrow   encoded keys, ascending, and rows as they are stored, null for deleted ones
+<view>/bases/0003/delta.arrow   encoded keys, ascending, and rows as they are stored, null for deleted ones
 
 The checkpoint has the same rows. What is lost or damaged here makes scans of the view slower, nothing else.
 """
@@ -22,8 +22,8 @@ from streaming_server.storage.columnar.columnar_base import ColumnarBase
 if TYPE_CHECKING:
     from pathlib import Path
 
-_NET_FILE: Final = "net.arrow"
-_NET_SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("row", pa.binary())])
+_DELTA_FILE: Final = "delta.arrow"
+_DELTA_SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("row", pa.binary())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,11 @@ class PinnedBase:
 
     Attributes:
         name: The name of the base.
-        net_crc32c: The CRC32C of the file of what was written since.
+        delta_crc32c: The CRC32C of the file of what was written since.
     """
 
     name: str
-    net_crc32c: int
+    delta_crc32c: int
 
 
 def link_base(base: Path, directory: Path) -> None:
@@ -57,7 +57,7 @@ def link_base(base: Path, directory: Path) -> None:
         os.link(file, linked / file.name)
 
 
-def write_net(directory: Path, name: str, keys: pa.BinaryArray, rows: pa.BinaryArray) -> PinnedBase:
+def write_delta(directory: Path, name: str, keys: pa.BinaryArray, rows: pa.BinaryArray) -> PinnedBase:
     """Writes what was written between base and pin beside the linked base. Blocks.
 
     Args:
@@ -70,36 +70,38 @@ def write_net(directory: Path, name: str, keys: pa.BinaryArray, rows: pa.BinaryA
         OSError: It cannot be written.
     """
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, _NET_SCHEMA) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays([keys, rows], schema=_NET_SCHEMA))
+    with pa.ipc.new_file(sink, _DELTA_SCHEMA) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([keys, rows], schema=_DELTA_SCHEMA))
     data = sink.getvalue()
-    (directory / _NET_FILE).write_bytes(data)
-    return PinnedBase(name=name, net_crc32c=google_crc32c.value(data))
+    (directory / _DELTA_FILE).write_bytes(data)
+    return PinnedBase(name=name, delta_crc32c=google_crc32c.value(data))
 
 
-def open_pinned(directory: Path, pinned: PinnedBase, place: str) -> tuple[ColumnarBase, pa.BinaryArray, pa.BinaryArray]:
+def open_pinned_base(
+    directory: Path, pinned: PinnedBase, location: str
+) -> tuple[ColumnarBase, pa.BinaryArray, pa.BinaryArray]:
     """Opens a base of a view: the base, and keys and rows of what was written since, mapped into memory. Blocks.
 
     Args:
         directory: As for `link_base`.
         pinned: What the view's manifest says.
-        place: What errors call the bucket.
+        location: What errors call the bucket.
 
     Raises:
         DataLoss: It is damaged, or not there.
     """
-    base = ColumnarBase.open(directory / pinned.name, place)
-    file = directory / _NET_FILE
+    base = ColumnarBase.open(directory / pinned.name, location)
+    file = directory / _DELTA_FILE
     try:
         with pa.memory_map(str(file)) as mapped:
             data = mapped.read_buffer()
         # Before Arrow sees it, which would read out of bounds.
-        if google_crc32c.value(data) != pinned.net_crc32c:
-            raise DataLoss(f"{place}: the file {file} of a pinned view is damaged: it has another checksum")
-        net = pa.ipc.open_file(data).read_all().combine_chunks()
+        if google_crc32c.value(data) != pinned.delta_crc32c:
+            raise DataLoss(f"{location}: the file {file} of a pinned view is damaged: it has another checksum")
+        delta = pa.ipc.open_file(data).read_all().combine_chunks()
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataLoss(f"{place}: the file {file} of a pinned view cannot be read: {error}") from error
-    keys, rows = (_only(net.column(number)) for number in (0, 1))
+        raise DataLoss(f"{location}: the file {file} of a pinned view cannot be read: {error}") from error
+    keys, rows = (_only(delta.column(number)) for number in (0, 1))
     return base, keys, rows
 
 

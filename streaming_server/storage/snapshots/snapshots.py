@@ -22,7 +22,7 @@ import pyarrow as pa
 from scankv.model.errors import DataLoss, ScanKvError
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
-from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.snapshots.pinned_base import PinnedBase
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class ViewManifest:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredLease:
+class LeaseRecord:
     """What the file of a lease says.
 
     Attributes:
@@ -126,7 +126,7 @@ class ViewDirectory:
 
     def prepare(self) -> None:
         """Makes room for the checkpoints. Without a manifest it is debris, which the next start removes."""
-        with naming_full_disk(self.path.parent.parent):
+        with translate_disk_errors(self.path.parent.parent):
             self.path.parent.mkdir(exist_ok=True)
             sync_directory(self.path.parent.parent)
             (self.path / "buckets").mkdir(parents=True)
@@ -158,7 +158,7 @@ class ViewDirectory:
             raise DataLoss(f"the snapshot manifest {file} is of another view")
         return manifest
 
-    def leases(self) -> dict[str, StoredLease]:
+    def leases(self) -> dict[str, LeaseRecord]:
         """Each lease, by id."""
         return {file.stem: _stored_lease(file) for file in sorted(self._leases.glob("*.json"))}
 
@@ -190,7 +190,7 @@ class ViewDirectory:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def views_in(table: Path, trash: Path) -> Iterator[ViewDirectory]:
+def load_views(table: Path, trash: Path) -> Iterator[ViewDirectory]:
     """The views of a table that have a manifest and leases. What a crash left of others is removed."""
     root = table / "snapshots"
     for path in sorted(root.iterdir()) if root.is_dir() else ():
@@ -205,7 +205,7 @@ def views_in(table: Path, trash: Path) -> Iterator[ViewDirectory]:
                 _log.warning("%s cannot be removed before the next start: %s", path, error)
 
 
-def bytes_held(tables: Iterable[Path]) -> int:
+def unshared_snapshot_bytes(tables: Iterable[Path]) -> int:
     """Bytes on disk that only the snapshots of these tables keep: of files that no live bucket or base has."""
     held: dict[int, int] = {}
     for table in tables:
@@ -250,11 +250,11 @@ def _files(path: str) -> dict[int, int]:
     return found
 
 
-def _stored_lease(file: Path) -> StoredLease:
+def _stored_lease(file: Path) -> LeaseRecord:
     try:
         content = read_checked_json(file)
-        return StoredLease(float(content["ttl_seconds"]), content["shared"] is True)
+        return LeaseRecord(float(content["ttl_seconds"]), content["shared"] is True)
     except (DataLoss, LookupError, ValueError, TypeError) as error:
         _log.error("the lease %s cannot be read, and gets the default time to live: %s", file, error)
         # An id that may have been shared must not be taken again.
-        return StoredLease(None, shared=True)
+        return LeaseRecord(None, shared=True)

@@ -14,7 +14,7 @@ from scankv.model.errors import DataLoss, ScanKvError, TableExists, TableNotFoun
 from scankv.model.names import TableName
 from scankv.model.tables.schema import TableDefinition
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
-from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.files.disk_space import translate_disk_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,9 +45,9 @@ class Catalog:
             try:
                 self._tables[name] = _read(file)
             except DataLoss as error:
-                self.take_out(name, error.message)
+                self.mark_unusable(name, error.message)
 
-    def take_out(self, name: str, why: str) -> None:
+    def mark_unusable(self, name: str, why: str) -> None:
         """Lets nobody use a table, of which something is damaged, until the server is started again."""
         self._tables.pop(name, None)
         _log.error("DATA_LOSS: table %s cannot be used: %s", name, why)
@@ -101,7 +101,7 @@ class Catalog:
             raise TableExists(f'table "{definition.name}" exists already', table=definition.name)
         draft = self._directory.trash / f"new-{definition.incarnation}"
         try:
-            with naming_full_disk(self._directory.path):
+            with translate_disk_errors(self._directory.path):
                 (draft / "buckets").mkdir(parents=True)
                 write_checked_json(draft / _FILE, definition.to_json())
                 path = self.path(definition.name)
@@ -128,7 +128,7 @@ class Catalog:
             self.get(name)
         path = self.path(name)
         dropped = self._directory.trash / f"dropped-{uuid.uuid4().hex}"
-        with naming_full_disk(self._directory.path):
+        with translate_disk_errors(self._directory.path):
             path.rename(dropped)
             sync_directory(path.parent)
         self._tables.pop(name, None)

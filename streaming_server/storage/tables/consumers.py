@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from scankv.model.errors import DataLoss, InvalidRequest
 from scankv.model.names import check_consumer_id
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
-from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.files.disk_space import translate_disk_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ class ConsumerDirectory:
             DiskFull, OSError: It could not be written, and may be the old or the new one.
         """
         if not self._path.exists():
-            with naming_full_disk(self._path.parent):
+            with translate_disk_errors(self._path.parent):
                 self._path.mkdir(exist_ok=True)
                 sync_directory(self._path.parent)
         content = {

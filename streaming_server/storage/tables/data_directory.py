@@ -4,7 +4,7 @@ scankv.json                              format of the directory
 clock.json                               the service time and commit time that servers have come to
 LOCK                                     held by the server that uses it, with its process id
 tables/<database>/<table>/table.json     the table's definition
-tables/<database>/<table>/buckets/0003   RocksDB directory of bucket 3, its durable mark beside it
+tables/<database>/<table>/buckets/0003   RocksDB directory of bucket 3, its durable watermark beside it
 tables/.../<table>/bases/0003/<name>     the columnar base of bucket 3
 tables/.../<table>/snapshots/<view>      a pinned view: its manifest, checkpoints of the buckets, leases
 tables/.../<table>/consumers/<id>.json   how far a consumer of the table's changes has come
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from scankv.model.errors import ScanKvError, UsageError
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
-from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.files.disk_space import translate_disk_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +90,7 @@ class DataDirectory:
 
         Rule: on a full disk, a directory that was used before can be used again. Making nothing anew needs no space.
         """
-        with naming_full_disk(self.path):
+        with translate_disk_errors(self.path):
             for directory in (self.tables, self.trash, self.transactions):
                 directory.mkdir(mode=_PRIVATE, exist_ok=True)
             for entry in list(os.scandir(self.trash)):

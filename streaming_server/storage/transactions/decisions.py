@@ -66,14 +66,14 @@ class Decision:
             }
         )
 
-    def is_left(self, table: str, incarnation: str, bucket: int) -> bool:
+    def is_pending(self, table: str, incarnation: str, bucket: int) -> bool:
         """Whether a bucket of a table lacks it, or a part of it, as far as the log knows."""
         same = self.tables.get(table) == incarnation
         return same and bucket in self.buckets.get(table, ()) and bucket not in self.applied.get(table, {})
 
-    def committed(self, log_offsets: Mapping[str, Mapping[int, int]]) -> Committed:
+    def to_committed(self, log_offsets: Mapping[str, Mapping[int, int]]) -> CommittedTransaction:
         """Its end."""
-        return Committed(
+        return CommittedTransaction(
             number=self.number,
             token=self.token,
             id=self.id,
@@ -86,7 +86,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class CommittedTransaction:
     """One commit, and what it answered. Immutable.
 
     Attributes:
@@ -114,7 +114,7 @@ class Committed:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> Committed:
+    def from_json(cls, stored: dict[str, Any]) -> CommittedTransaction:
         """What `to_json` gave."""
         return cls(**{**stored, "log_offsets": _offsets(stored["log_offsets"])})
 
@@ -135,7 +135,7 @@ class Decisions:
     Rule: nothing is decided before the log says, durably, which earlier decisions were carried out, and where. So there
     is one decision at most of which a bucket alone knows how far it is applied, and the bucket may forget the others.
 
-    Not thread-safe, but for `note_done` and `note_applied`, which the event loop may call beside the other methods.
+    Not thread-safe, but for `record_done` and `record_applied`, which the event loop may call beside the other methods.
 
     Attributes:
         epoch: Names the log: greater than that of any log that there was before in its place.
@@ -154,12 +154,12 @@ class Decisions:
     def __init__(self, root: Path, clock: ServerClock, log: UnreadableLog | None = None) -> None:
         self._log = TransactionLog(root) if log is None else log
         # Records that are to be in the log before another decision is.
-        self._owed: list[dict[str, Any]] = []
+        self._unwritten: list[dict[str, Any]] = []
         self._kept_bytes = 0
         self.epoch = 0
         self._next = 0
         self.unfinished: dict[str, Decision] = {}
-        self._done: list[Committed] = []
+        self._finished: list[CommittedTransaction] = []
         try:
             for record in self._log.records:
                 self._read(record)
@@ -179,13 +179,13 @@ class Decisions:
             self.unfinished[decision.token] = decision
             self._next = max(self._next, decision.number + 1)
         else:
-            committed = Committed.from_json(record["done"])
+            committed = CommittedTransaction.from_json(record["done"])
             self.unfinished.pop(committed.token, None)
-            self._done.append(committed)
+            self._finished.append(committed)
 
-    def take_done(self) -> list[Committed]:
+    def take_finished(self) -> list[CommittedTransaction]:
         """The commits that were done when the log was opened, in their order; once."""
-        done, self._done = self._done, []
+        done, self._finished = self._finished, []
         return done
 
     def next_number(self) -> int:
@@ -198,10 +198,10 @@ class Decisions:
         """Whether a sync has failed, so that it cannot be told whether the last `decide` has decided: see `rewrite`."""
         return self._log.is_uncertain
 
-    def left_before(self, decision: Decision, table: str, bucket: int) -> Decision | None:
+    def pending_before(self, decision: Decision, table: str, bucket: int) -> Decision | None:
         """A decision, older than this one, that a bucket lacks; None where it lacks none."""
         for each in list(self.unfinished.values()):
-            if each.number < decision.number and each.is_left(table, decision.tables[table], bucket):
+            if each.number < decision.number and each.is_pending(table, decision.tables[table], bucket):
                 return each
         return None
 
@@ -213,51 +213,51 @@ class Decisions:
         """
         if not self._log.size:
             self._log.append({"log": {"epoch": self.epoch, "next": decision.number}}, sync=False)
-        self._append_owed()
+        self._append_unwritten()
         self._log.append({"decided": decision.to_json()}, sync=True)
         self.unfinished[decision.token] = decision
 
-    def note_done(self, committed: Committed) -> None:
-        """Takes notice that a decision was carried out; `write_owed`, or the next decision, makes that durable."""
-        self._owed.append({"done": committed.to_json()})
+    def record_done(self, committed: CommittedTransaction) -> None:
+        """Takes notice that a decision was carried out; `flush`, or the next decision, makes that durable."""
+        self._unwritten.append({"done": committed.to_json()})
         self.unfinished.pop(committed.token, None)
 
-    def note_applied(self, decision: Decision) -> None:
-        """Takes notice of where a decision was applied, which cannot be carried out; durable as `note_done`."""
-        self._owed.append({"decided": decision.to_json()})
+    def record_applied(self, decision: Decision) -> None:
+        """Takes notice of where a decision was applied, which cannot be carried out; durable as `record_done`."""
+        self._unwritten.append({"decided": decision.to_json()})
         self.unfinished[decision.token] = decision
 
-    def end(self, committed: Committed) -> None:
+    def end(self, committed: CommittedTransaction) -> None:
         """Ends a decision that will not be carried out where it is not: durable when this returns. Blocks.
 
         Raises:
             DiskFull, OSError, Unavailable: It has not ended; but see `is_uncertain`.
         """
-        self._append_owed()
+        self._append_unwritten()
         self._log.append({"done": committed.to_json()}, sync=True)
         self.unfinished.pop(committed.token, None)
 
-    def write_owed(self) -> None:
+    def flush(self) -> None:
         """Makes durable what was noted. Blocks.
 
         Raises:
             DiskFull, OSError, Unavailable: It is tried again before the next decision.
         """
-        self._append_owed()
+        self._append_unwritten()
         if not self._log.is_synced:
             self._log.sync()
 
-    def _append_owed(self) -> None:
-        while self._owed:
-            self._log.append(self._owed[0], sync=False)
-            del self._owed[0]
+    def _append_unwritten(self) -> None:
+        while self._unwritten:
+            self._log.append(self._unwritten[0], sync=False)
+            del self._unwritten[0]
 
     @property
-    def is_long(self) -> bool:
+    def is_rewrite_due(self) -> bool:
         """Whether it is time for `rewrite`."""
         return self._log.size > max(_REWRITE_BYTES, 2 * self._kept_bytes)
 
-    def rewrite(self, remembered: Iterable[Committed]) -> None:
+    def rewrite(self, remembered: Iterable[CommittedTransaction]) -> None:
         """Keeps only what is unfinished, and these commits. Blocks.
 
         Where it was uncertain, it is certain then that what the last `decide` was to decide is not decided.

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from scankv.model.errors import DataLoss
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.files.checked_json import read_checked_json, sync_directory, write_checked_json
-from streaming_server.storage.files.disk_space import naming_full_disk
+from streaming_server.storage.files.disk_space import translate_disk_errors
 from streaming_server.storage.files.file_limit import is_out_of_files, too_many_files
-from streaming_server.storage.files.frames import frame_of, read_frames, write_at
+from streaming_server.storage.files.frames import encode_frame, read_frames, write_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -82,7 +82,7 @@ class StagedRequest:
 
 
 @dataclass(slots=True, eq=False)
-class Touched:
+class TableFootprint:
     """What requests do to one table, all of them together.
 
     Attributes:
@@ -101,33 +101,33 @@ class Touched:
     read_from: dict[int, int] = field(default_factory=dict)
     merges: bool = False
 
-    def note(self, request: StagedRequest) -> None:
+    def add(self, request: StagedRequest) -> None:
         """Adds one request."""
         if request.action == READ:
-            self.read_from = older_of(self.read_from, request.buckets)
+            self.read_from = older_offsets(self.read_from, request.buckets)
             return
         self.buckets.update(request.buckets)
         self.indexes.add(request.indexes)
         self.access.add((request.columns, request.column_locks))
         self.merges |= request.merges
 
-    def join(self, other: Touched) -> None:
+    def merge(self, other: TableFootprint) -> None:
         """Adds what others do."""
         self.buckets += other.buckets
         self.indexes |= other.indexes
         self.access |= other.access
-        self.read_from = older_of(self.read_from, other.read_from)
+        self.read_from = older_offsets(self.read_from, other.read_from)
         self.merges |= other.merges
 
 
-def older_of(offsets: Mapping[int, int], others: Mapping[int, int]) -> dict[int, int]:
+def older_offsets(offsets: Mapping[int, int], others: Mapping[int, int]) -> dict[int, int]:
     """Of two offsets of a bucket the older one."""
     both = {**offsets, **others}
     return {bucket: min(offsets.get(bucket, at), at, key=count_of) for bucket, at in both.items()}
 
 
 @dataclass(slots=True, eq=False)
-class StagedPart:
+class PartFile:
     """The requests of one part.
 
     Attributes:
@@ -146,7 +146,7 @@ class StagedPart:
     rows: int = 0
     size: int = 0
     piece_bytes: int = 0
-    tables: dict[str, Touched] = field(default_factory=dict)
+    tables: dict[str, TableFootprint] = field(default_factory=dict)
     _unsynced: int = 0
 
     @property
@@ -156,18 +156,18 @@ class StagedPart:
 
     def append(self, request: StagedRequest, payload: bytes) -> None:
         """Adds a request. Blocks. When it fails, the part is as before."""
-        data = frame_of(asdict(request), payload)
+        data = encode_frame(asdict(request), payload)
         sync = self._unsynced + len(data) >= _SYNC_BYTES
         write_at(self.path, data, self.size, sync=sync)
-        self._note(request, self.size + len(data))
+        self._count_request(request, self.size + len(data))
         self._unsynced = 0 if sync else self._unsynced + len(data)
 
-    def _note(self, request: StagedRequest, end: int) -> None:
+    def _count_request(self, request: StagedRequest, end: int) -> None:
         self.size = end
         self.requests += 1
         self.piece_bytes += request.piece_bytes
         self.rows += 0 if request.action == READ else request.rows
-        self.tables.setdefault(request.table, Touched(request.incarnation)).note(request)
+        self.tables.setdefault(request.table, TableFootprint(request.incarnation)).add(request)
 
     def sync(self) -> None:
         """Makes the requests durable, but not the name of the file. Blocks."""
@@ -176,18 +176,18 @@ class StagedPart:
             self._unsynced = 0
 
     @classmethod
-    def load(cls, path: Path) -> StagedPart | None:
+    def load(cls, path: Path) -> PartFile | None:
         """The part in a file, up to where a crash has torn it; None where nothing is left of it. Blocks."""
-        part: StagedPart | None = None
+        part: PartFile | None = None
         for head, _, end in read_frames(path):
             request = StagedRequest.from_head(head)
             part = part or cls(path, request.part)
-            part._note(request, end)
+            part._count_request(request, end)
             part._unsynced = end
         return part
 
 
-class Pieces:
+class PieceFile:
     """The pieces of a request that the server makes itself, of more keys than one request has. Its methods block.
 
     Rule: a part has all of a request or nothing. The pieces are durable, by name too, before their request is appended;
@@ -198,7 +198,7 @@ class Pieces:
         number: Which request of it they are.
     """
 
-    def __init__(self, part: StagedPart, number: int) -> None:
+    def __init__(self, part: PartFile, number: int) -> None:
         self._path = _pieces_of(part.path, number)
         self._count = 0
         self._rows = 0
@@ -214,7 +214,7 @@ class Pieces:
 
     def append(self, request: StagedRequest, payload: bytes) -> None:
         """Adds a piece, a request itself."""
-        data = frame_of(asdict(request), payload)
+        data = encode_frame(asdict(request), payload)
         sync = self._unsynced + len(data) >= _SYNC_BYTES
         write_at(self._path, data, self._size, sync=sync)
         self._unsynced = 0 if sync else self._unsynced + len(data)
@@ -248,7 +248,7 @@ def _pieces_of(path: Path, number: int) -> Path:
     return path.with_name(f"{path.stem}-{number}.keys")
 
 
-def load_parts(files: Iterable[tuple[Path, int]]) -> list[StagedPart]:
+def load_parts(files: Iterable[tuple[Path, int]]) -> list[PartFile]:
     """The parts in some files, of each so many requests, which are read in full. Blocks. Memory: one request.
 
     Raises:
@@ -256,14 +256,14 @@ def load_parts(files: Iterable[tuple[Path, int]]) -> list[StagedPart]:
     """
     parts = []
     for path, requests in files:
-        part = StagedPart(path, "")
-        for request, _ in payloads(path, requests):
-            part._note(request, 0)
+        part = PartFile(path, "")
+        for request, _ in read_staged_requests(path, requests):
+            part._count_request(request, 0)
         parts.append(part)
     return parts
 
 
-def payloads(path: Path, requests: int) -> Iterator[tuple[StagedRequest, bytes]]:
+def read_staged_requests(path: Path, requests: int) -> Iterator[tuple[StagedRequest, bytes]]:
     """So many requests of a part, with their rows or keys. Blocks. Memory: one request.
 
     Of one that has pieces, these are given in its place.
@@ -280,7 +280,7 @@ def payloads(path: Path, requests: int) -> Iterator[tuple[StagedRequest, bytes]]
             if request.pieces is None:
                 yield request, payload
             else:
-                yield from payloads(_pieces_of(path, found), request.pieces)
+                yield from read_staged_requests(_pieces_of(path, found), request.pieces)
             found += 1
     except OSError as error:
         if is_out_of_files(error):
@@ -290,7 +290,7 @@ def payloads(path: Path, requests: int) -> Iterator[tuple[StagedRequest, bytes]]
         raise DataLoss(f"the staged requests {path} are damaged: of {requests}, {found} can be read")
 
 
-def staged_request(path: Path, number: int) -> StagedRequest:
+def read_staged_request(path: Path, number: int) -> StagedRequest:
     """One request of a part, without its rows or keys. Blocks. Raises DataLoss when it is not there."""
     for found, (head, _, _) in enumerate(read_frames(path)):
         if found == number:
@@ -311,26 +311,26 @@ class StagingDirectory:
 
     def create(self, content: Mapping[str, Any]) -> None:
         """Makes it, with what the transaction is."""
-        with naming_full_disk(self.path.parent):
+        with translate_disk_errors(self.path.parent):
             self.path.mkdir(exist_ok=True)
-        self.note(content)
+        self.write_metadata(content)
 
-    def note(self, content: Mapping[str, Any]) -> None:
+    def write_metadata(self, content: Mapping[str, Any]) -> None:
         """Replaces what the transaction is, durably."""
         write_checked_json(self.path / _FILE, dict(content))
 
-    def content(self) -> dict[str, Any] | None:
+    def read_metadata(self) -> dict[str, Any] | None:
         """What the transaction is; None where a crash has left no more than a directory. Raises DataLoss."""
         return read_checked_json(self.path / _FILE) if (self.path / _FILE).exists() else None
 
-    def part(self, number: int) -> Path:
+    def part_path(self, number: int) -> Path:
         """The file of a part."""
         return self.path / f"{number}.part"
 
-    def parts(self) -> list[StagedPart]:
+    def load_parts(self) -> list[PartFile]:
         """The parts that there are, in the order in which they were begun, as far as crashes have left them."""
         numbers = sorted(int(file.stem) for file in self.path.glob("*.part"))
-        return [part for number in numbers if (part := StagedPart.load(self.part(number))) is not None]
+        return [part for number in numbers if (part := PartFile.load(self.part_path(number))) is not None]
 
     def sync(self) -> None:
         """Makes the names in it durable, and its own."""
@@ -344,6 +344,6 @@ class StagingDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def tokens_in(root: Path) -> list[str]:
+def list_tokens(root: Path) -> list[str]:
     """The transactions that have a directory."""
     return sorted(entry.name for entry in os.scandir(root) if entry.is_dir())

@@ -12,10 +12,10 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from scankv.model.errors import DataLoss, DiskFull, ScanKvError, ServerBusy, Unavailable
-from streaming_server.storage.bucket.durable_watermark import DurableMark
+from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.files.checked_json import sync_directory
-from streaming_server.storage.files.disk_space import disk_full, naming_full_disk
-from streaming_server.storage.files.frames import frame_of, read_frames, write_at
+from streaming_server.storage.files.disk_space import disk_full, translate_disk_errors
+from streaming_server.storage.files.frames import encode_frame, read_frames, write_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +44,7 @@ class TransactionLog:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        with naming_full_disk(directory):
+        with translate_disk_errors(directory):
             directory.mkdir(exist_ok=True)
         generations = sorted(int(path.name[len(_PREFIX) :]) for path in directory.glob(f"{_PREFIX}*[0-9]"))
         self._generation = self._newest = generations[-1] if generations else 0
@@ -60,10 +60,10 @@ class TransactionLog:
             raise DataLoss(f"the transaction log {self._path} cannot be read: {error}") from error
         # What a crash of the process has left may not be durable.
         self._synced = 0
-        self._mark = DurableMark(self._path.with_suffix(".durable"))
-        durable = self._mark.read()
+        self._watermark = DurableWatermark(self._path.with_suffix(".durable"))
+        durable = self._watermark.read()
         if durable is None or self.size < durable:
-            self._mark.close()
+            self._watermark.close()
             raise DataLoss(
                 f"the transaction log {self._path} is damaged: of {durable} bytes that were durable, {self.size} can "
                 "be read; restore it from a copy"
@@ -94,7 +94,7 @@ class TransactionLog:
                 "written again every few seconds; the server's log has the reason",
                 retry_after=_AGAIN_SECONDS,
             )
-        data, before = frame_of(record), self.size
+        data, before = encode_frame(record), self.size
         write_at(self._path, data, before, sync=False)
         self.size += len(data)
         if sync:
@@ -118,7 +118,7 @@ class TransactionLog:
             self._doubt(error)
             raise
         self._synced = self.size
-        self._write_mark()
+        self._write_watermark()
 
     def _doubt(self, error: BaseException) -> None:
         self.is_uncertain = True
@@ -129,9 +129,9 @@ class TransactionLog:
         """Whether all records are durable."""
         return self._synced == self.size
 
-    def _write_mark(self) -> None:
+    def _write_watermark(self) -> None:
         try:
-            self._mark.write(self.size)
+            self._watermark.write(self.size)
         except (DiskFull, ServerBusy, OSError) as error:
             # The records are durable all the same; a mark that is too low only notices less damage.
             _log.warning("how far %s is durable cannot be noted: %s", self._path, error)
@@ -142,14 +142,14 @@ class TransactionLog:
         Raises:
             DiskFull, OSError: The log is as it was before; but see `is_uncertain`.
         """
-        data, partial = b"".join(map(frame_of, records)), self._directory / "log.partial"
+        data, partial = b"".join(map(encode_frame, records)), self._directory / "log.partial"
         # One that was tried before may have its name, and its name may be durable or not: this one comes behind it.
         generation = self._newest + 1
         mark_path = self._path_of(generation).with_suffix(".durable")
         _remove(partial)
         try:
             write_at(partial, data, 0, sync=True)
-            mark = DurableMark(mark_path)
+            mark = DurableWatermark(mark_path)
         except BaseException:
             _remove(partial)
             _remove(mark_path)
@@ -165,12 +165,12 @@ class TransactionLog:
             raise
         before, self._generation = self._generation, generation
         self.is_uncertain, self._cause = False, None
-        self._mark.close()
-        self._mark, self.size, self._synced = mark, len(data), len(data)
+        self._watermark.close()
+        self._watermark, self.size, self._synced = mark, len(data), len(data)
         for each in range(before, generation):
             _remove(self._path_of(each))
             _remove(self._path_of(each).with_suffix(".durable"))
-        self._write_mark()
+        self._write_watermark()
 
     def close(self) -> None:
         """Makes it durable and closes it. What has to be durable is so already."""
@@ -179,7 +179,7 @@ class TransactionLog:
                 write_at(self._path, b"", 0, sync=True)
             except (DiskFull, ServerBusy, OSError) as error:
                 _log.warning("the transaction log %s cannot be synced: %s", self._path, error)
-        self._mark.close()
+        self._watermark.close()
 
 
 class UnreadableLog:

@@ -71,7 +71,7 @@ def test_a_directory_of_something_else_is_exit_code_5_and_stays_as_it_is(tmp_pat
 def test_everything_that_a_server_writes_is_private(tmp_path: Path) -> None:
     public = ("sh", "-c", 'umask 0 && exec "$@"', "sh")
     with (
-        ServerProcess(tmp_path / "data", "--set", "base_upkeep_seconds=0.05", wrapper=public) as server,
+        ServerProcess(tmp_path / "data", "--set", "base_maintenance_seconds=0.05", wrapper=public) as server,
         connect(server.url) as client,
     ):
         columns = pa.schema([("player", pa.string()), ("score", pa.int64())])

@@ -275,7 +275,7 @@ async def test_it_is_listed_cancelled_and_limited_as_a_scan_is(tmp_path: Path) -
             with pytest.raises(TableNotFound):
                 await asking
             stats = await client.server_stats()
-            assert (stats.live_scans, stats.open_cursors, stats.unread_endings) == (0, 0, 0)
+            assert (stats.live_scans, stats.open_cursors, stats.undelivered_errors) == (0, 0, 0)
 
 
 _SLOW = " AND ".join(f"text <> 'y{number}'" for number in range(900))

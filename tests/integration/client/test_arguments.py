@@ -47,7 +47,18 @@ WRONG: list[Any] = [
 ]
 
 SCANS = [
-    *("select", "where", "limit", "offset", "key_range", "prefix", "with_buckets", "at", "via", "if_changed_since"),
+    *(
+        "select",
+        "where",
+        "limit",
+        "offset",
+        "key_range",
+        "prefix",
+        "with_buckets",
+        "at",
+        "read_path",
+        "if_changed_since",
+    ),
     *("resume", "resume_from", "with_source", "start_from", "stop_at", "with_catch_up", "with_unmatched"),
     *("with_consumer_id", "with_poll_interval_ms"),
 ]

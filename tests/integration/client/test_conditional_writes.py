@@ -164,7 +164,7 @@ async def test_what_cannot_be_checked_is_refused_with_the_reason(client: Client,
 
 
 async def test_a_version_that_the_changelog_has_forgotten_is_refused(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data", "--set", "log_upkeep_seconds=0.05") as server:
+    with ServerProcess(tmp_path / "data", "--set", "log_maintenance_seconds=0.05") as server:
         async with connect(server.url) as client:
             options: dict[str, Any] = {"primary_key": ["k"], "buckets": 1, "log_retention_bytes": 1000}
             table = await client.create_table("test.t", SCHEMA, **options)

@@ -209,7 +209,7 @@ def test_the_explanation_tells_ranges_and_points(large: sync.Table) -> None:
     assert "2 ranges: c = 'p1'; c = 'p2'" in str(found)
     many = large.scan(where=col("c").is_in([f"p{n}" for n in range(60)])).explain()
     assert (many.range_count, len(many.ranges)) == (60, 10)
-    assert many.via_reason == "over 16 ranges of keys are looked up one after another"
+    assert many.read_path_reason == "over 16 ranges of keys are looked up one after another"
     both = large.scan(where="(c = 'p1' AND a = 101 AND l = 0.5) OR c = 'p2'").explain()
     assert (both.range_count, both.points) == (1, 1)
 

@@ -123,7 +123,7 @@ async def test_what_is_merged_and_what_is_hidden_survives_kill_and_restart(serve
         row = await table.get("a-b")
         assert row is not None
         assert row["delay"] == 20.0
-        assert await table.scan().via("iterator").to_pylist() == await table.scan().to_pylist() == [row]
+        assert await table.scan().read_path("rocksdb").to_pylist() == await table.scan().to_pylist() == [row]
         await assert_replays(table)
 
 

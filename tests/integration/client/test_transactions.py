@@ -366,13 +366,13 @@ async def test_readers_of_all_kinds_see_all_of_it_or_nothing(client: Client, tab
     async def scanned() -> set[int]:
         return set((await table.scan(["a"]).to_arrow())["a"].to_pylist())
 
-    async def looked_up() -> set[int]:
+    async def lookup_rows() -> set[int]:
         return set((await table.lookup(keys[::100]))["a"].to_pylist())
 
     async def topped() -> set[int]:
         return set((await table.top_n(500, by="a"))["a"].to_pylist())
 
-    readers = [asyncio.create_task(watch(read)) for read in (scanned, looked_up, topped)]
+    readers = [asyncio.create_task(watch(read)) for read in (scanned, lookup_rows, topped)]
     for value in range(1, 6):
         async with client.transaction() as tx:
             await tx.upsert(table, rows(keys, value))

@@ -49,7 +49,7 @@ async def test_inserts_go_and_changed_and_deleted_rows_come_back(client: Client,
             await writer.flush()
     await table.upsert([row(5, 9)])
     report = await table.undo("job", offsets)
-    assert (report.restored, report.deleted, report.skipped) == (3, 1, 0)
+    assert (report.restored, report.deleted, report.conflicts) == (3, 1, 0)
     assert await contents(table) == before | {5: (9, 0)}
     assert report.log_offsets == await offsets_of(table)
     again = await table.undo("job", offsets)
@@ -71,7 +71,7 @@ async def test_what_others_have_written_since_stays_and_is_counted(client: Clien
         await writer.upsert([row(0, 3), row(3, 3)])
     await table.delete([1])
     report = await table.undo("job", offsets)
-    assert (report.restored, report.deleted, report.skipped) == (1, 0, 2)
+    assert (report.restored, report.deleted, report.conflicts) == (1, 0, 2)
     assert await contents(table) == {0: (3, 0), 2: (1, 0), 3: (3, 0)}
 
 
@@ -83,7 +83,7 @@ async def test_only_the_columns_that_the_writer_has_named_go_back(client: Client
         await writer.upsert(pa.table({"k": [1, 2, 3], "a": [5, 5, 5]}), columns=["k", "a"])
     await table.upsert(pa.table({"k": [1, 2], "b": [7, 7]}), columns=["k", "b"])
     report = await table.undo("job", offsets)
-    assert (report.restored, report.deleted, report.skipped) == (2, 1, 0)
+    assert (report.restored, report.deleted, report.conflicts) == (2, 1, 0)
     assert await contents(table) == {1: (1, 7), 2: (None, 7)}
 
 
@@ -144,7 +144,7 @@ async def test_the_job_undoes_what_its_own_lock_protects(client: Client, name: s
         with pytest.raises(LockLost):
             await table.undo("job", checkpoint, locks=[left])
         report = await table.undo("job", checkpoint, locks=writer.locks)
-        assert (report.restored, report.deleted, report.skipped) == (4, 4, 0)
+        assert (report.restored, report.deleted, report.conflicts) == (4, 4, 0)
         assert await contents(table) == before
         await writer.upsert([{"k": 0, "a": 5}])
     assert writer.locks == ()
@@ -163,9 +163,9 @@ async def test_only_rows_that_go_are_counted_as_deleted(client: Client, name: st
     report = await table.undo("job", checkpoint)
     # Of the keys of which the job had left nothing itself, nothing is to be taken back.
     assert await contents(table) == {k: (None, k) for k in range(0, 30, 3)}
-    assert (report.restored, report.deleted, report.skipped) == (6, 14, 0)
+    assert (report.restored, report.deleted, report.conflicts) == (6, 14, 0)
     again = await table.undo("job", checkpoint)
-    assert (again.restored, again.deleted, again.skipped) == (0, 0, 0)
+    assert (again.restored, again.deleted, again.conflicts) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("function", [agg.avg(), agg.first_value()])
@@ -252,7 +252,7 @@ async def test_random_histories_go_back_as_a_model_says(client: Client, name: st
                 else:
                     rows[key] = before
             assert await contents(table) == rows
-            assert report.skipped == len(others)
+            assert report.conflicts == len(others)
 
 
 async def test_what_a_writer_does_within_transactions_is_undone_too(client: Client, name: str) -> None:
@@ -268,7 +268,7 @@ async def test_what_a_writer_does_within_transactions_is_undone_too(client: Clie
     async with client.transaction() as tx:
         await tx.upsert(table, [row(3, 5)])
     report = await table.undo("job", offsets)
-    assert (report.restored, report.deleted, report.skipped) == (3, 3, 0)
+    assert (report.restored, report.deleted, report.conflicts) == (3, 3, 0)
     assert await contents(table) == before | {3: (5, 0)}
     with pytest.raises(InvalidRequest, match="not the id of a writer"):
         await client.transaction(writer="job/1")

@@ -155,7 +155,7 @@ async def test_a_table_that_changes_behind_its_first_rows_tells_nothing_and_read
     await await_until(polled_more, "asked three more times")
     after = await client.server_stats()
     assert after.rows_scanned == before.rows_scanned
-    assert after.unchanged_answers - before.unchanged_answers >= 3
+    assert after.unchanged_results - before.unchanged_results >= 3
     await table.upsert(scores(["cid"], [4]))
     assert pairs((await waiting).entered) == [("cid", 2)]
 
@@ -181,13 +181,13 @@ async def test_while_nothing_changes_watches_wait_at_the_server_and_ask_nothing(
     await await_until(five_times_as_often_as_they_may_ask, "some time")
     after = await client.server_stats()
     assert after.waiting_calls == before.waiting_calls
-    assert after.unchanged_answers == before.unchanged_answers
+    assert after.unchanged_results == before.unchanged_results
     assert after.rows_scanned == before.rows_scanned
     await table.upsert(scores(["cid"], [4]))
     assert [pairs(top.entered) for top in await asyncio.gather(*reads)] == [[("cid", 2)]] * len(watches)
     told_all = await client.server_stats()
-    assert told_all.computed_answers - after.computed_answers == 1
-    assert told_all.cached_answers - after.cached_answers == len(watches) - 1
+    assert told_all.computed_results - after.computed_results == 1
+    assert told_all.cached_results - after.cached_results == len(watches) - 1
 
 
 @pytest.mark.asyncio
@@ -214,7 +214,7 @@ async def test_a_busy_table_costs_one_answer_a_period_and_a_change_is_told_withi
         assert ranks(await told(watch)) == [("ann", 100 + number)]
         waits.append(time.monotonic() - written)
     took, after = time.monotonic() - began, await client.server_stats()
-    assert after.computed_answers - before.computed_answers <= took / every + 1
+    assert after.computed_results - before.computed_results <= took / every + 1
     assert min(waits) < every + 0.05, waits
     assert max(waits) > every / 2, waits
 

@@ -303,10 +303,10 @@ def test_while_nothing_is_written_all_tabs_together_have_one_call_a_watch_that_w
     after = client.server_stats()
     # One a watch, when the half minute that it waits is over just now.
     wait_until(all_wait, "all watches waiting still")
-    assert after.unchanged_answers - before.unchanged_answers <= WATCHES
+    assert after.unchanged_results - before.unchanged_results <= WATCHES
     assert after.rows_scanned == before.rows_scanned
-    assert after.computed_answers == before.computed_answers
-    assert after.cached_answers == before.cached_answers
+    assert after.computed_results == before.computed_results
+    assert after.cached_results == before.cached_results
     assert after.scans_started == before.scans_started
     assert after.bytes_returned == before.bytes_returned
     browser.close()

@@ -169,5 +169,5 @@ def test_a_damaged_bucket_is_told_and_the_others_are_checked(server: ServerProce
 
 
 def damage(mark: Path) -> None:
-    """Makes a durable mark one that cannot be read."""
+    """Makes a durable watermark one that cannot be read."""
     mark.write_bytes(b"?")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from aio_client import Client, Scan, Table
 
-    Via: TypeAlias = Literal["auto", "iterator", "base"]
+    ReadPath: TypeAlias = Literal["auto", "rocksdb", "columnar"]
 
 SCHEMA = pa.schema([("league", pa.string()), ("player", pa.int64()), ("score", pa.float64()), ("name", pa.string())])
 KEY = ["league", "player"]
@@ -125,8 +125,11 @@ QUESTIONS: dict[str, Callable[[Scan], Scan]] = {
 @pytest.mark.asyncio
 async def test_a_base_gives_the_rows_of_the_iterator_in_the_same_order(table: Table, question: str) -> None:
     scan = QUESTIONS[question](table.scan())
-    assert [(await scan.via(via).explain()).via for via in ("base", "iterator")] == ["base", "iterator"]
-    rows, expected = await scan.via("base").to_arrow(), await scan.via("iterator").to_arrow()
+    assert [(await scan.read_path(read_path).explain()).read_path for read_path in ("columnar", "rocksdb")] == [
+        "columnar",
+        "rocksdb",
+    ]
+    rows, expected = await scan.read_path("columnar").to_arrow(), await scan.read_path("rocksdb").to_arrow()
     assert rows.schema == expected.schema
     assert rows.equals(expected)
     assert (expected.num_rows == 0) == ("without" in question or question == "no row")
@@ -136,30 +139,32 @@ async def test_a_base_gives_the_rows_of_the_iterator_in_the_same_order(table: Ta
 @pytest.mark.asyncio
 async def test_chunks_out_of_a_base_are_no_larger_than_asked_for(table: Table, size: dict[str, int]) -> None:
     scan = table.scan().key_range(("l0", -60_000), ("l0", -59_500 if "rows" in size else -40_000)).with_chunk(**size)
-    batches = [batch async for batch in scan.via("base").stream()]
+    batches = [batch async for batch in scan.read_path("columnar").stream()]
     assert max(batch.num_rows for batch in batches) <= size.get("rows", 32_768)
     # The bytes asked for are those of stored rows.
     assert max(batch.nbytes for batch in batches) <= 2 * size.get("bytes", 8 << 20)
-    assert pa.Table.from_batches(batches).equals(await scan.via("iterator").to_arrow())
+    assert pa.Table.from_batches(batches).equals(await scan.read_path("rocksdb").to_arrow())
 
 
-@pytest.mark.parametrize(("first", "then"), [("base", "iterator"), ("iterator", "base"), ("base", "base")])
+@pytest.mark.parametrize(
+    ("first", "then"), [("columnar", "rocksdb"), ("rocksdb", "columnar"), ("columnar", "columnar")]
+)
 @pytest.mark.parametrize("question", ["all", "descending", "a range", "buckets", "nulls", "a limit within the second"])
 @pytest.mark.asyncio
 async def test_a_scan_goes_on_from_a_token_of_the_other_kind(
-    table: Table, question: str, first: Via, then: Via
+    table: Table, question: str, first: ReadPath, then: ReadPath
 ) -> None:
     scan = QUESTIONS[question](table.scan())
-    whole = await scan.via("iterator").to_arrow()
+    whole = await scan.read_path("rocksdb").to_arrow()
     batches = []
-    async with scan.via(first).with_chunk(rows=5000).stream() as stream:
+    async with scan.read_path(first).with_chunk(rows=5000).stream() as stream:
         async for batch in stream:
             batches.append(batch)
             if len(batches) == 2:
                 break
         token = stream.resume_token
     assert token is not None
-    rest = await scan.via(then).resume_from(token).to_arrow()
+    rest = await scan.read_path(then).resume_from(token).to_arrow()
     rows = pa.concat_tables([pa.Table.from_batches(batches), rest])
     assert rest.num_rows
     assert rows.equals(whole)
@@ -169,12 +174,12 @@ async def test_a_scan_goes_on_from_a_token_of_the_other_kind(
 async def test_a_scan_over_bases_opens_no_rocksdb_cursor(based: ServerProcess, table: Table) -> None:
     async with connect(based.url, read_ahead_bytes=64 << 10) as client:
         held = {}
-        for via in ("base", "iterator"):
-            async with client.scan(table.scan().via(via).with_chunk(rows=500).spec).stream() as stream:
+        for read_path in ("columnar", "rocksdb"):
+            async with client.scan(table.scan().read_path(read_path).with_chunk(rows=500).spec).stream() as stream:
                 await anext(stream)
                 stats = await client.server_stats()
-                held[via] = stats.live_scans, stats.open_cursors
-        assert held == {"base": (1, 0), "iterator": (1, BUCKETS)}
+                held[read_path] = stats.live_scans, stats.open_cursors
+        assert held == {"columnar": (1, 0), "rocksdb": (1, BUCKETS)}
         stats = await client.server_stats()
         assert (stats.live_scans, stats.open_cursors) == (0, 0)
 
@@ -183,52 +188,55 @@ async def test_a_scan_over_bases_opens_no_rocksdb_cursor(based: ServerProcess, t
 async def test_rows_scanned_are_those_read_without_batches_that_no_row_can_match_in(table: Table) -> None:
     scanned = {}
     for what, scan in {"all": table.scan(), "one batch": table.scan(where=col("score") > 18_000.0)}.items():
-        for via in ("base", "iterator"):
-            async with scan.via(via).stream() as stream:
+        for read_path in ("columnar", "rocksdb"):
+            async with scan.read_path(read_path).stream() as stream:
                 rows = sum([batch.num_rows async for batch in stream])
-            scanned[what, via] = stream.statistics().rows_scanned
-            assert rows <= scanned[what, via]
-    assert scanned["all", "iterator"] == scanned["one batch", "iterator"] == await table.count()
+            scanned[what, read_path] = stream.statistics().rows_scanned
+            assert rows <= scanned[what, read_path]
+    assert scanned["all", "rocksdb"] == scanned["one batch", "rocksdb"] == await table.count()
     # Deleted rows of the base may count.
-    assert scanned["all", "iterator"] <= scanned["all", "base"] <= scanned["all", "iterator"] + 2000
-    assert scanned["one batch", "base"] < scanned["all", "base"] / 2
+    assert scanned["all", "rocksdb"] <= scanned["all", "columnar"] <= scanned["all", "rocksdb"] + 2000
+    assert scanned["one batch", "columnar"] < scanned["all", "columnar"] / 2
 
 
 @pytest.mark.asyncio
 async def test_the_server_chooses_the_base_but_for_a_few_rows_and_says_why(table: Table) -> None:
     async def chosen(scan: Scan) -> tuple[str, str]:
         explanation = await scan.explain()
-        assert f"{explanation.via}: {explanation.via_reason}" in str(explanation)
-        return explanation.via, explanation.via_reason
+        assert f"{explanation.read_path}: {explanation.read_path_reason}" in str(explanation)
+        return explanation.read_path, explanation.read_path_reason
 
-    assert await chosen(table.scan()) == ("base", "a range of many rows")
-    assert await chosen(table.scan().via("base").limit(10)) == ("base", "asked for")
-    assert await chosen(table.scan().via("iterator")) == ("iterator", "asked for")
-    assert await chosen(table.scan().limit(10)) == ("iterator", "the limit is at most 1,000 rows")
-    assert await chosen(table.scan().limit(1001)) == ("base", "a range of many rows")
+    assert await chosen(table.scan()) == ("columnar", "a range of many rows")
+    assert await chosen(table.scan().read_path("columnar").limit(10)) == ("columnar", "asked for")
+    assert await chosen(table.scan().read_path("rocksdb")) == ("rocksdb", "asked for")
+    assert await chosen(table.scan().limit(10)) == ("rocksdb", "the limit is at most 1,000 rows")
+    assert await chosen(table.scan().limit(1001)) == ("columnar", "a range of many rows")
     point = (col("league") == "l0") & (col("player") == 0)
-    assert await chosen(table.scan(where=point)) == ("iterator", "single keys are looked up")
-    assert await chosen(table.scan().ordered()) == ("base", "a range of many rows")
+    assert await chosen(table.scan(where=point)) == ("rocksdb", "single keys are looked up")
+    assert await chosen(table.scan().ordered()) == ("columnar", "a range of many rows")
 
 
 @pytest.mark.asyncio
 async def test_a_base_that_cannot_answer_is_refused_when_asked_for(table: Table) -> None:
     point = (col("league") == "l0") & (col("player") == 0)
-    with pytest.raises(InvalidRequest, match='cannot be read via "base": single keys are looked up; leave `via` out'):
-        await table.scan(where=point).via("base").to_arrow()
+    with pytest.raises(
+        InvalidRequest,
+        match='cannot be read with read_path "columnar": single keys are looked up; leave `read_path` out',
+    ):
+        await table.scan(where=point).read_path("columnar").to_arrow()
 
 
 @pytest.mark.asyncio
 async def test_what_has_no_base_is_refused_when_a_base_is_asked_for(client: Client, table: Table) -> None:
     other = await client.create_table("test.baseless", SCHEMA, primary_key=KEY, buckets=1)
     # There is nothing to be read.
-    assert (await other.scan().via("base").to_arrow()).num_rows == 0
+    assert (await other.scan().read_path("columnar").to_arrow()).num_rows == 0
     await other.upsert(rows_of(range(10)))
-    with pytest.raises(InvalidRequest, match='bucket 0 cannot be read via "base": it has none yet'):
-        await other.scan().via("base").to_arrow()
-    assert (await other.scan().explain()).via_reason == "no bucket has a columnar base"
-    with pytest.raises(UsageError, match="via is 'auto' or 'iterator' or 'base', not 'x'"):
-        table.scan().via("x")  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(InvalidRequest, match='bucket 0 cannot be read with read_path "columnar": it has none yet'):
+        await other.scan().read_path("columnar").to_arrow()
+    assert (await other.scan().explain()).read_path_reason == "no bucket has a columnar base"
+    with pytest.raises(UsageError, match="read_path is 'auto' or 'rocksdb' or 'columnar', not 'x'"):
+        table.scan().read_path("x")  # type: ignore[arg-type]  # that is the point
 
 
 @pytest.mark.asyncio
@@ -240,11 +248,11 @@ async def test_writes_after_a_base_are_seen_at_once(client: Client) -> None:
     expected: dict[int, dict[str, Any]] = {k: {"k": k, "v": "base"} for k in range(100)}
 
     async def check() -> None:
-        rows = await table.scan().via("base").to_pylist()
+        rows = await table.scan().read_path("columnar").to_pylist()
         assert {row["k"]: row for row in rows} == expected
         assert len(rows) == len(expected) == await table.count()
-        backwards = await table.scan().via("base").reverse().with_buckets(1).to_pylist()
-        assert backwards[::-1] == await table.scan().via("iterator").with_buckets(1).to_pylist()
+        backwards = await table.scan().read_path("columnar").reverse().with_buckets(1).to_pylist()
+        assert backwards[::-1] == await table.scan().read_path("rocksdb").with_buckets(1).to_pylist()
 
     async def put(keys: range, **values: str | None) -> None:
         await table.upsert([{"k": k, **values} for k in keys])
@@ -292,7 +300,7 @@ async def test_bases_are_taken_up_after_a_start_with_the_changes_since(tmp_path:
                 await table.delete(keys_of(range(1000 * number, 1000 * number + 50)))
                 if number == 1:
                     await client.alter_table(TABLE, add_columns=pa.schema([("note", pa.string())]))
-                expected = await table.scan().via("iterator").to_arrow()
+                expected = await table.scan().read_path("rocksdb").to_arrow()
                 if drains:
                     assert server.stop() == 0
                 else:
@@ -301,9 +309,9 @@ async def test_bases_are_taken_up_after_a_start_with_the_changes_since(tmp_path:
                 await client.wait_ready()
                 table = await client.table(TABLE)
                 await await_bases(table)
-                rows = await table.scan().via("base").to_arrow()
+                rows = await table.scan().read_path("columnar").to_arrow()
                 assert rows.equals(expected)
-                assert rows.equals(await table.scan().via("iterator").to_arrow())
+                assert rows.equals(await table.scan().read_path("rocksdb").to_arrow())
                 await await_until(lambda: _only_one(server.data_dir), "nothing but the bases in use")
                 found = built_at(server.data_dir, TABLE)
                 if changelog == "none":
@@ -317,7 +325,7 @@ async def test_bases_are_taken_up_after_a_start_with_the_changes_since(tmp_path:
 async def test_a_bucket_whose_changes_take_too_much_memory_is_read_by_the_iterator_until_built_anew(
     tmp_path: Path,
 ) -> None:
-    settings = (*NEVER_ANEW, "--set", "base_overlay_bytes=1000000")
+    settings = (*NEVER_ANEW, "--set", "base_delta_bytes=1000000")
     with ServerProcess(tmp_path / "data", *settings) as server:
         async with connect(server.url) as client:
             table = await client.create_table(TABLE, SCHEMA, primary_key=KEY, buckets=1, columnar_base="eager")
@@ -326,7 +334,7 @@ async def test_a_bucket_whose_changes_take_too_much_memory_is_read_by_the_iterat
             before = base_path(server.data_dir, TABLE)
             await table.upsert(rows_of(range(0, 60_000, 2), version=1))
             seen = await table.scan().to_arrow()
-            assert seen.equals(await table.scan().via("iterator").to_arrow())
+            assert seen.equals(await table.scan().read_path("rocksdb").to_arrow())
 
             async def is_anew() -> bool:
                 # For a moment there is none.
@@ -334,7 +342,7 @@ async def test_a_bucket_whose_changes_take_too_much_memory_is_read_by_the_iterat
 
             await await_until(is_anew, "a new base")
             await await_bases(table)
-            assert (await table.scan().via("base").to_arrow()).equals(seen)
+            assert (await table.scan().read_path("columnar").to_arrow()).equals(seen)
             await await_until(lambda: _only_one(server.data_dir), "the old base gone")
 
 
@@ -360,8 +368,8 @@ async def test_a_base_is_built_anew_once_the_changes_pass_the_share_and_the_old_
 
                 await await_until(is_due, "a new base where the changes make one due, and but the last one there")
                 (name,) = bases_on_disk(server.data_dir, TABLE)[0]
-                rows = await table.scan().via("base").to_arrow()
-                assert rows.equals(await table.scan().via("iterator").to_arrow())
+                rows = await table.scan().read_path("columnar").to_arrow()
+                assert rows.equals(await table.scan().read_path("rocksdb").to_arrow())
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -375,9 +383,9 @@ async def test_a_scan_that_began_on_an_old_base_keeps_its_view_while_newer_ones_
             await table.upsert(rows_of(range(40_000)))
             await await_bases(table)
             scan = table.scan().reverse() if reverse else table.scan()
-            expected = await scan.via("iterator").to_arrow()
+            expected = await scan.read_path("rocksdb").to_arrow()
             batches = []
-            async with scan.via("base").with_chunk(rows=500).resume(Resume.NEVER).stream() as stream:
+            async with scan.read_path("columnar").with_chunk(rows=500).resume(Resume.NEVER).stream() as stream:
                 batches.append(await anext(stream))
                 for number in range(1, 6):
                     before = bases_on_disk(server.data_dir, TABLE)
@@ -393,4 +401,4 @@ async def test_a_scan_that_began_on_an_old_base_keeps_its_view_while_newer_ones_
                 batches += [batch async for batch in stream]
             assert pa.Table.from_batches(batches).equals(expected)
             await await_bases(table)
-            assert (await scan.via("base").to_arrow()).equals(await scan.via("iterator").to_arrow())
+            assert (await scan.read_path("columnar").to_arrow()).equals(await scan.read_path("rocksdb").to_arrow())

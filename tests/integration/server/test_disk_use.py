@@ -55,7 +55,7 @@ def test_what_is_told_of_a_table_and_of_the_server_is_what_the_files_take(server
                 table.snapshot().release()
             wait_until(lambda: table.disk_use().snapshots > ROWS * 40, "files that the snapshot alone keeps")
             wait_until(lambda: table.disk_use().total == on_disk(path), "compactions to end")
-            held = [(bucket.log_holder, bucket.held_log_bytes) for bucket in table.statistics()]
+            held = [(bucket.retention_holder, bucket.retention_hold_bytes) for bucket in table.statistics()]
             assert all(holder is not None and size > ROWS * 40 for holder, size in held)
         with client.transaction() as transaction:
             transaction.upsert(table, [{"k": k, "v": os.urandom(5_000).hex()} for k in range(10)])

@@ -99,12 +99,12 @@ def test_a_reader_that_takes_nothing_loses_its_scan_and_is_told_when_it_reads_on
         here.freed()
         took = time.monotonic() - started
         assert took >= 0.5
-        assert here.wire.server().unread_endings == 3
+        assert here.wire.server().undelivered_errors == 3
         for call in calls:
             assert (ended := ending(call)).reason == "SCAN_STALLED", ended
             assert ended.code == "DEADLINE_EXCEEDED"
             assert "stall_timeout_seconds" in ended.message
-        wait_until(lambda: here.wire.server().unread_endings == 0, "the endings taken")
+        wait_until(lambda: here.wire.server().undelivered_errors == 0, "the endings taken")
         return took
 
     in_time(attempt, 1.5)
@@ -311,10 +311,10 @@ def test_a_connection_with_too_many_scans_that_it_does_not_read_gets_no_more(set
 
     def all_are_stalled() -> bool:
         stats = here.wire.server()
-        if stats.live_scans == 0 and stats.unread_endings < MAX_UNREAD_ENDINGS:
+        if stats.live_scans == 0 and stats.undelivered_errors < MAX_UNREAD_ENDINGS:
             # gRPC may give a reader more room late, so that it gets its ending without asking for it.
             calls.append(here.scan())
-        return bool(stats.unread_endings == MAX_UNREAD_ENDINGS)
+        return bool(stats.undelivered_errors == MAX_UNREAD_ENDINGS)
 
     wait_until(all_are_stalled, "all stalled")
     said = refusal(here.wire.scans.ScanKv, scan_pb2.ScanKvRequest(table=TABLE))
@@ -323,7 +323,7 @@ def test_a_connection_with_too_many_scans_that_it_does_not_read_gets_no_more(set
         assert next(other.scans.ScanKv(scan_pb2.ScanKvRequest(table=TABLE, limit=1))).HasField("header")
     for call in calls:
         assert ending(call).reason == "SCAN_STALLED"
-    wait_until(lambda: here.wire.server().unread_endings == 0, "the endings taken")
+    wait_until(lambda: here.wire.server().undelivered_errors == 0, "the endings taken")
     here.scan().cancel()
     here.freed()
 
@@ -385,5 +385,5 @@ def _cancel_many(here: Settings, scans: int) -> None:
     except AssertionError as error:
         error.add_note(f"before: {before.tasks} tasks, {before.open_files} files; after: {seen[-1]}")
         raise
-    assert here.wire.server().unread_endings == 0
+    assert here.wire.server().undelivered_errors == 0
     assert "Traceback" not in here.server.log

@@ -208,7 +208,7 @@ def allowed(one: str, other: str) -> tuple[type[ScanKvError], ...]:
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that looks after its tables all the time."""
-    settings = (*ALL_THE_TIME, "--set", "log_upkeep_seconds=0.02")
+    settings = (*ALL_THE_TIME, "--set", "log_maintenance_seconds=0.02")
     with ServerProcess(tmp_path_factory.mktemp("matrix") / "data", *settings) as server:
         yield server
 

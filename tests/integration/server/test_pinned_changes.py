@@ -110,7 +110,7 @@ async def test_a_snapshot_that_would_keep_too_much_loses_its_hold_and_stays_read
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = FakeClocks()
-    async with serving(tmp_path / "data", machine, log_hold_max_bytes=2 << 20) as (server, client):
+    async with serving(tmp_path / "data", machine, max_retention_hold_bytes=2 << 20) as (server, client):
         table = await make(client, buckets=1)
         snapshot = await table.snapshot(ttl=86_400)
         for _ in range(6):
@@ -163,7 +163,7 @@ async def test_a_view_that_could_not_be_taken_holds_nothing(tmp_path: Path) -> N
         table = await new_table(tables, buckets=1)
         await store(table, {"ann": 1})
         with pytest.raises(SnapshotNotTaken):
-            await tables.snapshots.pin(table)
+            await tables.snapshots.pin(table.pinning)
         bucket = table.buckets[0].open_bucket
         assert bucket is not None
         assert bucket.log.holds.oldest() is None
@@ -173,9 +173,9 @@ async def test_holds_that_change_while_a_bucket_is_opened_are_as_they_are_afterw
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables, buckets=1)
         await store(table, {"ann": 1})
-        released, kept = [await tables.snapshots.pin(table) for _ in range(2)]
+        released, kept = [await tables.snapshots.pin(table.pinning) for _ in range(2)]
         await store(table, {"ann": 2})
-        later = await tables.snapshots.pin(table)
+        later = await tables.snapshots.pin(table.pinning)
     async with tables_in(tmp_path) as tables:
         live = tables.table(TABLE).buckets[0]
         async with live.mutex:
@@ -185,7 +185,7 @@ async def test_holds_that_change_while_a_bucket_is_opened_are_as_they_are_afterw
             await tables.snapshots.release(kept.snapshot_id)
             await tables.snapshots.release(released.snapshot_id)
             live._bucket = opened
-            bucket = await live.opened()
+            bucket = await live.open()
             held = bucket.log.holds.oldest()
         assert held is not None
         assert held[1] == later.manifest.buckets[0].log_offset

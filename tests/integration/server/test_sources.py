@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from aio_client import Client, Scan, Snapshot, Table
 
-    Via: TypeAlias = Literal["auto", "iterator", "base"]
+    ReadPath: TypeAlias = Literal["auto", "rocksdb", "columnar"]
 
 pytestmark = pytest.mark.asyncio
 
@@ -131,32 +131,36 @@ async def test_a_base_gives_the_rows_of_the_iterator_in_the_same_order(
     sources: Sources, question: str, at: str
 ) -> None:
     scan = QUESTIONS[question](sources.scan(at))
-    assert [(await scan.via(via).explain()).via for via in ("auto", "base", "iterator")] == ["base", "base", "iterator"]
-    expected = await scan.via("iterator").to_arrow()
-    for via in ("base", "auto"):
-        assert (await scan.via(via).to_arrow()).equals(expected)
+    assert [(await scan.read_path(read_path).explain()).read_path for read_path in ("auto", "columnar", "rocksdb")] == [
+        "columnar",
+        "columnar",
+        "rocksdb",
+    ]
+    expected = await scan.read_path("rocksdb").to_arrow()
+    for read_path in ("columnar", "auto"):
+        assert (await scan.read_path(read_path).to_arrow()).equals(expected)
     # In chunks of any size.
-    assert (await scan.via("base").with_chunk(rows=777).to_arrow()).equals(expected)
+    assert (await scan.read_path("columnar").with_chunk(rows=777).to_arrow()).equals(expected)
     assert (expected.num_rows == 0) == question.startswith("none")
 
 
 @AT
-@pytest.mark.parametrize(("first", "then"), [("base", "iterator"), ("iterator", "base")])
+@pytest.mark.parametrize(("first", "then"), [("columnar", "rocksdb"), ("rocksdb", "columnar")])
 @pytest.mark.parametrize("question", ["all", "in order", "a range in order"])
 async def test_a_scan_goes_on_from_a_token_of_the_other_kind(
-    sources: Sources, question: str, first: Via, then: Via, at: str
+    sources: Sources, question: str, first: ReadPath, then: ReadPath, at: str
 ) -> None:
     scan = QUESTIONS[question](sources.scan(at))
-    expected = await scan.via("iterator").to_arrow()
+    expected = await scan.read_path("rocksdb").to_arrow()
     batches = []
-    async with scan.via(first).with_chunk(rows=1000).stream() as stream:
+    async with scan.read_path(first).with_chunk(rows=1000).stream() as stream:
         async for batch in stream:
             batches.append(batch)
             if len(batches) == 3:
                 break
         token = stream.resume_token
     assert token is not None
-    rest = await scan.via(then).resume_from(token).to_arrow()
+    rest = await scan.read_path(then).resume_from(token).to_arrow()
     assert rest.num_rows
     assert pa.concat_tables([pa.Table.from_batches(batches), rest]).equals(expected)
 
@@ -191,9 +195,9 @@ async def test_the_first_rows_are_those_of_a_sort_of_all(sources: Sources, by: s
     keys = [(by, direction), *((name, "ascending") for name in KEY if name != by)]
     for where in (None, col("score") < 300.0, col("name").starts_with("n2-")):
         rows = (
-            await sources.scan(at).where(where).via("iterator").to_arrow()
+            await sources.scan(at).where(where).read_path("rocksdb").to_arrow()
             if where is not None
-            else (await sources.scan(at).via("iterator").to_arrow())
+            else (await sources.scan(at).read_path("rocksdb").to_arrow())
         )
         ordered = rows.take(pc.sort_indices(rows, sort_keys=keys))
         for n in (1, 10, 3000):
@@ -210,7 +214,7 @@ async def test_the_first_rows_are_those_of_a_sort_of_all(sources: Sources, by: s
 @AT
 async def test_counts_and_aggregates_are_those_of_the_rows(sources: Sources, at: str) -> None:
     for where in (None, col("score") > 600.0, col("name").starts_with("n1-"), col("level").is_null()):
-        scan = sources.scan(at).via("iterator")
+        scan = sources.scan(at).read_path("rocksdb")
         rows = await (scan if where is None else scan.where(where)).to_arrow()
         assert await sources.table.count(where, **sources.at(at)) == rows.num_rows > 0
         functions = {"score": ["sum", "min", "max"], "level": ["count", "sum"], "name": "max"}
@@ -228,14 +232,14 @@ async def test_the_parts_of_a_snapshot_give_each_row_once_whatever_they_are_read
     sources: Sources, ordered: bool
 ) -> None:
     scan = sources.scan("snapshot").ordered() if ordered else sources.scan("snapshot")
-    found: dict[str, list[pa.Table]] = {"base": [], "iterator": []}
+    found: dict[str, list[pa.Table]] = {"columnar": [], "rocksdb": []}
     for part in await scan.splits(5):
-        for via in ("base", "iterator"):
-            found[via].append(await part.via(via).to_arrow())
-    assert all(one.equals(other) for one, other in zip(found["base"], found["iterator"], strict=True))
-    sizes = [rows.num_rows for rows in found["base"]]
+        for read_path in ("columnar", "rocksdb"):
+            found[read_path].append(await part.read_path(read_path).to_arrow())
+    assert all(one.equals(other) for one, other in zip(found["columnar"], found["rocksdb"], strict=True))
+    sizes = [rows.num_rows for rows in found["columnar"]]
     assert max(sizes) < 1.5 * min(sizes)
-    together, every = pa.concat_tables(found["base"]), await scan.to_arrow()
+    together, every = pa.concat_tables(found["columnar"]), await scan.to_arrow()
     assert together.sort_by([(name, "ascending") for name in KEY]).equals(
         every.sort_by([(name, "ascending") for name in KEY])
     )
@@ -248,20 +252,22 @@ async def test_a_start_from_the_whole_table_reads_the_bases(client: Client, sour
         assert (await client.server_stats()).open_cursors == 0
         batches += [batch async for batch in stream]
     rows = pa.Table.from_batches(batches).select(SCHEMA.names)
-    assert rows.equals(await sources.table.scan().via("iterator").to_arrow())
+    assert rows.equals(await sources.table.scan().read_path("rocksdb").to_arrow())
 
 
 async def test_where_a_bucket_has_no_base_rows_are_put_in_order_row_by_row(client: Client) -> None:
     table = await client.create_table("test.baseless", SCHEMA, primary_key=KEY, buckets=BUCKETS)
     await table.upsert(rows_of(range(100)))
     explanation = await table.scan().ordered().explain()
-    assert (explanation.via, explanation.via_reason) == ("iterator", "no bucket has a columnar base")
-    with pytest.raises(InvalidRequest, match='cannot be read via "base": it has none yet'):
-        await table.scan().ordered().via("base").to_arrow()
+    assert (explanation.read_path, explanation.read_path_reason) == ("rocksdb", "no bucket has a columnar base")
+    with pytest.raises(InvalidRequest, match='cannot be read with read_path "columnar": it has none yet'):
+        await table.scan().ordered().read_path("columnar").to_arrow()
     async with table.snapshot() as snapshot:
-        assert (await table.scan().at(snapshot).explain()).via_reason == "no bucket has a columnar base"
-        with pytest.raises(InvalidRequest, match='cannot be read via "base": the snapshot has none of it'):
-            await table.scan().at(snapshot).via("base").to_arrow()
+        assert (await table.scan().at(snapshot).explain()).read_path_reason == "no bucket has a columnar base"
+        with pytest.raises(
+            InvalidRequest, match='cannot be read with read_path "columnar": the snapshot has none of it'
+        ):
+            await table.scan().at(snapshot).read_path("columnar").to_arrow()
         assert (await table.scan().at(snapshot).to_arrow()).num_rows == 100
 
 
@@ -272,14 +278,14 @@ async def test_a_snapshot_keeps_its_bases_when_newer_ones_come_over_a_restart_an
         async with connect(server.url) as client:
             table = await based(client)
             snapshot = await table.snapshot(ttl=3600)
-            expected = await table.scan().at(snapshot).via("iterator").to_arrow()
+            expected = await table.scan().at(snapshot).read_path("rocksdb").to_arrow()
             pinned = bases_on_disk(server.data_dir, table.name)
 
             async def check() -> None:
                 for scan in (table.scan(), table.scan().ordered()):
-                    rows = await scan.at(snapshot).via("base").to_arrow()
-                    assert rows.equals(await scan.at(snapshot).via("iterator").to_arrow())
-                assert (await table.scan().at(snapshot).via("base").to_arrow()).equals(expected)
+                    rows = await scan.at(snapshot).read_path("columnar").to_arrow()
+                    assert rows.equals(await scan.at(snapshot).read_path("rocksdb").to_arrow())
+                assert (await table.scan().at(snapshot).read_path("columnar").to_arrow()).equals(expected)
 
             await check()
             await changed(table, 2)
@@ -299,7 +305,7 @@ async def test_a_snapshot_keeps_its_bases_when_newer_ones_come_over_a_restart_an
             assert views_on_disk(server.data_dir) == []
 
 
-@pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow", "net.arrow", "manifest.json"])
+@pytest.mark.parametrize("name", ["rows.arrow", "keys.arrow", "delta.arrow", "manifest.json"])
 async def test_damage_of_a_snapshots_base_is_found_before_its_rows_and_then_the_checkpoint_is_read(
     tmp_path: Path, name: str
 ) -> None:
@@ -308,7 +314,7 @@ async def test_damage_of_a_snapshots_base_is_found_before_its_rows_and_then_the_
             table = await based(client)
             snapshot = await table.snapshot(ttl=3600)
             scan = table.scan().at(snapshot)
-            expected = await scan.via("iterator").to_arrow()
+            expected = await scan.read_path("rocksdb").to_arrow()
             (view,) = views_on_disk(server.data_dir)
             (file,) = (view / "bases" / "0001").rglob(name)
             data = bytearray(file.read_bytes())
@@ -317,14 +323,17 @@ async def test_damage_of_a_snapshots_base_is_found_before_its_rows_and_then_the_
             file.unlink()
             file.write_bytes(data)
             if name in ("rows.arrow", "keys.arrow"):
-                ended = await read_until_error(scan.via("base"), expected)
+                ended = await read_until_error(scan.read_path("columnar"), expected)
                 assert isinstance(ended, DataLoss)
                 assert "scan again, and the rows are read from the snapshot's checkpoint" in str(ended)
             assert (await scan.to_arrow()).equals(expected)
             explanation = await scan.explain()
-            assert (explanation.via, "1 of 3 buckets have no base" in explanation.via_reason) == ("base", True)
-            with pytest.raises(InvalidRequest, match="bucket 1 cannot be read via"):
-                await scan.via("base").to_arrow()
+            assert (explanation.read_path, "1 of 3 buckets have no base" in explanation.read_path_reason) == (
+                "columnar",
+                True,
+            )
+            with pytest.raises(InvalidRequest, match="bucket 1 cannot be read with read_path"):
+                await scan.read_path("columnar").to_arrow()
             assert (await scan.ordered().to_arrow()).num_rows == expected.num_rows
-            assert (await table.scan().via("base").to_arrow()).equals(expected)
+            assert (await table.scan().read_path("columnar").to_arrow()).equals(expected)
             assert base_path(server.data_dir, table.name, 1).is_dir()

@@ -124,7 +124,7 @@ async def test_a_hundred_readers_of_bases_that_stop_cost_less_than_a_mebibyte_ea
             await await_bases(table)
             for _ in range(2):
                 # So that the bases are in memory, which are files.
-                assert sum([batch.num_rows async for batch in table.scan().via("base").stream()]) == ROWS
+                assert sum([batch.num_rows async for batch in table.scan().read_path("columnar").stream()]) == ROWS
             idle = await resident(client)
             async with stalled_readers(server.url) as streams:
                 # Some of them have read enough to be trusted with large chunks.

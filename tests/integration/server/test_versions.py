@@ -51,7 +51,7 @@ def polls_of(table: Table, since: bytes | None) -> list[Callable[[], Awaitable[o
 
 
 def moved(before: ServerStats, after: ServerStats) -> dict[str, int]:
-    names = ("rows_scanned", "scans_started", "unchanged_answers", "cached_answers", "computed_answers")
+    names = ("rows_scanned", "scans_started", "unchanged_results", "cached_results", "computed_results")
     return {name: getattr(after, name) - getattr(before, name) for name in names}
 
 
@@ -64,9 +64,9 @@ async def test_an_unchanged_table_is_told_from_memory(client: Client, name: str)
     assert moved(before, await client.server_stats()) == {
         "rows_scanned": 0,
         "scans_started": 0,
-        "unchanged_answers": 18,
-        "cached_answers": 0,
-        "computed_answers": 0,
+        "unchanged_results": 18,
+        "cached_results": 0,
+        "computed_results": 0,
     }
 
 
@@ -78,7 +78,7 @@ async def test_an_answer_is_given_again_without_reading_until_something_changes(
     again = [await poll() for poll in polls_of(table, None)]
     told = moved(before, await client.server_stats())
     # A count of all rows costs nothing, and is not kept.
-    assert (told["rows_scanned"], told["cached_answers"], told["computed_answers"]) == (0, 5, 1)
+    assert (told["rows_scanned"], told["cached_results"], told["computed_results"]) == (0, 5, 1)
     assert again == first
     await table.upsert(scores(["new"], [5_000]))
     changed = [await poll() for poll in polls_of(table, version)]
@@ -204,7 +204,7 @@ async def test_many_who_ask_at_once_after_a_write_have_it_computed_once(client: 
     before = await client.server_stats()
     found = await asyncio.gather(*(table.top_n_if_changed(version, 10, "score") for _ in range(50)))
     told = moved(before, await client.server_stats())
-    assert (told["computed_answers"], told["cached_answers"], told["rows_scanned"]) == (1, 49, ROWS)
+    assert (told["computed_results"], told["cached_results"], told["rows_scanned"]) == (1, 49, ROWS)
     assert {answer.version if answer else None for answer in found} == {await version_of(table)}
     assert {answer.value["score"][0].as_py() for answer in found if answer} == {9_999}
 
@@ -269,7 +269,7 @@ async def test_a_version_outlives_the_server(server: ServerProcess, end: str) ->
         async with table.scan().if_changed_since(version).stream() as stream:
             assert stream.unchanged
         stats = await client.server_stats()
-        assert (stats.rows_scanned, stats.unchanged_answers) == (0, 3)
+        assert (stats.rows_scanned, stats.unchanged_results) == (0, 3)
         await table.upsert(scores(["p00000"], [-1]))
         assert await table.count_if_changed(version) is not None
 
@@ -286,7 +286,7 @@ async def test_a_scan_of_which_nothing_has_changed_is_a_header_and_a_trailer(
     messages = list(wire.scans.ScanKv(request))
     assert [message.WhichOneof("message") for message in messages] == ["header", "trailer"]
     told = moved(before, await client.server_stats())
-    assert (told["rows_scanned"], told["scans_started"], told["unchanged_answers"]) == (0, 0, 1)
+    assert (told["rows_scanned"], told["scans_started"], told["unchanged_results"]) == (0, 0, 1)
     unchanged = messages[0].header
     assert unchanged.unchanged
     for field in ("scan_id", "view_micros", "unchanged"):

@@ -114,7 +114,7 @@ def test_writes_that_change_nothing_wake_nobody_into_an_answer(here: Questions) 
     here.client.alter_table(here.request.table, add_indexes=["score"])
     after = here.wire.server()
     assert not call.done()
-    assert (after.waiting_calls, after.unchanged_answers) == (before.waiting_calls, before.unchanged_answers)
+    assert (after.waiting_calls, after.unchanged_results) == (before.waiting_calls, before.unchanged_results)
     here.table.upsert(scores(["new"], [1000]))
     assert players(call.result(timeout=60)) == ["new", "p099", "p098"]
 
@@ -154,10 +154,10 @@ def test_all_who_wait_for_the_same_have_it_computed_once(here: Questions) -> Non
     assert {answer.rows for answer in answers} == {answers[0].rows}
     assert {tuple(players(call.result(timeout=60))) for call in others} == {("p000", "p001", "p002")}
     after = here.wire.server()
-    assert after.computed_answers - before.computed_answers == 2
-    assert after.cached_answers - before.cached_answers == 51
+    assert after.computed_results - before.computed_results == 2
+    assert after.cached_results - before.cached_results == 51
     assert after.rows_scanned - before.rows_scanned == 2 * (ROWS + 1)
-    assert after.unchanged_answers == before.unchanged_answers
+    assert after.unchanged_results == before.unchanged_results
     assert sum(answer.rows_scanned for answer in answers) == ROWS + 1
 
 
@@ -239,7 +239,7 @@ async def test_listeners_are_shared_by_all_who_wait_and_gone_with_the_last(tmp_p
         commits = [bucket._commit for bucket in live.buckets]
 
         def listeners() -> list[int]:
-            return [len(commit._listeners) for commit in commits if commit is not None] + [len(live._listeners)]
+            return [len(commit._listeners) for commit in commits if commit is not None] + [len(live.state._listeners)]
 
         watches = [table.watch_top_n(number + 1, "score", every=0.1) for number in range(10)]
         for watch in watches:

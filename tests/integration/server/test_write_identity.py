@@ -54,7 +54,7 @@ def upsert(
     keys: range = range(10),
     writer: str = "w",
     epoch: int = 0,
-    settled_below: int = 0,
+    acked_below: int = 0,
     age_millis: int = 0,
 ) -> write_pb2.UpsertRequest:
     rows = pa.RecordBatch.from_pydict({"k": list(keys), "v": [value] * len(keys)}, schema=SCHEMA)
@@ -62,7 +62,7 @@ def upsert(
         table=table,
         rows=ipc(rows),
         writer=write_pb2.WriterIdentity(
-            id=writer, epoch=epoch, sequence=sequence, settled_below=settled_below, sent_millis_ago=age_millis
+            id=writer, epoch=epoch, sequence=sequence, acked_below=acked_below, sent_millis_ago=age_millis
         ),
     )
 
@@ -137,11 +137,11 @@ def test_a_request_is_refused_when_it_is_too_old_to_tell(wire: Wire, table: str)
 
 def test_a_request_that_was_given_up_is_not_applied_behind_a_later_one(wire: Wire, table: str) -> None:
     late = upsert(table, 5, 5)
-    wire.writes.Upsert(upsert(table, 6, 6, settled_below=6))
+    wire.writes.Upsert(upsert(table, 6, 6, acked_below=6))
     assert refusal(wire.writes.Upsert, late).reason == "WRITER_EXPIRED"
     assert value_of(wire, table) == 6
     # In a bucket to which the later one did not write there is nothing that it could be behind.
-    [bucket] = wire.writes.Upsert(upsert(table, 8, 8, keys=range(1), settled_below=8)).log_offsets
+    [bucket] = wire.writes.Upsert(upsert(table, 8, 8, keys=range(1), acked_below=8)).log_offsets
     others = [key for key in range(10) if bucket not in wire.writes.Upsert(_one(table, key)).log_offsets]
     wire.writes.Upsert(upsert(table, 7, 7, keys=range(others[0], others[0] + 1)))
     assert value_of(wire, table, others[0]) == 7
@@ -209,7 +209,7 @@ def test_a_repeated_request_is_answered_whatever_would_refuse_it_now(wire: Wire,
         write_pb2.WriterIdentity(id=".."),
         write_pb2.WriterIdentity(id="a" * 129),
         write_pb2.WriterIdentity(id="w", sequence=2**63),
-        write_pb2.WriterIdentity(id="w", sequence=1, settled_below=2),
+        write_pb2.WriterIdentity(id="w", sequence=1, acked_below=2),
     ],
 )
 def test_an_identity_that_is_none_is_refused(wire: Wire, table: str, writer: write_pb2.WriterIdentity) -> None:
@@ -238,7 +238,7 @@ def test_an_undo_says_of_which_table_its_offsets_are(wire: Wire, table: str) -> 
 
 
 def test_a_writer_is_forgotten_in_time_and_then_refused_for_what_is_old(tmp_path: Path) -> None:
-    settings = ("--set", "writer_ttl_seconds=1", "--set", "log_upkeep_seconds=0.05")
+    settings = ("--set", "writer_ttl_seconds=1", "--set", "log_maintenance_seconds=0.05")
     with ServerProcess(tmp_path / "data", *settings) as server, Wire(server.url) as wire:
         create(wire, "a.b", buckets=1)
         opened = wire.writes.OpenWriter(write_pb2.OpenWriterRequest(table="a.b", id="named"))

@@ -58,7 +58,7 @@ async def fill(server: Server, rows: int) -> None:
         keys = np.arange(start, min(start + _ROWS_AT_ONCE, rows))
         names = pa.array(keys).cast(pa.string())
         batch = pa.record_batch([pa.array(keys), pa.array(keys / 7), names, names], schema=SCHEMA)
-        await table.upsert(ipc_stream(SCHEMA, batch), 0)
+        await table.writes.upsert(ipc_stream(SCHEMA, batch), 0)
 
 
 async def main(directory: str, rows: str) -> None:

@@ -23,7 +23,7 @@ def test_who_writes_in_sequence_is_one_writer_whose_earlier_requests_are_settled
             seen += [writer.next_identity(), writer.next_identity()]
     assert len({identity.id for identity in seen}) == 1
     assert [identity.sequence for identity in seen] == list(range(6))
-    assert all(identity.settled_below == identity.sequence and not identity.epoch for identity in seen)
+    assert all(identity.acked_below == identity.sequence and not identity.epoch for identity in seen)
 
 
 def test_who_writes_at_the_same_time_is_another_writer_and_the_last_one_is_taken_again_first() -> None:

@@ -42,9 +42,9 @@ async def test_a_bucket_whose_opening_is_cancelled_can_be_used_by_the_next_one(t
         cancelled = 0
         for number in range(12):
             table = await new_table(tables, f"game.scores_{number}", buckets=2)
-            cancelled += await cancelled_after(number, table.count(None))
+            cancelled += await cancelled_after(number, table.reads.count(None))
             await put(table, {"ann": number})
-            assert (await table.count(None))[0] == 1
+            assert (await table.reads.count(None))[0] == 1
         assert cancelled > 5
 
 
@@ -70,6 +70,6 @@ async def test_a_drop_whose_caller_gives_up_is_finished(tmp_path: Path) -> None:
             assert await cancelled_after(20, tables.drop(TABLE))
         again = await new_table(tables)
         assert again is not table
-        assert (await again.count(None))[0] == 0
+        assert (await again.reads.count(None))[0] == 0
         with pytest.raises(TableNotFound):
-            await table.count(None)
+            await table.reads.count(None)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from streaming_server.engine.transactions.committed_transactions import UNNAMED_SECONDS, CommittedTransactions
-from streaming_server.storage.transactions.decisions import Committed
+from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 DAY = 86_400
 
 
-def commit(number: int, id_: str, day: float = 0.0, table: str = "a.b") -> Committed:
+def commit(number: int, id_: str, day: float = 0.0, table: str = "a.b") -> CommittedTransaction:
     # Commit times tell nothing: the clock was set while these were made.
-    return Committed(
+    return CommittedTransaction(
         number=number,
         token=f"t{number}",
         id=id_,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.changes.log_plan import OpenedLog
 
@@ -54,7 +54,7 @@ def plan(consumer_id: str = "c", start: StartFrom = StartFrom.EARLIEST, **others
 async def streaming(tables: Tables, asked: LogPlan | None = None) -> AsyncIterator[OpenedLog]:
     """A stream of a consumer, which ends when it is fenced."""
     ended: list[ScanKvError] = []
-    async with tables.consumers.stream(tables.table(TABLE), asked or plan(), "scan", ended.append) as opened:
+    async with tables.consumers.stream(tables.table(TABLE).changes, asked or plan(), "scan", ended.append) as opened:
         yield opened
 
 
@@ -64,7 +64,9 @@ async def read_and_commit(tables: Tables, asked: LogPlan | None = None) -> None:
     async with streaming(tables, asked) as opened:
         while getattr(opened.source.next_chunk(8192, 1 << 20), "batch", None) is not None:
             pass
-        await tables.consumers.commit(tables.table(TABLE), asked.consumer_id, opened.consumer_fence, opened.token(None))
+        await tables.consumers.commit(
+            tables.table(TABLE).state, asked.consumer_id, opened.consumer_fence, opened.token(None)
+        )
 
 
 async def fill(table: LiveTable, value: int) -> None:
@@ -75,13 +77,13 @@ async def trimmed(table: LiveTable) -> int:
     """Removes what nobody keeps; how many changes are gone."""
     for live in table.buckets:
         async with live.mutex:
-            bucket = await live.opened()
+            bucket = await live.open()
             await live.run(bucket.trim_log, bucket.state.log_offset)
     return sum(live.state.log_first for live in table.buckets if live.state is not None)
 
 
 async def changes(table: LiveTable) -> int:
-    return sum(count_of(offset) for offset in (await table.count(None))[1].values())
+    return sum(count_of(offset) for offset in (await table.reads.count(None))[1].values())
 
 
 async def test_a_consumer_keeps_what_it_has_not_committed_from_its_first_moment(tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ async def test_what_a_consumer_keeps_is_kept_over_a_restart_before_it_is_back(tm
         assert await trimmed(tables.table(TABLE)) == kept
         async with streaming(tables):
             pass
-        await tables.consumers.delete(tables.table(TABLE), "c")
+        await tables.consumers.delete(tables.table(TABLE).state, "c")
         assert await trimmed(tables.table(TABLE)) == await changes(tables.table(TABLE))
 
 
@@ -121,13 +123,13 @@ async def test_a_consumer_of_which_nothing_is_heard_expires_and_keeps_nothing(tm
         async with streaming(tables, plan("busy")):
 
             async def only_one() -> bool:
-                return [info.consumer_id for info in await tables.consumers.listed(table)] == ["busy"]
+                return [info.consumer_id for info in await tables.consumers.listed(table.state)] == ["busy"]
 
             await await_until(only_one, "only the consumer with a stream")
-        assert [file.name for file in (table.path / "consumers").iterdir()] == ["busy.json"]
+        assert [file.name for file in (table.state.path / "consumers").iterdir()] == ["busy.json"]
 
         async def none() -> bool:
-            return await tables.consumers.listed(table) == []
+            return await tables.consumers.listed(table.state) == []
 
         await await_until(none, "no consumer")
         assert await trimmed(table) == 30
@@ -138,9 +140,9 @@ async def test_a_commit_lets_a_consumer_live_on(tmp_path: Path) -> None:
         table = await new_table(tables)
         async with streaming(tables) as opened:
             fence, token = opened.consumer_fence, opened.token(None)
-        (before,) = await tables.consumers.listed(table)
-        await tables.consumers.commit(table, "c", fence, token)
-        (after,) = await tables.consumers.listed(table)
+        (before,) = await tables.consumers.listed(table.state)
+        await tables.consumers.commit(table.state, "c", fence, token)
+        (after,) = await tables.consumers.listed(table.state)
         assert (before.committed_micros, after.committed_micros > 0) == (0, True)
         assert 0 <= 7 * 86_400 - after.remaining < 1
 
@@ -153,7 +155,7 @@ async def test_there_are_at_most_so_many_consumers(tmp_path: Path) -> None:
                 pass
         with pytest.raises(TooManyConsumers, match="the limit is 2"):
             await read_and_commit(tables, plan("c"))
-        await tables.consumers.delete(tables.table(TABLE), "a")
+        await tables.consumers.delete(tables.table(TABLE).state, "a")
         await read_and_commit(tables, plan("c"))
 
 
@@ -163,7 +165,7 @@ async def test_a_stream_that_cannot_be_opened_makes_no_consumer(tmp_path: Path) 
         wrong = plan(buckets=(9,))
         results = await asyncio.gather(*(read_and_commit(tables, wrong) for _ in range(3)), return_exceptions=True)
         assert [type(result) for result in results] == [InvalidRequest] * 3
-        assert await tables.consumers.listed(table) == []
+        assert await tables.consumers.listed(table.state) == []
         mixed = await asyncio.gather(read_and_commit(tables, wrong), read_and_commit(tables), return_exceptions=True)
         assert [type(result) for result in mixed] == [InvalidRequest, type(None)]
 
@@ -173,13 +175,13 @@ async def test_a_fence_is_never_given_again_also_to_a_consumer_made_anew(tmp_pat
         table = await new_table(tables)
         async with streaming(tables) as opened:
             old, token = opened.consumer_fence, opened.token(None)
-        await tables.consumers.delete(table, "c")
+        await tables.consumers.delete(table.state, "c")
         for fence in (old, 12345):
             with pytest.raises(ConsumerFenced, match="deleted, or has expired"):
-                await tables.consumers.commit(table, "c", fence, token)
+                await tables.consumers.commit(table.state, "c", fence, token)
         async with streaming(tables):
             with pytest.raises(ConsumerFenced, match="another stream"):
-                await tables.consumers.commit(table, "c", old, token)
+                await tables.consumers.commit(table.state, "c", old, token)
             with pytest.raises(ConsumerFenced):
                 async with streaming(tables, plan(resume_token=token, consumer_fence=old)):
                     pass
@@ -189,20 +191,20 @@ async def test_a_damaged_consumer_is_told_and_not_begun_anew_until_it_is_deleted
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
         await read_and_commit(tables)
-        file = table.path / "consumers" / "c.json"
+        file = table.state.path / "consumers" / "c.json"
         file.write_text(file.read_text().replace('"token": "', '"token": "A'))
     async with tables_in(tmp_path) as tables:
         table = tables.table(TABLE)
-        (info,) = await tables.consumers.listed(table)
+        (info,) = await tables.consumers.listed(table.state)
         assert "checksum" in info.damage
         for attempt in (
             read_and_commit(tables),
-            tables.consumers.commit(table, "c", 1, b""),
-            tables.consumers.reset(table, "c", StartFrom.EARLIEST, clamp=False),
+            tables.consumers.commit(table.state, "c", 1, b""),
+            tables.consumers.reset(table.state, "c", StartFrom.EARLIEST, clamp=False),
         ):
             with pytest.raises(DataLoss, match="delete the consumer"):
                 await attempt
-        await tables.consumers.delete(table, "c")
+        await tables.consumers.delete(table.state, "c")
         await read_and_commit(tables)
 
 
@@ -212,7 +214,7 @@ async def test_a_consumer_whose_changes_are_gone_is_told_and_keeps_nothing_until
         await fill(table, 1)
         async with streaming(tables):
             pass
-        for live in table.buckets:  # as the upkeep does with those that keep too much
+        for live in table.buckets:  # as the maintenance does with those that keep too much
             live.release_log("consumer:c")
         await trimmed(table)
         with pytest.raises(PositionExpired):
@@ -240,14 +242,14 @@ async def test_consumers_go_with_their_table(tmp_path: Path) -> None:
             fence, token = opened.consumer_fence, opened.token(None)
             await tables.drop(TABLE)
         with pytest.raises(ScanKvError):
-            await tables.consumers.commit(table, "c", fence, token)
+            await tables.consumers.commit(table.state, "c", fence, token)
         table = await new_table(tables)
-        assert await tables.consumers.listed(table) == []
+        assert await tables.consumers.listed(table.state) == []
         with pytest.raises(ConsumerNotFound):
-            await tables.consumers.delete(table, "c")
+            await tables.consumers.delete(table.state, "c")
         await read_and_commit(tables)
     async with tables_in(tmp_path) as tables:
-        assert [info.consumer_id for info in await tables.consumers.listed(tables.table(TABLE))] == ["c"]
+        assert [info.consumer_id for info in await tables.consumers.listed(tables.table(TABLE).state)] == ["c"]
 
 
 async def test_a_caller_who_gives_up_leaves_a_consumer_as_it_is_on_disk(tmp_path: Path) -> None:
@@ -260,7 +262,7 @@ async def test_a_caller_who_gives_up_leaves_a_consumer_as_it_is_on_disk(tmp_path
                 await asyncio.sleep(0)
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
-        (known,) = await tables.consumers.listed(table)
+        (known,) = await tables.consumers.listed(table.state)
         assert not known.live
         record = dict(tables.consumers._groups[TABLE].directory.read())["c"]
         assert record.fence == tables.consumers._groups[TABLE].consumers["c"].fence  # type: ignore[union-attr]

@@ -14,8 +14,8 @@ from streaming_server.config import ServerConfig
 from streaming_server.engine.merging.preparing import MERGE
 from streaming_server.engine.tables.tables import Tables
 from streaming_server.engine.transactions import delete_all
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
+from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.tables import ipc_stream
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
 
 pytestmark = pytest.mark.asyncio
 
@@ -59,12 +59,12 @@ async def made(tables: Tables, *, padding: int = 0) -> tuple[LiveTable, OpenTran
     )
     table = tables.table("test.t")
     keys = pa.array([f"{key:06}" + "x" * padding for key in range(ROWS)])
-    await table.upsert(ipc_stream(SCHEMA, pa.RecordBatch.from_arrays([keys], schema=SCHEMA)), 0)
+    await table.writes.upsert(ipc_stream(SCHEMA, pa.RecordBatch.from_arrays([keys], schema=SCHEMA)), 0)
     return table, await begin(tables)
 
 
 async def begin(tables: Tables) -> OpenTransaction:
-    begun = await tables.transactions.begin(BeginTerms(id="", attempt="one", finds_conflicts=False, ttl=60))
+    begun = await tables.transactions.begin(TransactionOptions(id="", attempt="one", finds_conflicts=False, ttl=60))
     assert isinstance(begun, OpenTransaction)
     return begun
 
@@ -75,7 +75,7 @@ def files_beside(begun: OpenTransaction) -> list[Path]:
 
 async def test_a_call_that_does_not_wait_is_repeated_until_it_is_done(tables: Tables) -> None:
     table, begun = await made(tables)
-    place = StagedAs(token=begun.token, part="main", sequence=0)
+    place = StagedRequestId(token=begun.token, part="main", sequence=0)
     rows, calls = None, 0
     while rows is None:
         rows = await tables.transactions.stage_delete_all(place, table, MERGE, (), 0)
@@ -87,22 +87,22 @@ async def test_a_call_that_does_not_wait_is_repeated_until_it_is_done(tables: Ta
     assert begun.size > sum(file.stat().st_size for file in files_beside(begun)) > 0
     committed = await tables.transactions.commit(begun.token, "", [("main", 1)])
     assert committed.rows == ROWS
-    assert (await table.count(None))[0] == 0
+    assert (await table.reads.count(None))[0] == 0
 
 
 async def test_one_that_is_too_large_leaves_nothing(tables: Tables) -> None:
     table, begun = await made(tables, padding=500)
-    place = StagedAs(token=begun.token, part="main", sequence=0)
+    place = StagedRequestId(token=begun.token, part="main", sequence=0)
     for _ in range(2):
         with pytest.raises(RequestTooLarge, match="max_transaction_bytes"):
             await tables.transactions.stage_delete_all(place, table, MERGE, (), 60)
     assert (begun.size, files_beside(begun), begun.parts) == (0, [], {})
-    assert (await table.count(None))[0] == ROWS
+    assert (await table.reads.count(None))[0] == ROWS
 
 
 async def test_it_ends_when_its_transaction_or_its_table_goes(tables: Tables) -> None:
     table, begun = await made(tables)
-    place = StagedAs(token=begun.token, part="main", sequence=0)
+    place = StagedRequestId(token=begun.token, part="main", sequence=0)
     assert await tables.transactions.stage_delete_all(place, table, MERGE, (), 0) is None
     (task,) = begun.deleting.values()
     await tables.transactions.abort(begun.token)
@@ -110,7 +110,7 @@ async def test_it_ends_when_its_transaction_or_its_table_goes(tables: Tables) ->
         await task
     assert not begun.directory.path.exists()
     begun = await begin(tables)
-    place = StagedAs(token=begun.token, part="main", sequence=0)
+    place = StagedRequestId(token=begun.token, part="main", sequence=0)
     assert await tables.transactions.stage_delete_all(place, table, MERGE, (), 0) is None
     (task,) = begun.deleting.values()
     await tables.drop("test.t")
@@ -121,17 +121,17 @@ async def test_it_ends_when_its_transaction_or_its_table_goes(tables: Tables) ->
 
 async def test_a_commit_waits_for_it(tables: Tables) -> None:
     table, begun = await made(tables)
-    place = StagedAs(token=begun.token, part="main", sequence=0)
+    place = StagedRequestId(token=begun.token, part="main", sequence=0)
     assert await tables.transactions.stage_delete_all(place, table, MERGE, (), 0) is None
     committed = await tables.transactions.commit(begun.token, "", ())
     assert committed.rows == ROWS
-    assert (await table.count(None))[0] == 0
+    assert (await table.reads.count(None))[0] == 0
 
 
 async def test_a_stop_does_not_wait_for_it(tmp_path: Path) -> None:
     tables = await opened(tmp_path)
     table, begun = await made(tables)
-    place = StagedAs(token=begun.token, part="main", sequence=0)
+    place = StagedRequestId(token=begun.token, part="main", sequence=0)
     assert await tables.transactions.stage_delete_all(place, table, MERGE, (), 0) is None
     waiting = asyncio.create_task(tables.transactions.stage_delete_all(place, table, MERGE, (), 60))
     await asyncio.sleep(0)

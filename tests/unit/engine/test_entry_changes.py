@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_KEY_BYTES
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.rows.index_codec import IndexCodec
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 from tests.support.tables import define
 
 if TYPE_CHECKING:
@@ -49,13 +50,13 @@ class Indexed:
 
     def upsert(self, rows: list[dict[str, Any]]) -> BucketChange:
         batch = pa.RecordBatch.from_pylist(rows, schema=self.codec.schema)
-        (part,) = prepare(batch, self.keys, self.codec, keys_only=False, indexes=self.indexes)
+        (part,) = prepare(batch, TableCodec.of(self.codec.definition), keys_only=False)
         old = [self.rows.get(key) for key in part.keys.to_pylist()]
         return self._apply(merge_upsert(old, part, row_deduplicate=self.row_deduplicate, indexes=self.indexes))
 
     def delete(self, keys: list[int]) -> BucketChange:
         batch = pa.RecordBatch.from_pylist([{"k": key} for key in keys], schema=self.codec.definition.key_schema)
-        (part,) = prepare(batch, self.keys, self.codec, keys_only=True)
+        (part,) = prepare(batch, TableCodec.of(self.codec.definition), keys_only=True)
         old = [self.rows.get(key) for key in part.keys.to_pylist()]
         return self._apply(merge_delete(old, part, self.indexes))
 

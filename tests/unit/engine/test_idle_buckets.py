@@ -11,7 +11,7 @@ import pytest
 from scankv.model.errors import WriterFenced
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.engine.tables.idle_buckets import IdleBuckets
-from streaming_server.engine.writes.writing import WriteTerms
+from streaming_server.engine.writes.writing import WritePreconditions
 from streaming_server.scan.read_plan import ReadPlan
 from streaming_server.storage.bucket.writer_states import WriteIdentity
 from streaming_server.storage.changelog.offsets import epoch_of
@@ -22,7 +22,7 @@ from tests.support.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
 
 pytestmark = pytest.mark.asyncio
@@ -42,7 +42,7 @@ SCAN = ReadPlan(
 
 async def rest_all(tables: Tables) -> None:
     """Closes all that may be closed now."""
-    idle = IdleBuckets(tables.live_tables, most=1000, idle_seconds=0.0)
+    idle = IdleBuckets(tables._states, most=1000, idle_seconds=0.0)
     await idle.look(time.monotonic() + 1)
 
 
@@ -51,7 +51,7 @@ def open_count(table: LiveTable) -> int:
 
 
 async def rows_of(table: LiveTable) -> dict[str, int | None]:
-    opened = await table.open_view(SCAN)
+    opened = await table.reads.open_view(SCAN)
     found: dict[str, int | None] = {}
     try:
         while (chunk := opened.source.next_chunk(8192, 1 << 20)) is not None:
@@ -61,9 +61,9 @@ async def rows_of(table: LiveTable) -> dict[str, int | None]:
     return found
 
 
-def request(sequence: int, values: dict[str, int | None], epoch: int = 0) -> tuple[bytes, int, WriteTerms]:
+def request(sequence: int, values: dict[str, int | None], epoch: int = 0) -> tuple[bytes, int, WritePreconditions]:
     identity = WriteIdentity(writer="job", epoch=epoch, sequence=sequence)
-    return ipc_stream(SCORES, scores(list(values), list(values.values()))), 0, WriteTerms(identity=identity)
+    return ipc_stream(SCORES, scores(list(values), list(values.values()))), 0, WritePreconditions(identity=identity)
 
 
 async def test_what_was_written_is_there_after_closing_and_opening(tmp_path: Path) -> None:
@@ -71,10 +71,10 @@ async def test_what_was_written_is_there_after_closing_and_opening(tmp_path: Pat
         table = await new_table(tables, buckets=6)
         await put(table, ROWS)
         states = [live.state for live in table.buckets]
-        view = table.view_in_memory(None)
+        view = table.reads.view_in_memory(None)
         await rest_all(tables)
         assert open_count(table) == 0
-        at_rest = table.view_in_memory(None)
+        at_rest = table.reads.view_in_memory(None)
         assert at_rest is not None
         assert view is not None
         assert at_rest.log_offsets == view.log_offsets
@@ -95,15 +95,15 @@ async def test_what_was_written_is_there_after_closing_and_opening(tmp_path: Pat
 async def test_a_request_is_applied_once_however_often_buckets_are_closed_in_between(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables, buckets=4)
-        _, first = await table.upsert(*request(1, ROWS))
+        _, first = await table.writes.upsert(*request(1, ROWS))
         await rest_all(tables)
-        _, again = await table.upsert(*request(1, ROWS))
+        _, again = await table.writes.upsert(*request(1, ROWS))
         assert again == first
-        epoch, _ = await table.open_writer("job")
+        epoch, _ = await table.writes.open_writer("job")
         await rest_all(tables)
         with pytest.raises(WriterFenced):
-            await table.upsert(*request(2, ROWS))
-        await table.upsert(*request(3, {"player 0": 5}, epoch))
+            await table.writes.upsert(*request(2, ROWS))
+        await table.writes.upsert(*request(3, {"player 0": 5}, epoch))
         assert (await rows_of(table))["player 0"] == 5
 
 
@@ -111,15 +111,15 @@ async def test_nothing_that_is_in_use_is_closed(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables, buckets=2)
         await put(table, ROWS)
-        opened = await table.open_view(SCAN)
+        opened = await table.reads.open_view(SCAN)
         await rest_all(tables)
         assert open_count(table) == 2, "a scan holds cursors"
         opened.source.close()
-        stop = table.on_change(lambda: None)
+        stop = table.state.on_change(lambda: None)
         await rest_all(tables)
         assert open_count(table) == 2, "somebody listens"
         stop()
-        table.buckets[0].hold_log("a stream", 0)
+        table.buckets[0].retain_log("a stream", 0)
         async with table.buckets[1].mutex:
             await rest_all(tables)
         assert open_count(table) == 2, "one holds changes, the other is held"
@@ -155,7 +155,7 @@ async def test_who_listens_to_a_bucket_at_rest_hears_of_the_next_write(tmp_path:
         await put(table, ROWS)
         await rest_all(tables)
         heard = asyncio.Event()
-        stop = table.on_change(heard.set)
+        stop = table.state.on_change(heard.set)
         await put(table, {"player 1": 7})
         await asyncio.wait_for(heard.wait(), 60)
         stop()
@@ -171,8 +171,8 @@ async def test_beyond_the_bound_those_unused_for_longest_are_closed(
         recent = [live for live in table.buckets if live.number in (2, 5)]
         for live in recent:
             async with live.mutex:
-                await live.opened()
-        idle = IdleBuckets(tables.live_tables, most=2, idle_seconds=1e9, has_files=lambda: has_files)
+                await live.open()
+        idle = IdleBuckets(tables._states, most=2, idle_seconds=1e9, has_files=lambda: has_files)
         await idle.look(time.monotonic() + later)
         assert [live for live in table.buckets if live.is_open] == recent
 
@@ -181,7 +181,7 @@ async def test_what_was_used_within_the_last_minute_stays_open_while_there_are_f
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables, buckets=8)
         await put(table, ROWS)
-        await IdleBuckets(tables.live_tables, most=2, idle_seconds=1e9).look(time.monotonic() + 50)
+        await IdleBuckets(tables._states, most=2, idle_seconds=1e9).look(time.monotonic() + 50)
         assert open_count(table) == 8
 
 
@@ -203,7 +203,7 @@ async def test_pins_work_on_buckets_at_rest_and_while_they_are_closed_all_the_ti
             changed: dict[str, int | None] = {f"player {number}": -number, f"new {number}": number}
             await put(table, changed)
             expected |= changed
-            snapshot = await tables.snapshots.pin(table)
+            snapshot = await tables.snapshots.pin(table.pinning)
             found = await pinned_rows(tables.snapshots, snapshot.snapshot_id)
             assert dict(zip(*(column.to_pylist() for column in found.columns), strict=True)) == expected
             assert await rows_of(table) == expected

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.bucket.live_bucket import LiveBucket
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.storage.bucket.index_build import IndexBuild
 
 pytestmark = pytest.mark.asyncio
@@ -68,7 +68,7 @@ async def test_a_new_table_has_its_indexes_ready_in_every_bucket_before_and_afte
 ) -> None:
     async with tables_in(tmp_path) as tables:
         table = await players_table(tables, buckets=3, indexes=[["score"], ["name", "score"]])
-        await table.count(None)
+        await table.reads.count(None)
         assert ready_indexes(table) == [(1, 2)] * 3
         await put_players(table, map(player, range(100)))
         await assert_sound(table)
@@ -81,7 +81,7 @@ async def test_an_index_added_to_an_empty_bucket_is_ready_without_a_build(tmp_pa
         table = await players_table(tables)
         with no_builds():
             await tables.alter(INDEXED_TABLE, add_indexes=[("score",)])
-            await table.count(None)
+            await table.reads.count(None)
             assert ready_indexes(table) == [(1,)]
 
 
@@ -133,17 +133,16 @@ async def test_status_tells_how_far_a_build_is_and_never_more_than_there_is(tmp_
         table = await players_table(tables, rows=200)
         with no_builds():
             await tables.alter(INDEXED_TABLE, add_indexes=[("score",)])
-            (live,), codecs = table.buckets, table._keys.codec
-            bucket = await live.opened()
-            bucket.settle_indexes([1])
+            (live,) = table.buckets
+            bucket = await live.open()
+            bucket.set_indexes([1])
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(index_builds, "STEP_ROWS", 80)
-                context = index_builds.IndexContext(table.codec, codecs, table.index_codecs)
                 seen = []
                 for _ in range(4):
                     (status,) = (await table.statistics())[1]
                     seen.append((status.ready, status.rows_done, status.rows))
-                    index_builds.build_step(bucket, context, 1)
+                    index_builds.build_step(bucket, table.state.codec, 1)
                 await delete_players(table, range(150))
         (status,) = (await table.statistics())[1]
     assert seen == [(False, 0, 200), (False, 80, 200), (False, 160, 200), (False, 200, 200)]
@@ -163,7 +162,7 @@ async def test_a_build_that_was_interrupted_goes_on_where_it_was(
                 await tables.alter(INDEXED_TABLE, add_indexes=[("score",)])
             else:
                 table = tables.table(INDEXED_TABLE)
-            await table.count(None)
+            await table.reads.count(None)
             (live,) = table.buckets
             before = live._bucket.builds.get(1) if live._bucket else None
 
@@ -177,7 +176,7 @@ async def test_a_build_that_was_interrupted_goes_on_where_it_was(
     assert positions == sorted(set(positions))
     async with tables_in(tmp_path) as tables:
         table = tables.table(INDEXED_TABLE)
-        await table.count(None)
+        await table.reads.count(None)
         await built(table)
         await assert_sound(table)
 
@@ -217,7 +216,7 @@ async def test_a_request_with_a_row_too_long_for_an_index_writes_nothing(tmp_pat
         with pytest.raises(RequestTooLarge, match=r"row 20: the columns of index \(score, name\)") as caught:
             await put_players(table, rows)
         assert caught.value.details["row"] == "20"
-        assert (await table.count(None))[0] == 0
+        assert (await table.reads.count(None))[0] == 0
 
 
 async def test_a_damaged_block_makes_the_build_fail_in_its_bucket_alone(tmp_path: Path) -> None:
@@ -249,7 +248,7 @@ async def test_a_dropped_index_leaves_no_entries_and_its_id_is_never_used_again(
     async with tables_in(tmp_path) as tables:
         table = await players_table(tables, buckets=2, indexes=[["score"], ["name"]], rows=500)
         await tables.alter(INDEXED_TABLE, drop_indexes=[("score",)], add_indexes=[("score", "name")])
-        assert set(table.index_codecs) == {2, 3}
+        assert set(table.state.codec.indexes) == {2, 3}
         await built(table)
         await assert_sound(table)
         await put_players(table, map(player, range(600)))
@@ -291,7 +290,7 @@ async def test_entries_that_writes_made_of_an_index_dropped_before_its_build_beg
 async def test_a_pinned_view_keeps_the_entries_of_an_index_that_is_dropped(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await players_table(tables, indexes=[["score"]], rows=200)
-        pinned = await tables.snapshots.pin(table)
+        pinned = await tables.snapshots.pin(table.pinning)
         await tables.alter(INDEXED_TABLE, drop_indexes=[("score",)])
         await await_until(lambda: asyncio.sleep(0, ready_indexes(table) == [()]), "the index gone")
         async with tables.snapshots.reading(pinned.snapshot_id, INDEXED_TABLE, None) as reader:
@@ -368,7 +367,7 @@ async def test_a_row_too_long_for_an_index_added_while_it_is_on_its_way_is_refus
             writing = asyncio.create_task(put_players(table, [dict(player(3), name=TOO_LONG)]))
             await await_until(lambda: asyncio.sleep(0, bool(table.buckets[0].mutex._waiters)), "the write waiting")
             await tables.alter(INDEXED_TABLE, add_indexes=[("name", "k")])
-        with pytest.raises(RequestTooLarge, match="an index was added meanwhile"):
+        with pytest.raises(RequestTooLarge, match="an index was added in the meantime"):
             await writing
         await built(table)
         await assert_sound(table)

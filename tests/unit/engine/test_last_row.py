@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.tables.options import TableOptions
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.changelog.records import RowKind
 from streaming_server.storage.rows.index_codec import IndexCodec
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 from tests.support.tables import define
 
 if TYPE_CHECKING:
@@ -58,13 +59,13 @@ class Merged:
 
     def upsert(self, rows: list[dict[str, Any]]) -> BucketChange:
         batch = pa.RecordBatch.from_pylist(rows, schema=self.codec.schema)
-        (part,) = prepare(batch, self.keys, self.codec, keys_only=False)
+        (part,) = prepare(batch, TableCodec.of(self.definition), keys_only=False)
         merged = merge_upsert(self._old(part), part, row_deduplicate=self.row_deduplicate, indexes=self.indexes)
         return self._apply(merged)
 
     def delete(self, keys: list[int]) -> BucketChange:
         batch = pa.RecordBatch.from_pylist([{"k": key} for key in keys], schema=self.definition.key_schema)
-        (part,) = prepare(batch, self.keys, self.codec, keys_only=True)
+        (part,) = prepare(batch, TableCodec.of(self.definition), keys_only=True)
         return self._apply(merge_delete(self._old(part), part, self.indexes))
 
     def _old(self, part: PreparedRows) -> list[bytes | None] | None:

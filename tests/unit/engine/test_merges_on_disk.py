@@ -20,7 +20,7 @@ from tests.support.tables import ipc_stream
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
 
 MEANS = pa.schema([pa.field("k", pa.int64(), nullable=False), ("mean", pa.float64()), ("total", pa.int64())])
@@ -42,7 +42,7 @@ async def means(tables: Tables, **options: str) -> LiveTable:
 
 async def write(table: LiveTable, *rows: dict[str, Any]) -> dict[int, int]:
     batch = pa.RecordBatch.from_pylist([dict.fromkeys(MEANS.names) | row for row in rows], schema=MEANS)
-    return (await table.upsert(ipc_stream(MEANS, batch), 0))[1]
+    return (await table.writes.upsert(ipc_stream(MEANS, batch), 0))[1]
 
 
 @pytest.mark.asyncio
@@ -57,22 +57,22 @@ async def test_a_write_that_changes_only_what_is_hidden_is_synced_before_it_is_a
 
 @pytest.mark.asyncio
 async def test_a_refused_row_leaves_its_bucket_and_its_base_as_they_were(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, base_upkeep_seconds=3600.0) as tables:
+    async with tables_in(tmp_path, base_maintenance_seconds=3600.0) as tables:
         table = await means(tables, columnar_base="eager", delete_behavior="allow")
         before = await write(table, {"k": 1, "total": 2**63 - 1}, {"k": 2, "total": 1})
-        await tables._bases.look_after(table, table.buckets[0])
-        assert table.buckets[0].has_base
+        await tables._bases.look_after(table.state, table.buckets[0])
+        assert table.buckets[0].columnar.is_usable
         with pytest.raises(InvalidRequest, match=r'column "total", key \(1\)'):
             await write(table, {"k": 2, "total": 1}, {"k": 1, "total": 1})
-        assert table.buckets[0].has_base
+        assert table.buckets[0].columnar.is_usable
         assert await write(table, {"k": 3}) == {0: before[0] + 1}
         keys = ipc_stream(
             table.definition.key_schema, pa.record_batch({"k": pa.array([1, 3])}).cast(table.definition.key_schema)
         )
-        await table.delete(keys, kind=WriteKind())
-        view = table.buckets[0].base_view()
+        await table.writes.delete(keys, kind=WriteKind())
+        view = table.buckets[0].columnar.view()
         assert view is not None
-        net = view.overlay.net()
+        net = view.delta.merge()
         assert [value is None for value in net.values.to_pylist()] == [True, True]
 
 

@@ -16,9 +16,9 @@ from scankv.model.tables.merge_functions import ColumnAggregate
 from scankv.model.tables.merge_spec import MergeSpec
 from streaming_server.engine.merging.preparing import MERGE, WriteKind
 from streaming_server.engine.transactions import net_rows, roll_forward
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
 from streaming_server.engine.transactions.repeated_keys import RepeatedKeys
-from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.storage.transactions.staging import DELETE, UPSERT
 from tests.support.snapshots import tables_in
 from tests.support.tables import ipc_stream
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
-    from streaming_server.storage.transactions.decisions import Committed
+    from streaming_server.storage.transactions.decisions import CommittedTransaction
 
     Request = tuple[LiveTable, str, list[dict[str, Any]], WriteKind]
 
@@ -64,13 +64,13 @@ async def new_table(
     return tables.table(name)
 
 
-async def commit(tables: Tables, *requests: Request) -> Committed:
+async def commit(tables: Tables, *requests: Request) -> CommittedTransaction:
     begun = await tables.transactions.begin(
-        BeginTerms(id="", attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
+        TransactionOptions(id="", attempt=os.urandom(8).hex(), finds_conflicts=False, ttl=60)
     )
     assert isinstance(begun, OpenTransaction)
     for number, (table, action, rows, kind) in enumerate(requests):
-        place = StagedAs(token=begun.token, part="main", sequence=number)
+        place = StagedRequestId(token=begun.token, part="main", sequence=number)
         data = data_of(rows, action, kind.columns)
         await tables.transactions.stage(place, table, action, data, kind=kind)
     return await tables.transactions.commit(begun.token, "", ())
@@ -81,7 +81,7 @@ async def changes_of(table: LiveTable) -> list[tuple[str, tuple[Any, ...]]]:
     return [
         ("+I -U +U -D".split()[kind], tuple(row.values()))
         for live in table.buckets
-        for record in (await live.opened()).changes(table.definition, 10_000)
+        for record in (await live.open()).changes(table.definition, 10_000)
         for kind, row in zip(record.changes.kinds.tolist(), record.changes.rows.to_pylist(), strict=True)
     ]
 
@@ -90,7 +90,7 @@ async def times_of(table: LiveTable) -> list[int]:
     return [
         micros
         for live in table.buckets
-        for record in (await live.opened()).changes(table.definition, 10_000)
+        for record in (await live.open()).changes(table.definition, 10_000)
         for micros in record.commit_micros.tolist()
     ]
 
@@ -143,7 +143,7 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
         first = await commit(tables, upsert(plain, *({**row, "v": -1} for row in rows)))
         assert set(await times_of(plain)) == {first.micros}
         # One bucket is ahead of the clock, as after that was set back.
-        bucket = await plain.buckets[1].opened()
+        bucket = await plain.buckets[1].open()
         ahead = time.time_ns() // 1000 + 3_600_000_000
         monkeypatch.setattr(bucket, "commit_time", lambda: ahead)
         committed = await commit(
@@ -154,7 +154,7 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
         times = set(await times_of(plain))
         assert times == {first.micros, ahead}
         for live in plain.buckets:
-            log = (await live.opened()).log
+            log = (await live.open()).log
             for micros in times:
                 before = log.offset_at(micros, plain.definition)
                 behind = log.offset_at(micros + 1, plain.definition)
@@ -164,7 +164,7 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
                     else []
                 )
                 assert {each for record in read for each in record.commit_micros.tolist()} <= {micros}
-        assert (await plain.count(None))[0] == 40
+        assert (await plain.reads.count(None))[0] == 40
 
 
 @settings(max_examples=12)
@@ -223,7 +223,7 @@ async def test_any_transaction_changes_each_key_once_from_what_was_to_what_is(
                 most = (key in before) + (changed or (not deduplicate and key in touched and key in model))
                 assert times.get(key, 0) <= most
                 assert times.get(key, 0) >= (key in before) + changed
-            assert (await table.count(None))[0] == len(model)
+            assert (await table.reads.count(None))[0] == len(model)
 
 
 @given(requests=st.lists(st.sets(st.binary(max_size=3), min_size=1), min_size=1, max_size=6))

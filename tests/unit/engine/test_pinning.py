@@ -24,20 +24,20 @@ SCORES_THEN: dict[str, int | None] = {f"player {i}": i for i in range(100)}
 async def test_more_leases_than_the_limit_are_refused(tmp_path: Path) -> None:
     async with tables_in(tmp_path, max_snapshot_leases=2) as tables:
         table = await new_table(tables)
-        first = await tables.snapshots.pin(table)
-        await tables.snapshots.pin(table, lease_id="second")
+        first = await tables.snapshots.pin(table.pinning)
+        await tables.snapshots.pin(table.pinning, lease_id="second")
         with pytest.raises(TooManySnapshots, match="there are 2 leases on snapshots, and the limit is 2"):
-            await tables.snapshots.pin(table)
-        assert (await tables.snapshots.pin(table, lease_id="second")).snapshot_id == "second"
+            await tables.snapshots.pin(table.pinning)
+        assert (await tables.snapshots.pin(table.pinning, lease_id="second")).snapshot_id == "second"
         await tables.snapshots.release(first.snapshot_id)
-        await tables.snapshots.pin(table)
+        await tables.snapshots.pin(table.pinning)
 
 
 async def test_views_beyond_the_disk_limit_are_refused_until_some_go(tmp_path: Path) -> None:
     async with tables_in(tmp_path, max_snapshot_bytes=100_000) as tables:
         table = await new_table(tables, buckets=1)
         await put(table, {f"{i}": i for i in range(30_000)})
-        first = await tables.snapshots.pin(table, lease_id="first")
+        first = await tables.snapshots.pin(table.pinning, lease_id="first")
         # The table still has all of the view's large files.
         assert await tables.snapshots.held_bytes() < 100_000
         await put(table, {f"{i}": -i for i in range(30_000)})
@@ -45,9 +45,9 @@ async def test_views_beyond_the_disk_limit_are_refused_until_some_go(tmp_path: P
         held = await tables.snapshots.held_bytes()
         assert held > 100_000
         with pytest.raises(TooManySnapshots, match=r"snapshots hold \d+ bytes on disk, and the limit is 100000"):
-            await tables.snapshots.pin(table)
+            await tables.snapshots.pin(table.pinning)
         # A lease on a view that is there costs nothing.
-        await tables.snapshots.pin(table, same_view_as="first")
+        await tables.snapshots.pin(table.pinning, same_view_as="first")
         await tables.snapshots.release(first.snapshot_id)
 
 
@@ -65,7 +65,7 @@ async def test_a_pin_that_waits_too_long_for_writers_lets_them_go_on(tmp_path: P
         await put(table, SCORES_THEN)
         mutexes = [live.mutex for live in table.buckets]
         await mutexes[2].acquire()
-        pinning = asyncio.create_task(tables.snapshots.pin(table))
+        pinning = asyncio.create_task(tables.snapshots.pin(table.pinning))
 
         async def waits() -> bool:
             return mutexes[1].locked()
@@ -95,7 +95,7 @@ async def test_a_pin_whose_checkpoints_take_too_long_leaves_nothing(tmp_path: Pa
         await put(table, SCORES_THEN)
         for _ in range(5):
             with pytest.raises(SnapshotNotTaken):
-                await tables.snapshots.pin(table)
+                await tables.snapshots.pin(table.pinning)
             await put(table, SCORES_THEN)
         await assert_nothing_left(tables, tmp_path)
 
@@ -116,7 +116,7 @@ async def test_a_pin_cancelled_at_any_step_leaves_nothing(tmp_path: Path) -> Non
         steps = cancelled = 0
         while True:
             steps += 1 + steps // 8
-            pinning = asyncio.create_task(tables.snapshots.pin(table, lease_id="mine"))
+            pinning = asyncio.create_task(tables.snapshots.pin(table.pinning, lease_id="mine"))
             for _ in range(steps):
                 await asyncio.sleep(0)
             if pinning.done():

@@ -15,15 +15,16 @@ from scankv.model.errors import InvalidKey, RequestTooLarge
 from scankv.model.keys.buckets import bucket_of_one
 from scankv.model.limits import MAX_KEY_BYTES, MAX_ROW_BYTES
 from scankv.model.tables.schema import TableDefinition
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.prepared_rows import PreparedRows, prepare
-from streaming_server.engine.merging.rows import Written
+from streaming_server.engine.merging.rows import WrittenRows
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 from tests.support.tables import bits_of, define
 
 
 def prepared(definition: TableDefinition, batch: pa.RecordBatch) -> list[PreparedRows]:
-    return prepare(batch, KeyEncoder(definition), RowCodec(definition), keys_only=False)
+    return prepare(batch, TableCodec.of(definition), keys_only=False)
 
 
 PAIRS = st.lists(st.tuples(st.integers(0, 20), st.integers()), max_size=60)
@@ -54,7 +55,7 @@ def test_by_key_they_are_the_same_rows_in_key_order(pairs: list[tuple[int, int]]
     codec = RowCodec(definition)
     batch = pa.RecordBatch.from_pylist([{"k": key, "v": str(value)} for key, value in pairs], schema=codec.schema)
     rows = batch.select(["k"]) if keys_only else batch
-    for part in prepare(rows, KeyEncoder(definition), codec, keys_only=keys_only):
+    for part in prepare(rows, TableCodec.of(definition), keys_only=keys_only):
         ordered = part.by_key()
         assert ordered.keys.to_pylist() == sorted(part.keys.to_pylist())
         assert ordered.by_key() is ordered
@@ -73,7 +74,7 @@ def test_rows_that_are_yet_to_be_merged_keep_their_order() -> None:
     codec = RowCodec(definition)
     batch = pa.RecordBatch.from_pylist([{"k": 2, "v": "a"}, {"k": 1, "v": "b"}], schema=codec.schema)
     (part,) = prepared(definition, batch)
-    merging = replace(part, values=None, written=Written(batch, np.arange(3)))
+    merging = replace(part, values=None, written=WrittenRows(batch, np.arange(3)))
     assert merging.by_key() is merging
 
 

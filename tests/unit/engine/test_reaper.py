@@ -61,7 +61,7 @@ async def test_things_are_ended_in_the_order_in_which_they_expire_also_one_that_
     async with things.reaped() as reaper:
         await asyncio.sleep(0)
         things.expiries["sooner"] = now + 0.2
-        reaper.tell(now + 0.2)
+        reaper.notify(now + 0.2)
         assert [await things.next_ended() for _ in range(2)] == ["sooner", "last"]
         assert time.monotonic() >= now + 0.6
     assert list(things.expiries) == ["never"]
@@ -81,7 +81,7 @@ async def test_nothing_is_looked_at_while_nothing_expires_or_what_comes_expires_
         await asyncio.sleep(0)
         looks = things.looks
         things.expiries["one"] = time.monotonic() + 3600
-        reaper.tell(things.expiries["one"])
+        reaper.notify(things.expiries["one"])
 
         async def is_looked_at() -> bool:
             return things.looks > looks
@@ -89,6 +89,6 @@ async def test_nothing_is_looked_at_while_nothing_expires_or_what_comes_expires_
         await await_until(is_looked_at, "a look for what expires next")
         looks = things.looks
         for _ in range(100):
-            reaper.tell(time.monotonic() + 7200)
+            reaper.notify(time.monotonic() + 7200)
             await asyncio.sleep(0)
         assert things.looks == looks

@@ -42,15 +42,15 @@ async def test_a_bucket_of_which_the_system_has_dropped_writes_is_not_served_bef
         await put(table, ROWS)
         (live,) = table.buckets
         offset = live.durable_offset
-        directory = table.path / "buckets" / "0000"
-        durable, let_go = shutil.copytree(directory, tmp_path / "durable"), Bucket.let_go
+        directory = table.state.path / "buckets" / "0000"
+        durable, abandon = shutil.copytree(directory, tmp_path / "durable"), Bucket.abandon
 
         def drop_writes(bucket: Bucket) -> None:
-            let_go(bucket)
+            abandon(bucket)
             shutil.rmtree(directory)
             shutil.copytree(durable, directory)
 
-        monkeypatch.setattr(Bucket, "let_go", drop_writes)
+        monkeypatch.setattr(Bucket, "abandon", drop_writes)
         fail_syncs(live)
         with pytest.raises(DiskFull):
             await put(table, {"player 1": 7})
@@ -99,7 +99,7 @@ async def test_reads_that_wait_for_what_cannot_be_made_durable_may_be_repeated(t
             await rows_of(table)
         keys = scores(["player 1"], [0]).select(["player"])
         with pytest.raises(Unavailable, match="cannot be made durable: the disk is full"):
-            await table.lookup(ipc_stream(keys.schema, keys), None)
+            await table.reads.lookup(ipc_stream(keys.schema, keys), None)
 
 
 async def test_a_bucket_is_opened_again_only_behind_its_last_reader(tmp_path: Path) -> None:

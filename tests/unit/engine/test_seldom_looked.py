@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streaming_server.engine.tasks.throttled_value import SeldomLooked
+from streaming_server.engine.tasks.throttled_value import ThrottledValue
 
 pytestmark = pytest.mark.asyncio
 
@@ -33,7 +33,7 @@ class Costly:
 
 async def test_a_look_is_repeated_after_twenty_times_what_it_took() -> None:
     costly = Costly()
-    figure = SeldomLooked(costly.look, costly.clock)
+    figure = ThrottledValue(costly.look, costly.clock)
     assert await figure.get() == 1
     costly.now += 59
     assert await figure.get() == 1
@@ -43,13 +43,13 @@ async def test_a_look_is_repeated_after_twenty_times_what_it_took() -> None:
 
 async def test_callers_at_the_same_time_share_one_look() -> None:
     costly = Costly()
-    figure = SeldomLooked(costly.look, costly.clock)
+    figure = ThrottledValue(costly.look, costly.clock)
     assert await asyncio.gather(*(figure.get() for _ in range(5))) == [1] * 5
 
 
 async def test_a_look_that_failed_is_repeated_at_once() -> None:
     costly = Costly()
-    figure = SeldomLooked(costly.look, costly.clock)
+    figure = ThrottledValue(costly.look, costly.clock)
     costly.broken = True
     with pytest.raises(OSError, match="not now"):
         await figure.get()

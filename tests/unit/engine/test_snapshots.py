@@ -47,27 +47,27 @@ async def tables(tmp_path: Path) -> AsyncIterator[Tables]:
 
 async def test_a_snapshot_shows_the_rows_of_its_pin_whatever_is_written_later(tables: Tables) -> None:
     table = tables.table(TABLE)
-    pinned = await tables.snapshots.pin(table)
+    pinned = await tables.snapshots.pin(table.pinning)
     await put(table, dict.fromkeys([*SCORES_THEN, "newcomer"], -1))
     assert await pinned_scores(tables.snapshots, pinned.snapshot_id) == SCORES_THEN
-    offsets = (await table.count(None))[1]
+    offsets = (await table.reads.count(None))[1]
     assert {number: bucket.log_offset for number, bucket in pinned.manifest.buckets.items()} != offsets
     assert sum(bucket.rows or 0 for bucket in pinned.manifest.buckets.values()) == len(SCORES_THEN)
     assert pinned.held_micros > 0
 
 
 async def test_a_snapshot_has_the_columns_of_its_pin(tables: Tables) -> None:
-    pinned = await tables.snapshots.pin(tables.table(TABLE))
+    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
     await tables.alter(TABLE, add_columns=pa.schema([("team", pa.string())]))
     assert await pinned_scores(tables.snapshots, pinned.snapshot_id) == SCORES_THEN
-    later = await tables.snapshots.pin(tables.table(TABLE))
+    later = await tables.snapshots.pin(tables.table(TABLE).pinning)
     assert later.view_id != pinned.view_id
     assert later.manifest.definition.schema.names == ("player", "score", "team")
     assert pinned.manifest.definition.schema.names == ("player", "score")
 
 
 async def test_a_hundred_pins_of_an_unchanged_table_share_one_view(tables: Tables, tmp_path: Path) -> None:
-    pins = [await tables.snapshots.pin(tables.table(TABLE)) for _ in range(100)]
+    pins = [await tables.snapshots.pin(tables.table(TABLE).pinning) for _ in range(100)]
     assert len({pin.view_id for pin in pins}) == tables.snapshots.views == len(views_on_disk(tmp_path)) == 1
     assert len({pin.snapshot_id for pin in pins}) == tables.snapshots.leases == 100
     assert pins[0].held_micros > 0
@@ -75,57 +75,57 @@ async def test_a_hundred_pins_of_an_unchanged_table_share_one_view(tables: Table
 
 
 async def test_pins_at_the_same_time_share_one_view(tables: Tables) -> None:
-    pins = await asyncio.gather(*(tables.snapshots.pin(tables.table(TABLE)) for _ in range(20)))
+    pins = await asyncio.gather(*(tables.snapshots.pin(tables.table(TABLE).pinning) for _ in range(20)))
     assert len({pin.view_id for pin in pins}) == 1
 
 
 async def test_one_write_between_two_pins_makes_two_views(tables: Tables) -> None:
-    first = await tables.snapshots.pin(tables.table(TABLE))
+    first = await tables.snapshots.pin(tables.table(TABLE).pinning)
     await put(tables.table(TABLE), {"player 1": 1_000})
-    second = await tables.snapshots.pin(tables.table(TABLE))
+    second = await tables.snapshots.pin(tables.table(TABLE).pinning)
     assert first.view_id != second.view_id
     assert await pinned_scores(tables.snapshots, first.snapshot_id) == SCORES_THEN
     assert await pinned_scores(tables.snapshots, second.snapshot_id) == SCORES_THEN | {"player 1": 1_000}
 
 
 async def test_a_write_that_changes_nothing_makes_no_view(tables: Tables) -> None:
-    first = await tables.snapshots.pin(tables.table(TABLE))
+    first = await tables.snapshots.pin(tables.table(TABLE).pinning)
     await put(tables.table(TABLE), SCORES_THEN)
-    assert (await tables.snapshots.pin(tables.table(TABLE))).view_id == first.view_id
+    assert (await tables.snapshots.pin(tables.table(TABLE).pinning)).view_id == first.view_id
 
 
 async def test_an_empty_table_can_be_pinned(tables: Tables) -> None:
     empty = await new_table(tables, "game.empty", buckets=1)
-    pinned = await tables.snapshots.pin(empty)
+    pinned = await tables.snapshots.pin(empty.pinning)
     assert await pinned_scores(tables.snapshots, pinned.snapshot_id, table="game.empty") == {}
 
 
 async def test_repeating_a_pin_gives_the_same_snapshot_also_after_a_write(tables: Tables) -> None:
-    first = await tables.snapshots.pin(tables.table(TABLE), lease_id="mine")
+    first = await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="mine")
     await put(tables.table(TABLE), {"player 1": 1_000})
-    again = await tables.snapshots.pin(tables.table(TABLE), lease_id="mine")
+    again = await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="mine")
     assert (again.snapshot_id, again.view_id) == ("mine", first.view_id)
     assert tables.snapshots.leases == 1
 
 
 async def test_a_lease_can_share_the_view_of_another_snapshot(tables: Tables) -> None:
-    first = await tables.snapshots.pin(tables.table(TABLE))
+    first = await tables.snapshots.pin(tables.table(TABLE).pinning)
     await put(tables.table(TABLE), {"player 1": 1_000})
-    other = await tables.snapshots.pin(tables.table(TABLE), same_view_as=first.snapshot_id)
+    other = await tables.snapshots.pin(tables.table(TABLE).pinning, same_view_as=first.snapshot_id)
     await tables.snapshots.release(first.snapshot_id)
     assert other.view_id == first.view_id
     assert await pinned_scores(tables.snapshots, other.snapshot_id) == SCORES_THEN
     with pytest.raises(SnapshotLost):
-        await tables.snapshots.pin(tables.table(TABLE), same_view_as=first.snapshot_id)
+        await tables.snapshots.pin(tables.table(TABLE).pinning, same_view_as=first.snapshot_id)
 
 
 async def test_an_id_of_another_table_is_refused(tables: Tables) -> None:
     other = await new_table(tables, "game.other")
-    await tables.snapshots.pin(tables.table(TABLE), lease_id="mine")
+    await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="mine")
     with pytest.raises(InvalidRequest, match=r"is of table game\.scores, not of game\.other"):
-        await tables.snapshots.pin(other, lease_id="mine")
+        await tables.snapshots.pin(other.pinning, lease_id="mine")
     with pytest.raises(InvalidRequest, match=r"is of table game\.scores, not of game\.other"):
-        await tables.snapshots.pin(other, same_view_as="mine")
+        await tables.snapshots.pin(other.pinning, same_view_as="mine")
     with pytest.raises(InvalidRequest, match=r"is of table game\.scores, not of game\.other"):
         await pinned_scores(tables.snapshots, "mine", table="game.other")
 
@@ -133,7 +133,7 @@ async def test_an_id_of_another_table_is_refused(tables: Tables) -> None:
 async def test_one_id_pinned_on_two_tables_at_once_is_of_one_of_them(tables: Tables) -> None:
     other = await new_table(tables, "game.other")
     both = await asyncio.gather(
-        *(tables.snapshots.pin(table, lease_id="mine") for table in (tables.table(TABLE), other)),
+        *(tables.snapshots.pin(table.pinning, lease_id="mine") for table in (tables.table(TABLE), other)),
         return_exceptions=True,
     )
     assert sorted(isinstance(result, InvalidRequest) for result in both) == [False, True]
@@ -143,20 +143,20 @@ async def test_one_id_pinned_on_two_tables_at_once_is_of_one_of_them(tables: Tab
 @pytest.mark.parametrize("lease_id", ["../escape", "a/b", "a.b", "x" * 65, "ä", "a b", "a\n"])
 async def test_a_lease_id_that_is_no_file_name_is_refused(tables: Tables, lease_id: str) -> None:
     with pytest.raises(InvalidRequest, match="1 to 64 of"):
-        await tables.snapshots.pin(tables.table(TABLE), lease_id=lease_id)
+        await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id=lease_id)
 
 
 @pytest.mark.parametrize("ttl", [0.0, 0.999, -1.0, 7 * 24 * 3600.0 + 1, float("nan"), float("inf")])
 async def test_a_time_to_live_out_of_range_is_refused(tables: Tables, ttl: float) -> None:
     with pytest.raises(InvalidRequest, match="from 1 to 604800"):
-        await tables.snapshots.pin(tables.table(TABLE), ttl=ttl)
-    pinned = await tables.snapshots.pin(tables.table(TABLE))
+        await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=ttl)
+    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
     with pytest.raises(InvalidRequest, match="from 1 to 604800"):
         await tables.snapshots.renew(pinned.snapshot_id, ttl)
 
 
 async def test_of_two_leases_one_released_leaves_the_other_reading(tables: Tables, tmp_path: Path) -> None:
-    first, second = [await tables.snapshots.pin(tables.table(TABLE)) for _ in range(2)]
+    first, second = [await tables.snapshots.pin(tables.table(TABLE).pinning) for _ in range(2)]
     await tables.snapshots.release(first.snapshot_id)
     assert await pinned_scores(tables.snapshots, second.snapshot_id) == SCORES_THEN
     await assert_lost(tables, first.snapshot_id)
@@ -185,10 +185,10 @@ async def test_an_unknown_id_is_lost(tables: Tables) -> None:
 
 
 async def test_an_expired_lease_is_lost_and_its_view_goes_from_disk(tables: Tables, tmp_path: Path) -> None:
-    kept = await tables.snapshots.pin(tables.table(TABLE), ttl=100)
+    kept = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=100)
     await put(tables.table(TABLE), {"player 1": 1_000})
     begun = time.monotonic()
-    pinned = await tables.snapshots.pin(tables.table(TABLE), ttl=1)
+    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=1)
     assert len(views_on_disk(tmp_path)) == 2
 
     async def gone() -> bool:
@@ -201,11 +201,11 @@ async def test_an_expired_lease_is_lost_and_its_view_goes_from_disk(tables: Tabl
 
 
 async def test_a_renewed_lease_lives_on(tables: Tables) -> None:
-    pinned = await tables.snapshots.pin(tables.table(TABLE), ttl=1)
+    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=1)
     renewed = await tables.snapshots.renew(pinned.snapshot_id, 100)
     assert renewed.ttl == 100
     assert 50 < renewed.remaining <= 100
-    witness = await tables.snapshots.pin(tables.table(TABLE), ttl=1)
+    witness = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=1)
     await await_until(lambda: is_lost(tables, witness.snapshot_id), "the witness expired")
     assert await pinned_scores(tables.snapshots, pinned.snapshot_id) == SCORES_THEN
 
@@ -215,16 +215,16 @@ async def is_lost(tables: Tables, snapshot_id: str) -> bool:
 
 
 async def test_a_shortened_lease_expires_at_its_new_time(tables: Tables) -> None:
-    pinned = await tables.snapshots.pin(tables.table(TABLE), ttl=1000)
+    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning, ttl=1000)
     await tables.snapshots.renew(pinned.snapshot_id, 1)
     await await_until(lambda: is_lost(tables, pinned.snapshot_id), "the lease expired")
 
 
 async def test_an_id_that_expired_can_be_pinned_anew(tables: Tables) -> None:
-    first = await tables.snapshots.pin(tables.table(TABLE), lease_id="mine", ttl=1)
+    first = await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="mine", ttl=1)
     await put(tables.table(TABLE), {"player 1": 1_000})
     await await_until(lambda: is_lost(tables, "mine"), "the lease expired")
-    again = await tables.snapshots.pin(tables.table(TABLE), lease_id="mine")
+    again = await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="mine")
     assert again.view_id != first.view_id
     assert (await pinned_scores(tables.snapshots, "mine"))["player 1"] == 1_000
 
@@ -233,82 +233,82 @@ async def test_a_shared_id_names_one_view_for_good_also_after_a_restart(tmp_path
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
         await put(table, SCORES_THEN)
-        await tables.snapshots.pin(table, lease_id="expires", ttl=1, shared=True)
-        await tables.snapshots.pin(table, lease_id="released", shared=True)
-        lives = await tables.snapshots.pin(table, lease_id="lives", shared=True)
+        await tables.snapshots.pin(table.pinning, lease_id="expires", ttl=1, shared=True)
+        await tables.snapshots.pin(table.pinning, lease_id="released", shared=True)
+        lives = await tables.snapshots.pin(table.pinning, lease_id="lives", shared=True)
         await put(table, {"player 1": 1_000})
         await tables.snapshots.release("released")
         await await_until(lambda: is_lost(tables, "expires"), "the lease expired")
         for lease_id in ("expires", "released"):
             with pytest.raises(SnapshotLost):
-                await tables.snapshots.pin(table, lease_id=lease_id, shared=True)
+                await tables.snapshots.pin(table.pinning, lease_id=lease_id, shared=True)
     for _ in range(2):
         async with tables_in(tmp_path) as tables:
             table = tables.table(TABLE)
             for lease_id in ("expires", "released"):
                 with pytest.raises(SnapshotLost):
-                    await tables.snapshots.pin(table, lease_id=lease_id, shared=True)
-            assert (await tables.snapshots.pin(table, lease_id="lives", shared=True)).view_id == lives.view_id
+                    await tables.snapshots.pin(table.pinning, lease_id=lease_id, shared=True)
+            assert (await tables.snapshots.pin(table.pinning, lease_id="lives", shared=True)).view_id == lives.view_id
     async with tables_in(tmp_path) as tables:
         await tables.snapshots.release("lives")
     async with tables_in(tmp_path) as tables:
         with pytest.raises(SnapshotLost):
-            await tables.snapshots.pin(tables.table(TABLE), lease_id="lives", shared=True)
+            await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="lives", shared=True)
 
 
 async def test_a_shared_id_of_a_dropped_table_is_free_for_the_next_one(tables: Tables) -> None:
-    await tables.snapshots.pin(tables.table(TABLE), lease_id="ours", shared=True)
+    await tables.snapshots.pin(tables.table(TABLE).pinning, lease_id="ours", shared=True)
     await tables.snapshots.release("ours")
     await tables.drop(TABLE)
     table = await new_table(tables)
-    await tables.snapshots.pin(table, lease_id="ours", shared=True)
+    await tables.snapshots.pin(table.pinning, lease_id="ours", shared=True)
     assert await pinned_scores(tables.snapshots, "ours") == {}
 
 
 async def test_no_caller_shortens_a_shared_lease(tables: Tables) -> None:
     table = tables.table(TABLE)
-    assert (await tables.snapshots.pin(table, lease_id="ours", ttl=100, shared=True)).ttl == 100
-    assert (await tables.snapshots.pin(table, lease_id="ours", ttl=50, shared=True)).ttl == 100
-    assert (await tables.snapshots.pin(table, lease_id="ours", ttl=200, shared=True)).ttl == 200
+    assert (await tables.snapshots.pin(table.pinning, lease_id="ours", ttl=100, shared=True)).ttl == 100
+    assert (await tables.snapshots.pin(table.pinning, lease_id="ours", ttl=50, shared=True)).ttl == 100
+    assert (await tables.snapshots.pin(table.pinning, lease_id="ours", ttl=200, shared=True)).ttl == 200
 
 
 async def test_shared_leases_that_were_not_renewed_for_a_minute_make_place(tmp_path: Path) -> None:
     async with tables_in(tmp_path, max_snapshot_leases=3) as tables:
         table = await new_table(tables)
         snapshots = tables.snapshots
-        await snapshots.pin(table, lease_id="held", ttl=50)
-        await snapshots.pin(table, lease_id="older", ttl=500, shared=True)
-        await snapshots.pin(table, lease_id="newer", ttl=500, shared=True)
+        await snapshots.pin(table.pinning, lease_id="held", ttl=50)
+        await snapshots.pin(table.pinning, lease_id="older", ttl=500, shared=True)
+        await snapshots.pin(table.pinning, lease_id="newer", ttl=500, shared=True)
         with pytest.raises(TooManySnapshots):
-            await snapshots.pin(table, lease_id="next")
+            await snapshots.pin(table.pinning, lease_id="next")
         for lease_id, seconds in (("older", 70), ("newer", 65), ("held", 90)):
             snapshots.lease(lease_id).expires -= seconds if lease_id != "held" else 40
-        await snapshots.pin(table, lease_id="next")
+        await snapshots.pin(table.pinning, lease_id="next")
         assert sorted(each.snapshot_id for each in snapshots.listed()) == ["held", "newer", "next"]
         with pytest.raises(SnapshotLost):
-            await snapshots.pin(table, lease_id="older", shared=True)
+            await snapshots.pin(table.pinning, lease_id="older", shared=True)
 
 
 @pytest.mark.parametrize("content", [b"\xff\x00", b"half-an-i", b"\n\n"])
 async def test_ended_ids_that_cannot_be_read_keep_no_table_from_being_served(tmp_path: Path, content: bytes) -> None:
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
-        await tables.snapshots.pin(table, lease_id="first", shared=True)
+        await tables.snapshots.pin(table.pinning, lease_id="first", shared=True)
         await tables.snapshots.release("first")
-        ended = table.path / "ended_snapshots"
+        ended = table.state.path / "ended_snapshots"
     ended.write_bytes(content + ended.read_bytes())
     async with tables_in(tmp_path) as tables:
         table = tables.table(TABLE)
         with pytest.raises(SnapshotLost):
-            await tables.snapshots.pin(table, lease_id="first", shared=True)
-        await tables.snapshots.pin(table, lease_id="second", shared=True)
+            await tables.snapshots.pin(table.pinning, lease_id="first", shared=True)
+        await tables.snapshots.pin(table.pinning, lease_id="second", shared=True)
         ended.unlink()
         ended.mkdir()
         await tables.snapshots.release("second")
         with pytest.raises(SnapshotLost):
-            await tables.snapshots.pin(table, lease_id="second", shared=True)
+            await tables.snapshots.pin(table.pinning, lease_id="second", shared=True)
     async with tables_in(tmp_path) as tables:
-        await tables.snapshots.pin(tables.table(TABLE))
+        await tables.snapshots.pin(tables.table(TABLE).pinning)
 
 
 async def test_the_file_of_ended_ids_stays_small(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ async def test_the_file_of_ended_ids_stays_small(tmp_path: Path) -> None:
 
 
 async def test_a_scan_that_runs_while_its_lease_ends_reads_on_to_the_end(tables: Tables, tmp_path: Path) -> None:
-    pinned = await tables.snapshots.pin(tables.table(TABLE))
+    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
     async with tables.snapshots.reading(pinned.snapshot_id, TABLE) as reader:
         before = {row["player"]: row["score"] for row in rows_of(reader, 0)}
         await tables.snapshots.release(pinned.snapshot_id)
@@ -361,10 +361,10 @@ async def test_snapshots_survive_an_orderly_restart_with_their_ids_and_rows(tmp_
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
         await put(table, SCORES_THEN)
-        first = await tables.snapshots.pin(table, lease_id="first", ttl=50)
+        first = await tables.snapshots.pin(table.pinning, lease_id="first", ttl=50)
         await put(table, {"player 1": 1_000})
-        await tables.snapshots.pin(table, lease_id="second")
-        await tables.snapshots.pin(table, lease_id="third", same_view_as="first")
+        await tables.snapshots.pin(table.pinning, lease_id="second")
+        await tables.snapshots.pin(table.pinning, lease_id="third", same_view_as="first")
         before = tables.snapshots.listed()
     async with tables_in(tmp_path) as tables:
         again = tables.snapshots.listed()
@@ -375,7 +375,7 @@ async def test_snapshots_survive_an_orderly_restart_with_their_ids_and_rows(tmp_
         assert await pinned_scores(tables.snapshots, "first") == SCORES_THEN
         assert await pinned_scores(tables.snapshots, "second") == SCORES_THEN | {"player 1": 1_000}
         # Nothing has changed, so the view of before still serves.
-        assert (await tables.snapshots.pin(tables.table(TABLE))).view_id != first.view_id
+        assert (await tables.snapshots.pin(tables.table(TABLE).pinning)).view_id != first.view_id
         assert tables.snapshots.views == 2
         await tables.snapshots.release("second")
 
@@ -384,11 +384,11 @@ async def test_what_a_crash_left_is_removed_at_the_next_start(tmp_path: Path) ->
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
         await put(table, SCORES_THEN)
-        kept = await tables.snapshots.pin(table)
+        kept = await tables.snapshots.pin(table.pinning)
         await put(table, {"player 1": 1_000})
-        without_manifest = await tables.snapshots.pin(table)
+        without_manifest = await tables.snapshots.pin(table.pinning)
         await put(table, {"player 1": 1_001})
-        without_lease = await tables.snapshots.pin(table)
+        without_lease = await tables.snapshots.pin(table.pinning)
     root = tmp_path / "tables" / "game" / "scores" / "snapshots"
     (root / without_manifest.view_id / "manifest.json").unlink()
     for file in (root / without_lease.view_id / "leases").iterdir():
@@ -405,7 +405,7 @@ async def test_a_damaged_manifest_is_data_loss_and_the_server_starts(tmp_path: P
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
         await put(table, SCORES_THEN)
-        pinned = await tables.snapshots.pin(table)
+        pinned = await tables.snapshots.pin(table.pinning)
     (view,) = views_on_disk(tmp_path)
     text = (view / "manifest.json").read_text()
     (view / "manifest.json").write_text(text.replace('"view_micros": 1', '"view_micros": 2'))
@@ -415,7 +415,7 @@ async def test_a_damaged_manifest_is_data_loss_and_the_server_starts(tmp_path: P
         with pytest.raises(DataLoss):
             await tables.snapshots.split(pinned.snapshot_id, 2, EVERY_KEY)
         assert tables.snapshots.listed() == []
-        assert (await tables.snapshots.pin(tables.table(TABLE))).view_id != pinned.view_id
+        assert (await tables.snapshots.pin(tables.table(TABLE).pinning)).view_id != pinned.view_id
         await tables.snapshots.release(pinned.snapshot_id)
         assert not view.exists()
 
@@ -424,7 +424,7 @@ async def test_a_checkpoint_that_is_not_what_the_manifest_says_is_data_loss(tmp_
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
         await put(table, SCORES_THEN)
-        pinned = await tables.snapshots.pin(table)
+        pinned = await tables.snapshots.pin(table.pinning)
     (view,) = views_on_disk(tmp_path)
     (view / "buckets" / "0000").rename(view / "buckets" / "away")
     (view / "buckets" / "0001").rename(view / "buckets" / "0000")
@@ -440,7 +440,7 @@ async def test_a_missing_checkpoint_is_data_loss_and_the_other_buckets_are_read(
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
         await put(table, SCORES_THEN)
-        pinned = await tables.snapshots.pin(table)
+        pinned = await tables.snapshots.pin(table.pinning)
         (view,) = views_on_disk(tmp_path)
         (view / "buckets" / "0001").rename(view / "away")
         with pytest.raises(DataLoss):
@@ -451,7 +451,7 @@ async def test_a_missing_checkpoint_is_data_loss_and_the_other_buckets_are_read(
 
 @pytest.mark.parametrize("buckets", [[3], [-1], [0, 0]])
 async def test_buckets_that_do_not_exist_are_refused(tables: Tables, buckets: list[int]) -> None:
-    pinned = await tables.snapshots.pin(tables.table(TABLE))
+    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
     with pytest.raises(InvalidRequest):
         await pinned_scores(tables.snapshots, pinned.snapshot_id, buckets=buckets)
     with pytest.raises(InvalidRequest):
@@ -471,9 +471,9 @@ class WatchedSource:
 
 
 async def test_a_dropped_table_ends_its_snapshots_and_their_scans(tables: Tables, tmp_path: Path) -> None:
-    pinned = await tables.snapshots.pin(tables.table(TABLE))
+    pinned = await tables.snapshots.pin(tables.table(TABLE).pinning)
     other = await new_table(tables, "game.other")
-    kept = await tables.snapshots.pin(other)
+    kept = await tables.snapshots.pin(other.pinning)
     async with tables.snapshots.reading(pinned.snapshot_id, TABLE) as reader:
         source = WatchedSource(open_cursor(reader, 0))
         reader.watch(source)
@@ -487,12 +487,12 @@ async def test_a_dropped_table_ends_its_snapshots_and_their_scans(tables: Tables
     assert [info.snapshot_id for info in tables.snapshots.listed()] == [kept.snapshot_id]
     assert [path.name for path in views_on_disk(tmp_path)] == [kept.view_id]
     anew = await new_table(tables)
-    assert await pinned_scores(tables.snapshots, (await tables.snapshots.pin(anew)).snapshot_id) == {}
+    assert await pinned_scores(tables.snapshots, (await tables.snapshots.pin(anew.pinning)).snapshot_id) == {}
 
 
 async def test_a_drop_beside_pins_ends_all_of_them(tables: Tables, tmp_path: Path) -> None:
     table = tables.table(TABLE)
-    pins = [asyncio.create_task(tables.snapshots.pin(table)) for _ in range(5)]
+    pins = [asyncio.create_task(tables.snapshots.pin(table.pinning)) for _ in range(5)]
     await asyncio.sleep(0)
     await tables.drop(TABLE)
     for result in await asyncio.gather(*pins, return_exceptions=True):
@@ -505,7 +505,7 @@ async def test_a_scan_gets_server_draining_when_the_server_stops(tmp_path: Path)
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables)
         await put(table, SCORES_THEN)
-        pinned = await tables.snapshots.pin(table)
+        pinned = await tables.snapshots.pin(table.pinning)
         async with tables.snapshots.reading(pinned.snapshot_id, TABLE) as reader:
             source = WatchedSource(open_cursor(reader, 0))
             reader.watch(source)
@@ -517,7 +517,7 @@ async def test_only_few_views_that_nobody_reads_stay_open(tables: Tables) -> Non
     pins = []
     for number in range(12):
         await put(tables.table(TABLE), {"player 1": number})
-        pins.append(await tables.snapshots.pin(tables.table(TABLE)))
+        pins.append(await tables.snapshots.pin(tables.table(TABLE).pinning))
     for number, pin in enumerate(pins):
         assert (await pinned_scores(tables.snapshots, pin.snapshot_id))["player 1"] == number
 
@@ -531,9 +531,9 @@ async def test_only_few_views_that_nobody_reads_stay_open(tables: Tables) -> Non
 
 
 async def test_no_file_of_a_view_stays_open_once_it_is_gone(tables: Tables, tmp_path: Path) -> None:
-    first = await tables.snapshots.pin(tables.table(TABLE))
+    first = await tables.snapshots.pin(tables.table(TABLE).pinning)
     await put(tables.table(TABLE), {"player 1": 1_000})
-    second = await tables.snapshots.pin(tables.table(TABLE))
+    second = await tables.snapshots.pin(tables.table(TABLE).pinning)
     (damaged,) = [view for view in views_on_disk(tmp_path) if view.name == second.view_id]
     (damaged / "buckets" / "0000" / "CURRENT").write_text("MANIFEST-999999\n")
     await pinned_scores(tables.snapshots, first.snapshot_id)
@@ -558,10 +558,10 @@ def open_files(name: str) -> list[str]:
 
 async def test_what_is_listed_has_the_oldest_view_first(tables: Tables) -> None:
     table = tables.table(TABLE)
-    await tables.snapshots.pin(table, lease_id="z")
-    await tables.snapshots.pin(await new_table(tables, "game.other"), lease_id="m")
+    await tables.snapshots.pin(table.pinning, lease_id="z")
+    await tables.snapshots.pin((await new_table(tables, "game.other")).pinning, lease_id="m")
     await put(table, {"player 1": 1_000})
-    await tables.snapshots.pin(table, lease_id="a")
+    await tables.snapshots.pin(table.pinning, lease_id="a")
     assert [info.snapshot_id for info in tables.snapshots.listed()] == ["z", "m", "a"]
     assert [info.snapshot_id for info in tables.snapshots.listed(TABLE)] == ["z", "a"]
     assert tables.snapshots.listed("game.none") == []

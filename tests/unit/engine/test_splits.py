@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from scankv.model.expressions import Predicate
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
 
 Buckets = dict[int, list[bytes]]
@@ -148,10 +148,10 @@ async def filled(tables: Tables, rows: int, *, buckets: int, shape: str) -> Live
         else:
             keys = rng.permutation(part)
         batch = pa.record_batch({"k": keys, "v": [f"value {key}" for key in keys.tolist()]}, schema=SCHEMA)
-        await table.upsert(ipc_stream(SCHEMA, batch), 0)
+        await table.writes.upsert(ipc_stream(SCHEMA, batch), 0)
         if shape == "compacted":
             for live in table.buckets:
-                await live.run((await live.opened()).flush)
+                await live.run((await live.open()).flush)
     return table
 
 
@@ -163,7 +163,7 @@ async def filled(tables: Tables, rows: int, *, buckets: int, shape: str) -> Live
 async def test_the_ranges_of_a_real_view_are_balanced(tmp_path: Path, rows: int, buckets: int, shape: str) -> None:
     async with tables_in(tmp_path) as tables:
         table = await filled(tables, rows, buckets=buckets, shape=shape)
-        pinned = await tables.snapshots.pin(table)
+        pinned = await tables.snapshots.pin(table.pinning)
         keys = (await pinned_rows(tables.snapshots, pinned.snapshot_id)).column("k").to_numpy()
         stored: Buckets = {0: encoded(keys.astype(np.uint64) + np.uint64(2**63))}
         assert len(stored[0]) == rows
@@ -179,7 +179,7 @@ async def test_the_ranges_of_a_real_view_are_balanced(tmp_path: Path, rows: int,
 async def test_reading_all_ranges_gives_each_row_once(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await filled(tables, 5_000, buckets=3, shape="unflushed")
-        pinned = await tables.snapshots.pin(table)
+        pinned = await tables.snapshots.pin(table.pinning)
         found: list[int] = []
         for each in await tables.snapshots.split(pinned.snapshot_id, 7, EVERY_KEY, [0, 2]):
             part = await pinned_rows(tables.snapshots, pinned.snapshot_id, buckets=[0, 2], key_range=each)
@@ -192,7 +192,7 @@ async def test_reading_all_ranges_gives_each_row_once(tmp_path: Path) -> None:
 async def test_the_keys_are_read_once_for_a_view_also_over_a_restart(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await filled(tables, 5_000, buckets=3, shape="unflushed")
-        pinned = await tables.snapshots.pin(table)
+        pinned = await tables.snapshots.pin(table.pinning)
         many = await asyncio.gather(
             *(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY) for _ in range(5)),
         )
@@ -212,7 +212,7 @@ async def test_the_keys_are_read_once_for_a_view_also_over_a_restart(tmp_path: P
 async def test_a_first_split_that_is_cancelled_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await filled(tables, 40_000, buckets=3, shape="unflushed")
-        pinned = await tables.snapshots.pin(table)
+        pinned = await tables.snapshots.pin(table.pinning)
         steps = cancelled = 0
         while True:
             steps += 1 + steps // 8
@@ -235,7 +235,7 @@ async def test_a_first_split_that_is_cancelled_leaves_nothing_and_the_next_one_w
 async def test_a_split_does_not_hold_the_event_loop(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await filled(tables, 60_000, buckets=3, shape="unflushed")
-        pinned = await tables.snapshots.pin(table)
+        pinned = await tables.snapshots.pin(table.pinning)
         splitting = asyncio.create_task(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY))
         turns = 0
         while not splitting.done():
@@ -249,7 +249,7 @@ async def test_a_split_does_not_hold_the_event_loop(tmp_path: Path) -> None:
 async def test_a_split_of_a_table_that_is_dropped_meanwhile_ends(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await filled(tables, 60_000, buckets=3, shape="unflushed")
-        pinned = await tables.snapshots.pin(table)
+        pinned = await tables.snapshots.pin(table.pinning)
         splitting = asyncio.create_task(tables.snapshots.split(pinned.snapshot_id, 5, EVERY_KEY))
         # In every turn of the loop: it reads for a few of them only.
         while not any(view.open_checkpoints for view in tables.snapshots._views.values()):  # noqa: ASYNC110
@@ -267,7 +267,7 @@ async def test_a_split_of_a_table_that_is_dropped_meanwhile_ends(tmp_path: Path)
 @pytest.mark.parametrize("splits", [0, -1, 1025])
 async def test_a_number_of_splits_out_of_range_is_refused(tmp_path: Path, splits: int) -> None:
     async with tables_in(tmp_path) as tables:
-        pinned = await tables.snapshots.pin(await filled(tables, 5, buckets=1, shape="unflushed"))
+        pinned = await tables.snapshots.pin((await filled(tables, 5, buckets=1, shape="unflushed")).pinning)
         with pytest.raises(InvalidRequest, match="from 1 to 1024"):
             await tables.snapshots.split(pinned.snapshot_id, splits, EVERY_KEY)
 
@@ -279,8 +279,8 @@ async def test_a_sample_of_long_keys_is_thinned_out_evenly(tmp_path: Path) -> No
         table = await new_table(tables, schema=schema, buckets=2)
         for part in range(4):
             keys = [f"{number:05}" + "x" * 10_000 for number in range(part, 2000, 4)]
-            await table.upsert(ipc_stream(schema, pa.record_batch({"k": keys, "v": keys}, schema=schema)), 0)
-        pinned = await tables.snapshots.pin(table)
+            await table.writes.upsert(ipc_stream(schema, pa.record_batch({"k": keys, "v": keys}, schema=schema)), 0)
+        pinned = await tables.snapshots.pin(table.pinning)
         ranges = await tables.snapshots.split(pinned.snapshot_id, 16, EVERY_KEY)
         keys = sorted(f"{number:05}" for number in range(2000))
         stored: Buckets = {0: [key.encode() for key in keys]}
@@ -297,7 +297,7 @@ async def test_a_view_of_many_keys_is_cut_by_estimates(
     monkeypatch.setattr(splits_module, "MAX_KEYS_READ", 1000)
     monkeypatch.setattr(splits_module, "MAX_LOOKS", 128)
     async with tables_in(tmp_path) as tables:
-        pinned = await tables.snapshots.pin(await filled(tables, 40_000, buckets=buckets, shape="compacted"))
+        pinned = await tables.snapshots.pin((await filled(tables, 40_000, buckets=buckets, shape="compacted")).pinning)
         for key_range in (EVERY_KEY, KeyRange(encoded_key(5_000), encoded_key(25_000))):
             for splits in (1, 4, 16):
                 ranges = await tables.snapshots.split(pinned.snapshot_id, splits, key_range)
@@ -311,7 +311,7 @@ async def test_a_view_of_many_keys_is_cut_by_estimates(
 @pytest.mark.asyncio
 async def test_ranges_have_the_rows_that_are_asked_for_within_what_a_predicate_leaves(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
-        pinned = await tables.snapshots.pin(await filled(tables, 20_000, buckets=3, shape="compacted"))
+        pinned = await tables.snapshots.pin((await filled(tables, 20_000, buckets=3, shape="compacted")).pinning)
 
         async def cut(where: Predicate | None, rows: int | None, key_range: KeyRange = EVERY_KEY) -> list[KeyRange]:
             return await tables.snapshots.split(pinned.snapshot_id, 50, key_range, where=where, rows_per_split=rows)

@@ -17,9 +17,9 @@ from scankv.model.errors import (
     TransactionLost,
 )
 from streaming_server.engine.merging.preparing import MERGE
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions.transactions import StagedAs
-from streaming_server.storage.transactions.decisions import Committed
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
+from streaming_server.engine.transactions.transactions import StagedRequestId
+from streaming_server.storage.transactions.decisions import CommittedTransaction
 from streaming_server.storage.transactions.staging import UPSERT, StagingDirectory
 from tests.support.snapshots import TABLE, new_table, put, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.asyncio
 
 async def begin(tables: Tables, **terms: Any) -> OpenTransaction:
     begun = await tables.transactions.begin(
-        BeginTerms(**{"id": "", "attempt": "one", "finds_conflicts": False, "ttl": 60, **terms})
+        TransactionOptions(**{"id": "", "attempt": "one", "finds_conflicts": False, "ttl": 60, **terms})
     )
     assert isinstance(begun, OpenTransaction)
     return begun
@@ -43,13 +43,13 @@ async def begin(tables: Tables, **terms: Any) -> OpenTransaction:
 
 async def stage(tables: Tables, token: str, sequence: int, *, part: str = "main", **values: int) -> int:
     data = ipc_stream(SCORES, scores(list(values), list(values.values())))
-    place = StagedAs(token=token, part=part, sequence=sequence)
+    place = StagedRequestId(token=token, part=part, sequence=sequence)
     return await tables.transactions.stage(place, tables.table(TABLE), UPSERT, data, kind=MERGE)
 
 
 async def all_scores(tables: Tables) -> dict[str, int]:
     keys = scores(["ann", "ben", "cid"], [0] * 3).select(["player"])
-    batch, _, _ = await tables.table(TABLE).lookup(ipc_stream(keys.schema, keys), None)
+    batch, _, _ = await tables.table(TABLE).reads.lookup(ipc_stream(keys.schema, keys), None)
     return dict(zip(batch["player"].to_pylist(), batch["score"].to_pylist(), strict=True))
 
 
@@ -67,7 +67,7 @@ async def test_repeated_calls_stage_and_begin_once_and_missing_ones_are_refused(
         results = await asyncio.gather(*(tables.transactions.commit(begun.token, "job:1", ()) for _ in range(3)))
         assert results == [results[0]] * 3
         assert results[0].rows == 2
-        assert isinstance(await tables.transactions.begin(begun.terms), Committed)
+        assert isinstance(await tables.transactions.begin(begun.terms), CommittedTransaction)
 
 
 async def test_several_begin_one_transaction_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ async def test_changes_that_are_no_longer_there_cannot_be_checked(tmp_path: Path
         await stage(tables, begun.token, 0, ann=1)
         for value in range(1, 4):
             await put(table, {"ben": value})
-        bucket = await table.buckets[0].opened()
+        bucket = await table.buckets[0].open()
         bucket.trim_log(bucket.state.log_offset)
         assert bucket.state.log_first == 1
         held = bucket.log.holds.oldest()

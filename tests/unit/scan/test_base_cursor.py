@@ -21,18 +21,19 @@ from scankv.model.expressions import bind
 from scankv.model.expressions.columns import col
 from scankv.model.expressions.nodes import FieldPath
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.engine.merging.outcome import merge_delete, merge_upsert
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.scan.chunk_source import BatchMessage
 from streaming_server.scan.columnar.base_cursor import BaseCursor
-from streaming_server.scan.columnar.delta import NO_ROWS, NetRows, Overlay
+from streaming_server.scan.columnar.delta import EMPTY_DELTA, Delta, MergedDelta
 from streaming_server.scan.row_reader import _FilteringDecoder
 from streaming_server.scan.rows.row_representations import KeyedForm
 from streaming_server.storage.columnar import base_writer
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
+from streaming_server.storage.rows.table_codec import TableCodec
 from tests.support.offline import OfflineBucket
 from tests.support.tables import define, exact_rows
 from tests.unit.model.expression_strategies import predicates
@@ -52,12 +53,12 @@ ALL_KEYS = KeyRange()
 
 
 class FollowedBucket(OfflineBucket):
-    """A bucket that tells an overlay what is written, as the engine does."""
+    """A bucket that tells a delta what is written, as the engine does."""
 
-    overlay: Overlay | None = None
+    delta: Delta | None = None
 
     def upsert_batch(self, batch: pa.RecordBatch) -> None:
-        for part in prepare(batch, self.keys, self.codec, keys_only=False):
+        for part in prepare(batch, TableCodec(self.codec, self.keys, {}), keys_only=False):
             change = merge_upsert(self._old(part), part, row_deduplicate=self.definition.options.row_deduplicate)
             self._apply(change, change.put_keys, change.put_values)
 
@@ -65,20 +66,20 @@ class FollowedBucket(OfflineBucket):
         self.delete_batch(pa.RecordBatch.from_pylist(list(keys), schema=self.definition.key_schema))
 
     def delete_batch(self, keys: pa.RecordBatch) -> None:
-        for part in prepare(keys, self.keys, self.codec, keys_only=True):
+        for part in prepare(keys, TableCodec(self.codec, self.keys, {}), keys_only=True):
             change = merge_delete(self._old(part), part)
             self._apply(change, change.delete_keys, None)
 
     def _apply(self, change: Any, keys: pa.Array, values: pa.Array | None) -> None:
         self.bucket.apply(change)
-        if self.overlay is not None:
-            self.overlay.add(keys, values, self.bucket.state.log_offset)
+        if self.delta is not None:
+            self.delta.add(keys, values, self.bucket.state.log_offset)
 
     def alter(self, definition: TableDefinition) -> None:
         self.definition, self.codec, self.keys = definition, RowCodec(definition), KeyEncoder(definition)
 
     def cut_base(self, directory: Path, batch_rows: int, zone_columns: Sequence[str] | None = None) -> ColumnarBase:
-        """A base of now, in batches of so many rows; the overlay begins anew."""
+        """A base of now, in batches of so many rows; the delta begins anew."""
         rows = self.rows().combine_chunks()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(base_writer, "BATCH_ROWS", batch_rows)
@@ -89,7 +90,7 @@ class FollowedBucket(OfflineBucket):
                 writer.write(batch, self.keys.encode(batch)[0])
             offset = self.bucket.state.log_offset
             path = writer.finish(offset)
-        self.overlay = Overlay(offset, 1 << 30)
+        self.delta = Delta(offset, 1 << 30)
         return ColumnarBase.open(path, "bucket 0")
 
 
@@ -113,8 +114,8 @@ class Asked:
 
 
 def cursor_of(offline: FollowedBucket, base: ColumnarBase, asked: Asked) -> BaseCursor:
-    assert offline.overlay is not None
-    net = offline.overlay.view().net
+    assert offline.delta is not None
+    net = offline.delta.view().merge
     return BaseCursor(
         base,
         net,
@@ -230,7 +231,7 @@ def write(offline: FollowedBucket, pool: pa.RecordBatch, rng: random.Random) -> 
 
 @given(table=tables(), rng=st.randoms(use_true_random=False), data=st.data())
 @settings(max_examples=35, deadline=None)
-def test_base_and_overlay_are_what_the_iterator_gives(table: Any, rng: random.Random, data: st.DataObject) -> None:
+def test_base_and_delta_are_what_the_iterator_gives(table: Any, rng: random.Random, data: st.DataObject) -> None:
     old, new, pool = table
     with tempfile.TemporaryDirectory() as name, followed(Path(name), old) as offline:
         for _ in range(rng.choice([0, 1, 4])):
@@ -341,7 +342,7 @@ def test_of_rows_that_are_kept_stored_form_and_keys_are_their_own(
     assert len(found) == 7 + bool(changed)
 
 
-def test_a_table_whose_base_is_empty_is_its_overlay(offline: FollowedBucket, tmp_path: Path) -> None:
+def test_a_table_whose_base_is_empty_is_its_delta(offline: FollowedBucket, tmp_path: Path) -> None:
     empty = offline.cut_base(tmp_path / "bases", 10)
     assert read(cursor_of(offline, empty, Asked())) == []
     offline.upsert_batch(rows_of(range(25)))
@@ -446,9 +447,9 @@ def test_the_key_after_a_row_is_its_own_though_deleted_ones_follow(offline: Foll
     assert keys == [key for key in range(0, 1000, 10) if key not in (10, 30)]
 
 
-def test_a_damaged_row_of_the_overlay_is_data_loss(base: ColumnarBase, offline: FollowedBucket) -> None:
+def test_a_damaged_row_of_the_delta_is_data_loss(base: ColumnarBase, offline: FollowedBucket) -> None:
     (key,) = offline.keys.encode(rows_of([100]))[0].to_pylist()
-    net = NetRows(pa.array([key], pa.binary()), pa.array([b"\x01\x00junk"], pa.binary()))
+    net = MergedDelta(pa.array([key], pa.binary()), pa.array([b"\x01\x00junk"], pa.binary()))
     arguments: Any = (base, lambda: net, offline.codec, None, None, KeyRange())
     cursor = BaseCursor(*arguments, reverse=False, place="bucket 7")
     assert cursor.next_batch(1000, ROOM) is not None
@@ -456,12 +457,12 @@ def test_a_damaged_row_of_the_overlay_is_data_loss(base: ColumnarBase, offline: 
         cursor.next_batch(1000, ROOM)
 
 
-def test_nothing_is_asked_of_the_overlay_before_the_first_read(base: ColumnarBase, offline: FollowedBucket) -> None:
+def test_nothing_is_asked_of_the_delta_before_the_first_read(base: ColumnarBase, offline: FollowedBucket) -> None:
     asked: list[int] = []
 
-    def net() -> NetRows:
+    def net() -> MergedDelta:
         asked.append(1)
-        return NO_ROWS
+        return EMPTY_DELTA
 
     arguments: Any = (base, net, offline.codec, None, None, KeyRange())
     cursor = BaseCursor(*arguments, reverse=False, place="")
@@ -480,7 +481,7 @@ def test_steps_keep_to_about_their_bytes(offline: FollowedBucket, base: Columnar
         cursor = cursor_of(offline, base, Asked(reverse=reverse))
         while (batch := cursor.next_batch(1000, 100)) is not None:
             assert 1 <= batch.num_rows <= 6
-            # Of base and overlay so many each, and offsets have one more than there are rows.
+            # Of base and delta so many each, and offsets have one more than there are rows.
             assert batch.nbytes <= 2 * 100 + 50 or batch.num_rows == 1
 
 

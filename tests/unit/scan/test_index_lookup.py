@@ -16,7 +16,7 @@ from scankv.model.expressions import MAX_POINTS, Predicate, all_of, col
 from scankv.model.expressions.nodes import FieldPath
 from scankv.model.keys.key_range import KeyRange
 from streaming_server.scan.execution.explain import explain
-from streaming_server.scan.read_plan import Via
+from streaming_server.scan.read_plan import ReadPath
 from streaming_server.scan.rows.index_lookup import chosen_index, index_choices
 from streaming_server.storage.cursors.cursor import BucketCursor
 from tests.support.indexed import IndexedTable, indexed_table, plan_of, random_rows
@@ -162,7 +162,7 @@ def test_more_rows_than_are_looked_up_are_read_one_after_another(scores: Indexed
     returned, read_ = scanned(scores, plan_of(col("score").is_null()))
     assert returned == read_ == 10_000 == MAX_POINTS
     everything = col("text") >= "text"
-    assert index_choices(reader_of(scores, everything), scores.held().indexes)
+    assert index_choices(reader_of(scores, everything), scores.locked_view().indexes)
     scan, reader = scores.opened(plan_of(everything), indexed=True)
     assert reader.indexed is None
     scan.source.close()
@@ -174,7 +174,7 @@ def reader_of(table: IndexedTable, where: Predicate, key_range: KeyRange = _ALL_
 
 
 def test_the_key_goes_before_an_index_and_the_best_index_before_the_others(scores: IndexedTable) -> None:
-    indexes = scores.held().indexes
+    indexes = scores.locked_view().indexes
 
     def chosen(where: Predicate, key_range: KeyRange = _ALL_KEYS) -> tuple[str, ...] | None:
         choice = chosen_index(index_choices(reader_of(scores, where, key_range), indexes), indexes)
@@ -198,9 +198,9 @@ def test_the_key_goes_before_an_index_and_the_best_index_before_the_others(score
 def test_explain_tells_the_index_and_what_is_read_instead(scores: IndexedTable) -> None:
     plan = plan_of((col("score") == 7) & col("text").contains("5"), columns=["k"])
     reader = plan.reader(scores.codec, scores.keys)
-    indexes = scores.held().indexes
+    indexes = scores.locked_view().indexes
     choice = chosen_index(index_choices(reader, indexes), indexes)
-    told = explain(plan, scores.definition, reader, range(len(scores.buckets)), choice, (Via.ITERATOR, "why"))
+    told = explain(plan, scores.definition, reader, range(len(scores.buckets)), choice, (ReadPath.ROCKSDB, "why"))
     assert (list(told.index), list(told.index_ranges), told.index_range_count) == (["score"], ["score = 7"], 1)
     assert told.index_keys == 10_000
     assert (list(told.ranges), told.points) == (["all keys"], 0)

@@ -46,9 +46,9 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def by_index(table: IndexedTable, spec: TopNSpec, where: Predicate | None = None) -> FoundRows | None:
-    held = table.held()
-    choice = chosen_order(spec, where, table.codec, table.keys, held.indexes)
-    found = None if choice is None else asyncio.run(top_by_index(spec, choice, held))
+    locked = table.locked_view()
+    choice = chosen_order(spec, where, table.codec, table.keys, locked.indexes)
+    found = None if choice is None else asyncio.run(top_by_index(spec, choice, locked))
     assert BucketCursor.open_cursors == 0
     return found
 
@@ -206,10 +206,10 @@ def test_a_row_that_is_missing_behind_an_entry_is_data_loss(tmp_path: Path) -> N
 
 def test_an_index_that_is_not_whole_in_every_bucket_is_not_used(tmp_path: Path) -> None:
     with indexed_table(tmp_path, numbers(list(range(50))), buckets=2, indexes=[["score"]]) as table:
-        held = table.held()
-        assert len(held.indexes) == 1
+        locked = table.locked_view()
+        assert len(locked.indexes) == 1
         state = table.buckets[1].bucket.state
         object.__setattr__(state, "ready_indexes", ())
-        assert not table.held().indexes
+        assert not table.locked_view().indexes
         assert by_index(table, top(3)) is None
         object.__setattr__(state, "ready_indexes", (1,))

@@ -10,7 +10,7 @@ import pytest
 
 from scankv.model.errors import ServerDraining
 from streaming_server.scan.admission.waiting_calls import WaitingCalls
-from streaming_server.scan.admission.wakeup_throttle import Crowd
+from streaming_server.scan.admission.wakeup_throttle import WakeupThrottle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ async def turns(number: int = 3) -> None:
 
 
 async def test_a_crowd_goes_on_in_its_order_and_a_few_in_each_turn() -> None:
-    crowd, gone = Crowd(), []
+    crowd, gone = WakeupThrottle(), []
 
     async def one(number: int) -> None:
         await crowd.wait()

@@ -11,7 +11,7 @@ import pytest
 from scankv.model.errors import DataLoss
 from streaming_server.clock import ServerClock
 from streaming_server.storage.bucket.bucket import BucketState
-from streaming_server.storage.bucket.durable_watermark import DurableMark
+from streaming_server.storage.bucket.durable_watermark import DurableWatermark
 from streaming_server.storage.changelog.offsets import count_of, epoch_of, make_offset
 from tests.support.clocks import DAY, FakeClocks
 from tests.support.dying_writer import DEFINITION, write_and_die
@@ -172,12 +172,12 @@ def test_chunks_keep_to_their_bounds_and_lose_nothing(path: Path, max_rows: int,
 def test_a_bucket_whose_log_is_shorter_than_its_mark_is_data_loss(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
         bucket.upsert(score("ann", 1))
-    mark = DurableMark(path.with_suffix(".durable"))
+    mark = DurableWatermark(path.with_suffix(".durable"))
     mark.write(2)
     mark.close()
     with pytest.raises(DataLoss, match="lost acknowledged changes"):
         OfflineBucket(path, DEFINITION)
-    mark = DurableMark(path.with_suffix(".durable"))
+    mark = DurableWatermark(path.with_suffix(".durable"))
     mark.write(1)
     mark.close()
     with opened(path, DEFINITION) as bucket:

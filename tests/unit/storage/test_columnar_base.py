@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
-from streaming_server.engine.bucket.key_encoder import KeyEncoder
 from streaming_server.storage.columnar import base_writer
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase, newest_base, remove_bases
+from streaming_server.storage.rows.key_encoder import KeyEncoder
 from tests.support.tables import define, exact_rows, exact_values
 from tests.unit.model.strategies import order_of
 from tests.unit.storage.strategies import batches, definitions

@@ -93,7 +93,7 @@ def test_a_range_of_entries_is_deleted_under_open_iterators_and_stays_so(path: P
         bucket.upsert({"player": "late", "score": -1})
         cursor = bucket.bucket.entry_cursor(KeyRanges.of(bucket.indexes[0].all_entries))
         first, _ = cursor.next_entries(100) or ([], [])
-        bucket.bucket.settle_indexes([2])
+        bucket.bucket.set_indexes([2])
         count = len(first)
         while (read := cursor.next_entries(10_000)) is not None:
             count += len(read[0])
@@ -118,7 +118,7 @@ def test_a_note_of_a_build_that_cannot_be_read_is_data_loss(path: Path) -> None:
         bucket.upsert({"player": "ann", "score": 1})
         spoil(bucket)
         with pytest.raises(DataLoss, match="what it notes of the building of an index cannot be read"):
-            bucket.bucket.settle_indexes([1])
+            bucket.bucket.set_indexes([1])
 
 
 def test_a_write_puts_what_its_indexes_need_and_nothing_without_them(

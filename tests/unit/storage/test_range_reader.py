@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import KeyRanges
 from streaming_server.storage.cursors import range_reader, ranges_cursor
-from streaming_server.storage.cursors.range_reader import RangeReader, items_form
+from streaming_server.storage.cursors.range_reader import RangeReader, items_projection
 from streaming_server.storage.cursors.ranges_cursor import RangesCursor
 from streaming_server.storage.rocks.store import RocksStore
 from streaming_server.storage.rows.row_codec import RowCodec
@@ -131,7 +131,7 @@ def test_every_range_is_that_of_the_model_as_of_the_making_of_its_reader(seed: i
                 reader = RangeReader(
                     model.store,
                     model.store.rows if rng.random() < 0.5 else model.store.index,
-                    items_form(),
+                    items_projection(),
                     key_range,
                     longest=LONGEST,
                     reverse=reverse,
@@ -162,7 +162,9 @@ def test_a_reader_may_begin_behind_any_step_of_another(seed: int, kind: int, rev
         left, found = KeyRange(), []
         while True:
             steps = rng.randint(30, 60)
-            reader = RangeReader(model.store, model.store.rows, items_form(), left, longest=LONGEST, reverse=reverse)
+            reader = RangeReader(
+                model.store, model.store.rows, items_projection(), left, longest=LONGEST, reverse=reverse
+            )
             for part in read(reader, reverse, 10):
                 found += part
                 assert reader.last_key is not None
@@ -205,9 +207,9 @@ def emptied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_no_step_across_many_deleted_rows_takes_long(
     emptied: RocksStore, bounds: tuple[bytes | None, bytes | None], reverse: bool
 ) -> None:
-    form = items_form()
+    projection = items_projection()
     began = time.thread_time()
-    reader = RangeReader(emptied, emptied.rows, form, KeyRange(*bounds), longest=60, reverse=reverse)
+    reader = RangeReader(emptied, emptied.rows, projection, KeyRange(*bounds), longest=60, reverse=reverse)
     longest, steps, found = time.thread_time() - began, 0, 0
     while not reader.ended:
         began = time.thread_time()

@@ -15,12 +15,12 @@ from streaming_server.storage.bucket.bucket import BucketState
 from streaming_server.storage.changelog.offsets import epoch_of
 from streaming_server.storage.snapshots.checkpoint import Checkpoint
 from streaming_server.storage.snapshots.snapshots import (
+    LeaseRecord,
     PinnedBucket,
-    StoredLease,
     ViewDirectory,
     ViewManifest,
-    bytes_held,
-    views_in,
+    load_views,
+    unshared_snapshot_bytes,
 )
 from tests.support.dying_writer import DEFINITION, write_and_die
 from tests.support.offline import OfflineBucket, opened, resources
@@ -62,9 +62,9 @@ def whole_view(table: Path, view_id: str) -> ViewDirectory:
 
 def test_a_view_is_read_back_as_it_was_written(table: Path, trash: Path) -> None:
     whole_view(table, "one").write_lease("other", 1.5)
-    (view,) = views_in(table, trash)
+    (view,) = load_views(table, trash)
     assert view.manifest() == manifest_of("one")
-    assert view.leases() == {"lease": StoredLease(5.0, False), "other": StoredLease(1.5, False)}
+    assert view.leases() == {"lease": LeaseRecord(5.0, False), "other": LeaseRecord(1.5, False)}
     assert view.read_splits() is None
     view.write_splits({"a": 1})
     assert view.read_splits() == {"a": 1}
@@ -73,7 +73,7 @@ def test_a_view_is_read_back_as_it_was_written(table: Path, trash: Path) -> None
 def test_a_lease_is_changed_and_removed(table: Path) -> None:
     view = whole_view(table, "one")
     view.write_lease("lease", 6.0)
-    assert view.leases() == {"lease": StoredLease(6.0, False)}
+    assert view.leases() == {"lease": LeaseRecord(6.0, False)}
     view.remove_lease("lease")
     view.remove_lease("lease")
     assert view.leases() == {}
@@ -84,14 +84,14 @@ def test_views_without_manifest_or_lease_are_removed_and_the_others_kept(table: 
     (whole_view(table, "no-manifest").path / "manifest.json").unlink()
     whole_view(table, "no-lease").remove_lease("lease")
     ViewDirectory(table, "begun").prepare()
-    assert [view.view_id for view in views_in(table, trash)] == ["kept"]
+    assert [view.view_id for view in load_views(table, trash)] == ["kept"]
     assert [path.name for path in (table / "snapshots").iterdir()] == ["kept"]
     assert list(trash.iterdir()) == []
 
 
 def test_a_table_without_snapshots_has_none(table: Path, trash: Path) -> None:
-    assert list(views_in(table, trash)) == []
-    assert bytes_held([table, table / "gone"]) == 0
+    assert list(load_views(table, trash)) == []
+    assert unshared_snapshot_bytes([table, table / "gone"]) == 0
 
 
 def test_removing_a_view_that_went_with_its_table_does_nothing(table: Path, trash: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_lease_that_cannot_be_read_is_still_there(table: Path) -> None:
     stored = json.loads(file.read_text())
     stored["content"]["ttl_seconds"] = 6.0
     file.write_text(json.dumps(stored))
-    assert view.leases() == {"lease": StoredLease(None, shared=True)}
+    assert view.leases() == {"lease": LeaseRecord(None, shared=True)}
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_a_checkpoint_has_the_rows_of_its_making(bucket: OfflineBucket, tmp_path
 def test_a_checkpoint_that_is_not_what_the_manifest_says_is_refused(
     bucket: OfflineBucket, tmp_path: Path, wrong: dict[str, int]
 ) -> None:
-    with pytest.raises(DataLoss, match="bucket 0 in view x is damaged: it has 20000 changes and 20000 rows"):
+    with pytest.raises(DataLoss, match="bucket 0 in view x is damaged: it has 20,000 changes and 20,000 rows"):
         checkpoint_of(bucket, tmp_path / "views" / "0000", **wrong)
 
 
@@ -215,13 +215,13 @@ def test_what_a_snapshot_shares_with_its_table_is_not_held_by_it(bucket: Offline
     view = ViewDirectory(table, "one")
     view.prepare()
     bucket.bucket.checkpoint(view.bucket(0))
-    own = bytes_held([table])
+    own = unshared_snapshot_bytes([table])
     assert own < 20_000
     files = {file.name: file.stat().st_size for file in view.bucket(0).glob("*.sst")}
     assert sum(files.values()) > 500_000
     for file in (table / "buckets" / "0000").glob("*.sst"):
         file.rename(table / file.name)
-    assert bytes_held([table]) == own + sum(files.values())
+    assert unshared_snapshot_bytes([table]) == own + sum(files.values())
     for file in table.glob("*.sst"):
         file.rename(table / "buckets" / "0000" / file.name)
-    assert bytes_held([table]) == own
+    assert unshared_snapshot_bytes([table]) == own

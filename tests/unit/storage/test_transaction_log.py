@@ -10,17 +10,17 @@ import pytest
 from scankv.model.errors import DataLoss, Unavailable
 from streaming_server.clock import ServerClock
 from streaming_server.storage.files.frames import write_at
-from streaming_server.storage.transactions.decisions import Committed, Decision, Decisions
+from streaming_server.storage.transactions.decisions import CommittedTransaction, Decision, Decisions
 from streaming_server.storage.transactions.staging import (
     DELETE,
     UPSERT,
-    Pieces,
-    StagedPart,
+    PartFile,
+    PieceFile,
     StagedRequest,
     StagingDirectory,
     load_parts,
-    payloads,
-    staged_request,
+    read_staged_request,
+    read_staged_requests,
 )
 from streaming_server.storage.transactions.transaction_log import TransactionLog
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DECISION = Decision(
     number=0, token="t0", id="job:1", micros=5, served_micros=4, rows=7, tables={"a.b": "i"}, files=((0, 3), (2, 1))
 )
-COMMITTED = DECISION.committed({"a.b": {0: 17, 3: 2**50}})
+COMMITTED = DECISION.to_committed({"a.b": {0: 17, 3: 2**50}})
 REQUEST = StagedRequest(
     part="p",
     table="a.b",
@@ -49,25 +49,25 @@ def test_decisions_are_unfinished_until_they_are_done_over_restarts_and_rewritin
     for number in range(3):
         assert decisions.next_number() == number
         decisions.decide(replace(DECISION, number=number, token=f"t{number}"))
-    decisions.note_done(replace(COMMITTED, token="t1"))
-    decisions.write_owed()
+    decisions.record_done(replace(COMMITTED, token="t1"))
+    decisions.flush()
     for _ in range(2):
         decisions.close()
         decisions = Decisions(tmp_path, ServerClock())
         assert list(decisions.unfinished.values()) == [DECISION, replace(DECISION, number=2, token="t2")]
-        done = decisions.take_done()
+        done = decisions.take_finished()
         assert done == [replace(COMMITTED, token="t1")]
         assert decisions.epoch == epoch
         decisions.rewrite(done)
     assert decisions.next_number() == 3
-    decisions.note_done(COMMITTED)
-    decisions.write_owed()
-    decisions.note_done(replace(COMMITTED, token="t2"))
-    decisions.write_owed()
+    decisions.record_done(COMMITTED)
+    decisions.flush()
+    decisions.record_done(replace(COMMITTED, token="t2"))
+    decisions.flush()
     decisions.rewrite([])
     decisions.close()
     decisions = Decisions(tmp_path, ServerClock())
-    assert (decisions.unfinished, decisions.take_done(), decisions.epoch) == ({}, [], epoch)
+    assert (decisions.unfinished, decisions.take_finished(), decisions.epoch) == ({}, [], epoch)
     assert decisions.next_number() == 4, "numbers are not used again, however the log is shortened"
     decisions.close()
     assert len(list(tmp_path.iterdir())) == 2
@@ -125,64 +125,64 @@ def test_after_a_failed_sync_nothing_more_is_decided_before_the_log_is_written_a
 def test_a_part_is_loaded_as_it_was_staged_up_to_where_it_is_torn(tmp_path: Path) -> None:
     directory = StagingDirectory(tmp_path, "token")
     directory.create({"id": "job:1"})
-    part = StagedPart(directory.part(4), "p")
+    part = PartFile(directory.part_path(4), "p")
     sizes = []
     for number in range(3):
         part.append(replace(REQUEST, buckets={number: 1}), bytes([number]) * 100)
         sizes.append(part.size)
     part.sync()
     directory.sync()
-    (loaded,) = directory.parts()
+    (loaded,) = directory.load_parts()
     assert (loaded.part, loaded.number, loaded.requests, loaded.rows, loaded.size) == ("p", 4, 3, 6, part.size)
     assert loaded.tables["a.b"].buckets == {0: 1, 1: 1, 2: 1}
     assert loaded.tables["a.b"].access == {(("k", "v"), ("lock",))}
-    found = list(payloads(part.path, 3))
+    found = list(read_staged_requests(part.path, 3))
     assert found == [(replace(REQUEST, buckets={n: 1}), bytes([n]) * 100) for n in range(3)]
     data = part.path.read_bytes()
     part.path.write_bytes(data[: sizes[1] + 7])
-    (loaded,) = directory.parts()
+    (loaded,) = directory.load_parts()
     assert (loaded.requests, loaded.size) == (2, sizes[1])
     with pytest.raises(DataLoss, match="of 3, 2 can be read"):
-        list(payloads(part.path, 3))
+        list(read_staged_requests(part.path, 3))
     loaded.append(REQUEST, b"again")
-    assert list(payloads(part.path, 3))[-1] == (REQUEST, b"again")
+    assert list(read_staged_requests(part.path, 3))[-1] == (REQUEST, b"again")
     directory.remove()
-    assert directory.content() is None
+    assert directory.read_metadata() is None
     assert not directory.path.exists()
 
 
 def test_the_pieces_of_a_request_are_given_in_its_place_and_all_of_them_or_none(tmp_path: Path) -> None:
     directory = StagingDirectory(tmp_path, "token")
     directory.create({})
-    part = StagedPart(directory.part(0), "p")
+    part = PartFile(directory.part_path(0), "p")
     part.append(REQUEST, b"before")
-    torn = Pieces(part, 1)
+    torn = PieceFile(part, 1)
     for _ in range(5):
         torn.append(REQUEST, b"of a try that a crash has ended" * 10)
     # Nothing of it counts, and the next try writes over it.
-    assert [loaded.requests for loaded in directory.parts()] == [1]
+    assert [loaded.requests for loaded in directory.load_parts()] == [1]
     made = [replace(REQUEST, action=DELETE, rows=3, buckets={number: 1, 7: 1}) for number in range(3)]
-    pieces = Pieces(part, 1)
+    pieces = PieceFile(part, 1)
     for number, piece in enumerate(made):
         pieces.append(piece, bytes([number]))
     request = pieces.finish(replace(REQUEST, action=DELETE, rows=0, buckets={}))
     part.append(request, b"")
     part.append(REQUEST, b"behind")
-    (loaded,) = directory.parts()
+    (loaded,) = directory.load_parts()
     assert (loaded.requests, loaded.rows, loaded.piece_bytes) == (3, 2 + 9 + 2, pieces.size)
     assert loaded.tables["a.b"].buckets == {0: 3, 1: 1, 2: 1, 3: 2, 7: 3}
-    assert staged_request(part.path, 1) == request
+    assert read_staged_request(part.path, 1) == request
     expected = [(REQUEST, b"before"), *((piece, bytes([n])) for n, piece in enumerate(made)), (REQUEST, b"behind")]
-    assert list(payloads(part.path, 3)) == expected
+    assert list(read_staged_requests(part.path, 3)) == expected
     (whole,) = load_parts([(part.path, 3)])
     assert (whole.rows, whole.tables["a.b"].buckets) == (loaded.rows, loaded.tables["a.b"].buckets)
     pieces.discard()
     with pytest.raises(DataLoss, match="of 3, 0 can be read"):
-        list(payloads(part.path, 3))
+        list(read_staged_requests(part.path, 3))
     with pytest.raises(DataLoss, match="number 3 cannot be read"):
-        staged_request(part.path, 3)
+        read_staged_request(part.path, 3)
 
 
 def test_a_committed_transaction_knows_its_family(tmp_path: Path) -> None:
     assert [replace(COMMITTED, id=id_).family for id_ in ("a:b:7", "a", ":7", "")] == ["a:b", "", "", ""]
-    assert Committed.from_json(COMMITTED.to_json()) == COMMITTED
+    assert CommittedTransaction.from_json(COMMITTED.to_json()) == COMMITTED

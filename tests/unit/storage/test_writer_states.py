@@ -16,13 +16,14 @@ from streaming_server.engine.merging.outcome import merge_upsert
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.storage.bucket.bucket import Bucket
 from streaming_server.storage.bucket.writer_states import (
-    UNNAMED_TTL_SECONDS,
+    ANONYMOUS_TTL_SECONDS,
     WriteAnswer,
     WriteIdentity,
     WriterLimits,
     WriterState,
     WriteStep,
 )
+from streaming_server.storage.rows.table_codec import TableCodec
 from tests.support.clocks import DAY, HOUR, FakeClocks
 from tests.support.offline import OfflineBucket, opened, resources
 from tests.support.tables import SCORES, define
@@ -39,8 +40,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "buckets" / "0000"
 
 
-def numbered(sequence: int, settled_below: int = 0) -> WriteIdentity:
-    return replace(FIRST, sequence=sequence, settled_below=settled_below)
+def numbered(sequence: int, acked_below: int = 0) -> WriteIdentity:
+    return replace(FIRST, sequence=sequence, acked_below=acked_below)
 
 
 def write(
@@ -48,7 +49,7 @@ def write(
 ) -> None:
     """Upserts one row as a step of a request; None: changes nothing."""
     row = pa.RecordBatch.from_pylist([{"player": "ann", "score": value}], schema=bucket.codec.schema)
-    [part] = prepare(row, bucket.keys, bucket.codec, keys_only=False)
+    [part] = prepare(row, TableCodec.of(bucket.definition), keys_only=False)
     part = part if value is not None else part.slice(0, 0)
     change = merge_upsert(bucket.bucket.get(part.keys.to_pylist()), part, row_deduplicate=False)
     bucket.bucket.apply(change, WriteStep(identity=identity, rows=rows, whole=whole))
@@ -56,12 +57,12 @@ def write(
 
 def test_a_request_that_was_applied_is_answered_with_its_first_answer(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
-        assert bucket.bucket.answer_of(FIRST) is None
+        assert bucket.bucket.find_answer(FIRST) is None
         write(bucket, FIRST)
-        answer = bucket.bucket.answer_of(FIRST)
+        answer = bucket.bucket.find_answer(FIRST)
         assert answer == WriteAnswer(sequence=0, rows=1, offset=1, whole=True)
         write(bucket, numbered(1))
-        assert bucket.bucket.answer_of(FIRST) == answer
+        assert bucket.bucket.find_answer(FIRST) == answer
         assert bucket.bucket.state.count == 3
 
 
@@ -75,24 +76,24 @@ def test_answers_outlive_a_crash_with_the_rows(path: Path, tmp_path: Path) -> No
     with opened(tmp_path / "crashed" / path.name, DEFINITION) as bucket:
         assert bucket.bucket.state.epoch == 1
         assert bucket.rows().to_pylist() == [{"player": "ann", "score": 7}]
-        assert bucket.bucket.answer_of(FIRST) == WriteAnswer(0, 1, 1, True)
-        assert bucket.bucket.answer_of(numbered(1)) == WriteAnswer(1, 1, 1, True)
-        assert bucket.bucket.answer_of(numbered(2)) is None
+        assert bucket.bucket.find_answer(FIRST) == WriteAnswer(0, 1, 1, True)
+        assert bucket.bucket.find_answer(numbered(1)) == WriteAnswer(1, 1, 1, True)
+        assert bucket.bucket.find_answer(numbered(2)) is None
 
 
 def test_a_request_of_several_steps_tells_how_far_it_came(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
         write(bucket, FIRST, rows=10_000, whole=False)
-        assert bucket.bucket.answer_of(FIRST) == WriteAnswer(0, 10_000, 1, False)
+        assert bucket.bucket.find_answer(FIRST) == WriteAnswer(0, 10_000, 1, False)
         write(bucket, FIRST, rows=12_345, whole=True)
-        assert bucket.bucket.answer_of(FIRST) == WriteAnswer(0, 12_345, 3, True)
+        assert bucket.bucket.find_answer(FIRST) == WriteAnswer(0, 12_345, 3, True)
 
 
 def test_what_changes_nothing_is_noted_and_takes_no_offset(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
         write(bucket, FIRST, None)
         assert bucket.bucket.state.count == 0
-        assert bucket.bucket.answer_of(FIRST) == WriteAnswer(0, 1, 0, True)
+        assert bucket.bucket.find_answer(FIRST) == WriteAnswer(0, 1, 0, True)
 
 
 def test_the_last_sixteen_are_known_and_an_older_one_is_refused(path: Path) -> None:
@@ -100,23 +101,23 @@ def test_the_last_sixteen_are_known_and_an_older_one_is_refused(path: Path) -> N
         # With gaps, and not in order: they are those of the greatest sequences.
         for sequence in [40, *range(0, 2 * WRITER_WINDOW, 2)]:
             write(bucket, numbered(sequence))
-        assert bucket.bucket.answer_of(numbered(2)) is not None
-        assert bucket.bucket.answer_of(numbered(3)) is None
+        assert bucket.bucket.find_answer(numbered(2)) is not None
+        assert bucket.bucket.find_answer(numbered(3)) is None
         for lost in (0, 1):
             with pytest.raises(WriterExpired, match=f"request {lost} of the writer"):
-                bucket.bucket.answer_of(numbered(lost))
+                bucket.bucket.find_answer(numbered(lost))
 
 
 def test_a_request_below_what_is_settled_is_refused_unless_its_answer_is_known(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
         write(bucket, numbered(3))
-        write(bucket, numbered(5, settled_below=5))
+        write(bucket, numbered(5, acked_below=5))
         with pytest.raises(WriterExpired):
-            bucket.bucket.answer_of(numbered(4))
-        assert bucket.bucket.answer_of(numbered(6)) is None
-        write(bucket, numbered(6, settled_below=2))
+            bucket.bucket.find_answer(numbered(4))
+        assert bucket.bucket.find_answer(numbered(6)) is None
+        write(bucket, numbered(6, acked_below=2))
         with pytest.raises(WriterExpired):
-            bucket.bucket.answer_of(numbered(4))
+            bucket.bucket.find_answer(numbered(4))
 
 
 def test_a_new_epoch_fences_the_one_before_and_goes_on_behind_it(path: Path) -> None:
@@ -124,12 +125,12 @@ def test_a_new_epoch_fences_the_one_before_and_goes_on_behind_it(path: Path) -> 
         write(bucket, numbered(7))
         bucket.bucket.open_writer("job", 1, 8)
         with pytest.raises(WriterFenced) as caught:
-            bucket.bucket.answer_of(numbered(7))
+            bucket.bucket.find_answer(numbered(7))
         assert caught.value.details == {"writer": "job", "epoch": "1"}
         new = WriteIdentity(writer="job", epoch=1, sequence=7)
-        assert bucket.bucket.answer_of(new) is None
+        assert bucket.bucket.find_answer(new) is None
         write(bucket, new)
-        assert bucket.bucket.answer_of(new) is not None
+        assert bucket.bucket.find_answer(new) is not None
         state = bucket.bucket.writers.get("job")
         assert state is not None
         assert (state.epoch, state.next_sequence) == (1, 8)
@@ -137,14 +138,14 @@ def test_a_new_epoch_fences_the_one_before_and_goes_on_behind_it(path: Path) -> 
 
 def test_an_opened_writer_that_is_not_known_any_more_is_refused(path: Path) -> None:
     with opened(path, DEFINITION) as bucket, pytest.raises(WriterExpired, match="open the writer anew"):
-        bucket.bucket.answer_of(WriteIdentity(writer="job", epoch=3, sequence=12))
+        bucket.bucket.find_answer(WriteIdentity(writer="job", epoch=3, sequence=12))
 
 
 def test_an_unknown_writer_is_a_new_one_unless_its_request_is_old(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
-        assert bucket.bucket.answer_of(replace(FIRST, sequence=12, age_seconds=UNNAMED_TTL_SECONDS - 1)) is None
+        assert bucket.bucket.find_answer(replace(FIRST, sequence=12, age_seconds=ANONYMOUS_TTL_SECONDS - 1)) is None
         with pytest.raises(WriterExpired):
-            bucket.bucket.answer_of(replace(FIRST, sequence=12, age_seconds=UNNAMED_TTL_SECONDS))
+            bucket.bucket.find_answer(replace(FIRST, sequence=12, age_seconds=ANONYMOUS_TTL_SECONDS))
 
 
 def limited(path: Path, limits: WriterLimits, clock: ServerClock | None = None) -> OfflineBucket:
@@ -175,14 +176,14 @@ def test_writers_expire_and_then_are_refused_for_what_is_old(path: Path) -> None
         assert bucket.bucket.writers.sweep() == 1
         # One that was not opened is known for longer than its requests are applied without it.
         assert bucket.bucket.writers.get("named") is None
-        assert bucket.bucket.answer_of(FIRST) is not None
+        assert bucket.bucket.find_answer(FIRST) is not None
         machine.pass_time(6)
         assert bucket.bucket.writers.sweep() == 1
-        assert bucket.bucket.answer_of(FIRST) is None
+        assert bucket.bucket.find_answer(FIRST) is None
         with pytest.raises(WriterExpired):
-            bucket.bucket.answer_of(replace(FIRST, age_seconds=60))
+            bucket.bucket.find_answer(replace(FIRST, age_seconds=60))
         with pytest.raises(WriterExpired):
-            bucket.bucket.answer_of(WriteIdentity(writer="named", epoch=1, sequence=0))
+            bucket.bucket.find_answer(WriteIdentity(writer="named", epoch=1, sequence=0))
     finally:
         bucket.bucket.close()
 
@@ -199,7 +200,7 @@ def test_writers_of_a_bucket_whose_server_has_lost_its_service_time_live_on_for_
         assert bucket.bucket.writers.sweep() == 0
         machine.pass_time(65)
         assert bucket.bucket.writers.sweep() == 0
-        assert bucket.bucket.answer_of(FIRST) is not None
+        assert bucket.bucket.find_answer(FIRST) is not None
         machine.pass_time(1)
         assert bucket.bucket.writers.sweep() == 1
     finally:
@@ -213,17 +214,17 @@ def test_a_bucket_full_of_writers_refuses_new_ones_and_serves_those_it_knows(pat
             write(bucket, replace(FIRST, writer=f"w{number}"))
         for _ in range(2):
             with pytest.raises(TooManyWriters, match="max_writers_per_bucket"):
-                bucket.bucket.answer_of(replace(FIRST, writer="w3"))
-        assert bucket.bucket.answer_of(replace(FIRST, writer="w1", sequence=1)) is None
+                bucket.bucket.find_answer(replace(FIRST, writer="w3"))
+        assert bucket.bucket.find_answer(replace(FIRST, writer="w1", sequence=1)) is None
         write(bucket, replace(FIRST, writer="w1", sequence=1))
     finally:
         bucket.bucket.close()
     bucket = limited(path, WriterLimits(max_writers=4))
     try:
-        assert bucket.bucket.answer_of(replace(FIRST, writer="w3")) is None
+        assert bucket.bucket.find_answer(replace(FIRST, writer="w3")) is None
         write(bucket, replace(FIRST, writer="w3"))
         with pytest.raises(TooManyWriters):
-            bucket.bucket.answer_of(replace(FIRST, writer="w4"))
+            bucket.bucket.find_answer(replace(FIRST, writer="w4"))
     finally:
         bucket.bucket.close()
 
@@ -232,14 +233,14 @@ def test_more_writers_than_are_kept_in_memory_are_all_known(path: Path) -> None:
     with opened(path, DEFINITION) as bucket:
         for number in range(1100):
             write(bucket, replace(FIRST, writer=f"w{number}"), None)
-        assert not bucket.bucket.writers.is_at_hand("w0")
-        assert bucket.bucket.answer_of(replace(FIRST, writer="w0")) is not None
+        assert not bucket.bucket.writers.is_cached("w0")
+        assert bucket.bucket.find_answer(replace(FIRST, writer="w0")) is not None
 
 
 @pytest.mark.parametrize("count", [0, 1, WRITER_WINDOW])
 def test_a_state_is_read_as_it_was_written(count: int) -> None:
     answers = tuple(WriteAnswer(2**62 + n, n, 2**50 + n, n % 2 == 0) for n in range(count))
-    state = WriterState(epoch=3, next_sequence=2**63, settled_below=9, used_micros=2**50, answers=answers)
+    state = WriterState(epoch=3, next_sequence=2**63, acked_below=9, used_micros=2**50, answers=answers)
     assert WriterState.from_bytes(state.to_bytes()) == state
     for broken in (b"", b"\x02" + state.to_bytes()[1:], state.to_bytes()[:-1], state.to_bytes() + b"x"):
         with pytest.raises(DataLoss):

@@ -1,4 +1,4 @@
-"""An overlay tells the last write of each key, at any moment, and costs what it says."""
+"""A delta tells the last write of each key, at any moment, and costs what it says."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scankv.model.keys.key_codec import KeyCodec
-from streaming_server.scan.columnar.delta import NO_ROWS, NetRows, Overlay
+from streaming_server.scan.columnar.delta import EMPTY_DELTA, Delta, MergedDelta
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping, Sequence
 
-    from streaming_server.scan.columnar.delta import OverlayView
+    from streaming_server.scan.columnar.delta import DeltaView
 
 MUCH = 1 << 30
 
@@ -26,7 +26,7 @@ def binary(values: Sequence[bytes | None]) -> pa.BinaryArray:
     return pa.array(values, pa.binary())
 
 
-def as_dict(net: NetRows) -> dict[bytes, bytes | None]:
+def as_dict(net: MergedDelta) -> dict[bytes, bytes | None]:
     keys = net.keys.to_pylist()
     assert keys == sorted(set(keys))
     assert len(net) == len(net.values)
@@ -50,8 +50,8 @@ def key_pools() -> st.SearchStrategy[list[bytes]]:
     )
 
 
-def write(pool: Sequence[bytes], rng: random.Random, overlay: Overlay, *models: dict[bytes, bytes | None]) -> None:
-    """One step of random keys, told to the overlay as a slice of something longer."""
+def write(pool: Sequence[bytes], rng: random.Random, delta: Delta, *models: dict[bytes, bytes | None]) -> None:
+    """One step of random keys, told to the delta as a slice of something longer."""
     keys = rng.sample(pool, rng.randrange(len(pool) + 1))
     kind = rng.random()
     values: list[bytes | None] = [None if kind < 0.3 else rng.randbytes(rng.randrange(4)) for _ in keys]
@@ -60,7 +60,7 @@ def write(pool: Sequence[bytes], rng: random.Random, overlay: Overlay, *models: 
     before = rng.randrange(3)
     given_keys = binary([b"other"] * before + keys)[before:]
     given_values = None if kind < 0.3 else binary([b"other"] * before + values)[before:]
-    overlay.add(given_keys, given_values, overlay.end + len(keys))
+    delta.add(given_keys, given_values, delta.end + len(keys))
     for model in models:
         model.update(zip(keys, values, strict=True))
 
@@ -70,32 +70,32 @@ def write(pool: Sequence[bytes], rng: random.Random, overlay: Overlay, *models: 
 def test_every_view_is_the_last_write_of_each_key_at_its_moment(
     pool: list[bytes], rng: random.Random, steps: int
 ) -> None:
-    overlay, model = Overlay(7, MUCH), dict[bytes, bytes | None]()
+    delta, model = Delta(7, MUCH), dict[bytes, bytes | None]()
     forked, since_fork = None, dict[bytes, bytes | None]()
-    views: list[tuple[OverlayView, Mapping[bytes, bytes | None]]] = []
+    views: list[tuple[DeltaView, Mapping[bytes, bytes | None]]] = []
     for _ in range(steps):
-        write(pool, rng, overlay, model, since_fork)
+        write(pool, rng, delta, model, since_fork)
         if rng.random() < 0.05:
-            forked, since_fork = overlay.fork(overlay.end), {}
+            forked, since_fork = delta.fork(delta.end), {}
         if rng.random() < 0.3:
-            views.append((overlay.view(), dict(model)))
+            views.append((delta.view(), dict(model)))
         if views and rng.random() < 0.3:
             view, expected = rng.choice(views)
-            assert as_dict(view.net()) == expected
-    views.append((overlay.view(), model))
+            assert as_dict(view.merge()) == expected
+    views.append((delta.view(), model))
     if forked is not None:
         views.append((forked.view(), since_fork))
-        assert forked.end == overlay.end
+        assert forked.end == delta.end
     rng.shuffle(views)
     for view, expected in views:
-        assert as_dict(view.net()) == expected
+        assert as_dict(view.merge()) == expected
 
 
 @given(keys=st.lists(st.binary(max_size=3), unique=True), ends=st.tuples(*[st.none() | st.binary(max_size=3)] * 2))
 def test_rows_between_two_keys_are_those_from_the_first_up_to_the_second(
     keys: list[bytes], ends: tuple[bytes | None, bytes | None]
 ) -> None:
-    net = NetRows(binary(sorted(keys)), binary(sorted(keys)))
+    net = MergedDelta(binary(sorted(keys)), binary(sorted(keys)))
     start, end = ends
     expected = [key for key in sorted(keys) if (start is None or key >= start) and (end is None or key < end)]
     part = net.between(start, end)
@@ -103,110 +103,110 @@ def test_rows_between_two_keys_are_those_from_the_first_up_to_the_second(
 
 
 def test_a_part_is_no_copy() -> None:
-    net = NetRows(binary([b"a", b"b", b"c"]), binary([b"1", None, b"3"]))
+    net = MergedDelta(binary([b"a", b"b", b"c"]), binary([b"1", None, b"3"]))
     assert net.between(b"b", None).values.buffers()[2].address == net.values.buffers()[2].address
 
 
-def test_an_overlay_of_nothing_has_no_rows() -> None:
-    overlay = Overlay(5, MUCH)
-    overlay.add(binary([]), None, 5)
-    assert overlay.view() is overlay.view()
-    assert as_dict(overlay.view().net()) == {}
-    assert overlay.nbytes == NO_ROWS.nbytes
-    assert (overlay.offset, overlay.end) == (5, 5)
+def test_a_delta_of_nothing_has_no_rows() -> None:
+    delta = Delta(5, MUCH)
+    delta.add(binary([]), None, 5)
+    assert delta.view() is delta.view()
+    assert as_dict(delta.view().merge()) == {}
+    assert delta.nbytes == EMPTY_DELTA.nbytes
+    assert (delta.offset, delta.end) == (5, 5)
 
 
 def test_scans_of_the_same_state_share_its_rows() -> None:
-    overlay = Overlay(0, MUCH)
-    overlay.add(binary([b"b", b"a"]), binary([b"1", b"2"]), 2)
-    view = overlay.view()
-    assert overlay.view() is view
-    assert view.net() is overlay.view().net()
-    overlay.add(binary([b"a"]), None, 3)
-    assert overlay.view() is not view
-    assert as_dict(view.net()) == {b"a": b"2", b"b": b"1"}
+    delta = Delta(0, MUCH)
+    delta.add(binary([b"b", b"a"]), binary([b"1", b"2"]), 2)
+    view = delta.view()
+    assert delta.view() is view
+    assert view.merge() is delta.view().merge()
+    delta.add(binary([b"a"]), None, 3)
+    assert delta.view() is not view
+    assert as_dict(view.merge()) == {b"a": b"2", b"b": b"1"}
 
 
 def test_a_later_view_builds_on_the_rows_of_an_earlier_one() -> None:
     """What has been sorted is not sorted again: the earlier view's rows are read, and its writes are gone."""
-    overlay = Overlay(0, MUCH)
+    delta = Delta(0, MUCH)
     for number in range(1000):
-        overlay.add(binary([b"%05d" % (number % 10)]), binary([b"%d" % number]), number + 1)
-    written = overlay.nbytes
-    assert len(overlay.view().net()) == 10
-    assert overlay.nbytes < written / 10
-    overlay.add(binary([b"00003"]), binary([b"new"]), 1001)
-    later = overlay.view()
+        delta.add(binary([b"%05d" % (number % 10)]), binary([b"%d" % number]), number + 1)
+    written = delta.nbytes
+    assert len(delta.view().merge()) == 10
+    assert delta.nbytes < written / 10
+    delta.add(binary([b"00003"]), binary([b"new"]), 1001)
+    later = delta.view()
     assert later._pending is not None
     assert len(later._pending[1]) == 1
-    assert as_dict(later.net())[b"00003"] == b"new"
+    assert as_dict(later.merge())[b"00003"] == b"new"
     assert later._pending is None
 
 
 def test_many_threads_get_the_rows_of_one_view() -> None:
-    overlay = Overlay(0, MUCH)
+    delta = Delta(0, MUCH)
     with ThreadPoolExecutor(8) as threads:
         for number in range(50):
             keys = binary([b"%06d" % (place * 7919 % 20_000) for place in range(number, number + 2000)])
-            overlay.add(keys, keys, number)
-            views = [overlay.view() for _ in range(4)]
-            found = list(threads.map(lambda view: view.net(), views))
+            delta.add(keys, keys, number)
+            views = [delta.view() for _ in range(4)]
+            found = list(threads.map(lambda view: view.merge(), views))
             assert all(net is found[0] for net in found)
             assert as_dict(found[0]) == {key: key for key in found[0].keys.to_pylist()}
-    assert len(overlay.view().net()) == len({place * 7919 % 20_000 for place in range(2049)})
+    assert len(delta.view().merge()) == len({place * 7919 % 20_000 for place in range(2049)})
 
 
 def test_a_small_slice_does_not_keep_what_it_was_cut_from() -> None:
     keys, values = binary([b"%08d" % number for number in range(10_000)]), binary([b"v" * 1000] * 10_000)
-    overlay = Overlay(0, MUCH)
+    delta = Delta(0, MUCH)
     address = values.buffers()[2].address
-    overlay.add(keys[:3], values[:3], 3)
-    overlay.add(keys, values, 10_003)
-    (_, small), (_, whole) = overlay._new.arrays
+    delta.add(keys[:3], values[:3], 3)
+    delta.add(keys, values, 10_003)
+    (_, small), (_, whole) = delta._new.arrays
     assert small.buffers()[2].address != address
     assert whole.buffers()[2].address == address
-    assert 10_000_000 < overlay.nbytes < 10_400_000
+    assert 10_000_000 < delta.nbytes < 10_400_000
 
 
 def test_single_rows_are_counted_with_what_holds_them_until_they_are_joined() -> None:
-    overlay = Overlay(0, MUCH)
+    delta = Delta(0, MUCH)
     for number in range(60):
-        overlay.add(binary([b"%d" % number]), binary([b"v"]), number)
-    assert overlay.nbytes > 60 * 1500
+        delta.add(binary([b"%d" % number]), binary([b"v"]), number)
+    assert delta.nbytes > 60 * 1500
     for number in range(60, 640):
-        overlay.add(binary([b"%d" % number]), binary([b"v"]), number)
-    assert overlay.nbytes < 60 * 1500
+        delta.add(binary([b"%d" % number]), binary([b"v"]), number)
+    assert delta.nbytes < 60 * 1500
 
 
 @pytest.mark.parametrize("size", [1, 1000])
-def test_a_full_overlay_keeps_nothing_and_feeds_its_fork(size: int) -> None:
-    overlay = Overlay(0, 100_000)
-    view, added, fork = overlay.view(), 0, None
-    while not overlay.is_full:
-        assert overlay.nbytes <= 100_000
-        view = overlay.view()
-        overlay.add(binary([b"%d" % added]), binary([b"v" * size]), added + 1)
+def test_a_full_delta_keeps_nothing_and_feeds_its_fork(size: int) -> None:
+    delta = Delta(0, 100_000)
+    view, added, fork = delta.view(), 0, None
+    while not delta.is_full:
+        assert delta.nbytes <= 100_000
+        view = delta.view()
+        delta.add(binary([b"%d" % added]), binary([b"v" * size]), added + 1)
         added += 1
-        if fork is None and overlay.nbytes > 90_000:
-            fork = overlay.fork(overlay.end)
-    assert overlay.nbytes == NO_ROWS.nbytes
-    assert len(view.net()) == added - 1
-    overlay.add(binary([b"later"]), None, added + 1)
-    assert overlay.nbytes == NO_ROWS.nbytes
+        if fork is None and delta.nbytes > 90_000:
+            fork = delta.fork(delta.end)
+    assert delta.nbytes == EMPTY_DELTA.nbytes
+    assert len(view.merge()) == added - 1
+    delta.add(binary([b"later"]), None, added + 1)
+    assert delta.nbytes == EMPTY_DELTA.nbytes
     assert fork is not None
     assert not fork.is_full
-    assert fork.end == overlay.end == added + 1
-    assert as_dict(fork.view().net())[b"later"] is None
+    assert fork.end == delta.end == added + 1
+    assert as_dict(fork.view().merge())[b"later"] is None
 
 
 def test_a_second_fork_takes_the_place_of_the_first() -> None:
-    overlay = Overlay(0, MUCH)
-    overlay.add(binary([b"a"]), None, 1)
-    given_up = overlay.fork(1)
-    overlay.add(binary([b"b"]), None, 2)
-    fork = overlay.fork(2)
-    overlay.add(binary([b"c"]), binary([b"1"]), 3)
-    assert as_dict(given_up.view().net()) == {b"b": None}
-    assert as_dict(fork.view().net()) == {b"c": b"1"}
+    delta = Delta(0, MUCH)
+    delta.add(binary([b"a"]), None, 1)
+    given_up = delta.fork(1)
+    delta.add(binary([b"b"]), None, 2)
+    fork = delta.fork(2)
+    delta.add(binary([b"c"]), binary([b"1"]), 3)
+    assert as_dict(given_up.view().merge()) == {b"b": None}
+    assert as_dict(fork.view().merge()) == {b"c": b"1"}
     assert (fork.offset, fork.end) == (2, 3)
-    assert as_dict(overlay.view().net()) == {b"a": None, b"b": None, b"c": b"1"}
+    assert as_dict(delta.view().merge()) == {b"a": None, b"b": None, b"c": b"1"}

@@ -15,13 +15,13 @@ import pytest
 
 from scankv.model.errors import DiskFull, ScanCancelled
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.engine.bucket import live_bucket
+from streaming_server.engine.bucket import base_slot
 from streaming_server.engine.columnar import base_build, base_replay
-from streaming_server.engine.columnar.base_stats import base_figures_of
+from streaming_server.engine.columnar.base_stats import base_stats_of
 from streaming_server.engine.merging.prepared_rows import prepare
 from streaming_server.engine.writes.bucket_steps import apply_rows
-from streaming_server.scan.columnar.delta import Overlay
-from streaming_server.scan.read_plan import ReadPlan, Via
+from streaming_server.scan.columnar.delta import Delta
+from streaming_server.scan.read_plan import ReadPath, ReadPlan
 from streaming_server.storage.changelog.offsets import make_offset
 from tests.support.snapshots import tables_in
 from tests.support.tables import SCORES, ipc_stream
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_server.engine.bucket.base_record import BaseRecord
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.execution.open_scan import OpenedScan
 
 pytestmark = pytest.mark.asyncio
 
 NAME = "game.scores"
-SELDOM = {"base_upkeep_seconds": 3600.0, "base_cpu_share": 1.0, "base_max_write_amplification": 1e12}
+SELDOM = {"base_maintenance_seconds": 3600.0, "base_cpu_share": 1.0, "base_max_write_amplification": 1e12}
 PLAN = ReadPlan(
     buckets=None,
     columns=None,
@@ -49,7 +49,7 @@ PLAN = ReadPlan(
     reverse=False,
     limit=None,
     resume_token=b"",
-    via=Via.BASE,
+    read_path=ReadPath.COLUMNAR,
 )
 
 
@@ -63,7 +63,7 @@ async def scores_table(tables: Tables, rows: int = 100, **options: str) -> LiveT
 
 
 async def put(table: LiveTable, scores: Iterable[int]) -> None:
-    await table.upsert(ipc_stream(SCORES, batch_of(scores)), 1)
+    await table.writes.upsert(ipc_stream(SCORES, batch_of(scores)), 1)
 
 
 def batch_of(scores: Iterable[int]) -> pa.RecordBatch:
@@ -73,11 +73,11 @@ def batch_of(scores: Iterable[int]) -> pa.RecordBatch:
 
 async def look(tables: Tables, table: LiveTable) -> None:
     """What is done for the table in the background, once."""
-    await tables._bases.look_after(table, table.buckets[0])
+    await tables._bases.look_after(table.state, table.buckets[0])
 
 
 async def opened(table: LiveTable) -> OpenedScan:
-    return await table.open_view(PLAN)
+    return await table.reads.open_view(PLAN)
 
 
 async def rows_of(table: LiveTable) -> list[dict[str, Any]]:
@@ -100,8 +100,8 @@ async def test_a_base_has_rows_written_with_a_column_that_was_added_while_its_bu
             await asyncio.sleep(0)
             await tables.alter(NAME, add_columns=pa.schema([("level", pa.int64())]))
             level = batch_of([7]).append_column("level", pa.array([1]))
-            (part,) = prepare(level, table.keys, table.codec, keys_only=False)
-            await live.run(apply_rows, live, await live.opened(), part, table.codec, [], table.engines)
+            (part,) = prepare(level, table.state.codec, keys_only=False)
+            await live.run(apply_rows, live, await live.open(), part, table.writes.merger)
         await looking
         rows = await rows_of(table)
         assert rows[7] == {"player": "player 0000007", "score": 7, "level": 1}
@@ -113,14 +113,14 @@ async def test_the_old_base_is_read_on_and_costs_no_more_when_a_new_one_cannot_b
         table = await scores_table(tables)
         await look(tables, table)
         await put(table, range(1000, 1100))
-        bases = table.path / "bases" / "0000"
+        bases = table.state.path / "bases" / "0000"
         shutil.rmtree(bases)
         bases.write_text("no directory can be made here")
         with pytest.raises(OSError, match="0000"):
             await look(tables, table)
-        overlay = table.buckets[0].overlay
-        assert overlay is not None
-        assert overlay._fork is None, "what is written is kept twice"
+        delta = table.buckets[0].columnar.delta
+        assert delta is not None
+        assert delta._fork is None, "what is written is kept twice"
         assert len(await rows_of(table)) == 200
 
 
@@ -133,7 +133,7 @@ async def test_no_base_takes_the_last_of_the_disk_from_the_writes(
             patch.setattr(base_build, "SPARED_BYTES", 1 << 62)
             with pytest.raises(DiskFull, match="what is left of it is for writes"):
                 await look(tables, table)
-        assert list((table.path / "bases" / "0000").iterdir()) == []
+        assert list((table.state.path / "bases" / "0000").iterdir()) == []
         await look(tables, table)
         assert len(await rows_of(table)) == 100
 
@@ -145,9 +145,9 @@ async def test_what_was_written_since_the_base_is_sorted_beside_the_event_loop(t
         for start in range(1000, 1500, 100):
             await put(table, range(start, start + 100))
         scan = await opened(table)
-        overlay = table.buckets[0].overlay
-        assert overlay is not None
-        assert overlay.view()._pending is None, "the first chunk would sort it, and hold the loop for so long"
+        delta = table.buckets[0].columnar.delta
+        assert delta is not None
+        assert delta.view()._pending is None, "the first chunk would sort it, and hold the loop for so long"
         scan.source.close()
 
 
@@ -161,13 +161,13 @@ async def test_a_base_is_given_up_when_the_changes_since_go_while_they_are_read(
         await put(table, range(50, 150))
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = tables.table(NAME)
-        await table.count(None)
+        await table.reads.count(None)
         live = table.buckets[0]
-        async with live.upkeep:
+        async with live.maintenance:
             looking = asyncio.create_task(look(tables, table))
 
             async def waits() -> bool:
-                return live.base_looked_for and not live.mutex.locked() and bool(live.upkeep._waiters)
+                return live.columnar.looked_for and not live.mutex.locked() and bool(live.maintenance._waiters)
 
             await await_until(waits, "reading the changes")
             bucket = live.open_bucket
@@ -185,17 +185,17 @@ async def test_a_base_of_changes_that_a_crash_undid_is_not_taken_up(tmp_path: Pa
         await look(tables, table)
         await put(table, range(200, 300))
         live = table.buckets[0]
-        base, overlay, bucket = live.base, live.overlay, live.open_bucket
+        base, delta, bucket = live.columnar.base, live.columnar.delta, live.open_bucket
         assert base is not None
-        assert overlay is not None
+        assert delta is not None
         assert bucket is not None
-        replay = base_replay.BaseReplay(table, live, base, overlay)
+        replay = base_replay.BaseReplay(table.state, live, base, delta)
         assert replay._is_there(bucket)
         replay._at = make_offset(1, 100)
         assert not replay._is_there(bucket), "the bucket has no such epoch"
 
 
-class NotesNothing(Overlay):
+class NotesNothing(Delta):
     """Fails as it would with no memory left."""
 
     def add(self, keys: pa.Array, values: pa.Array | None, offset: int) -> None:
@@ -207,9 +207,9 @@ async def test_a_write_that_cannot_be_noted_is_acknowledged_and_ends_the_use_of_
         table = await scores_table(tables)
         await look(tables, table)
         live = table.buckets[0]
-        live.overlay = NotesNothing(0, 1 << 20)
+        live.columnar.delta = NotesNothing(0, 1 << 20)
         await put(table, [1000])
-        assert live.base_view() is None
+        assert live.columnar.view() is None
         await look(tables, table)
         assert len(await rows_of(table)) == 101
 
@@ -219,9 +219,9 @@ async def test_a_scan_that_was_ended_keeps_nothing_of_the_base(tmp_path: Path) -
         table = await scores_table(tables)
         await look(tables, table)
         live, scan = table.buckets[0], await opened(table)
-        assert live.base is not None
+        assert live.columnar.base is not None
         assert scan.source.next_chunk(10, 1 << 20) is not None
-        base = ref(live.base)
+        base = ref(live.columnar.base)
         await put(table, range(1000, 1100))
         await look(tables, table)
         assert base() is not None, "the scan reads it"
@@ -233,7 +233,7 @@ async def test_a_scan_that_was_ended_keeps_nothing_of_the_base(tmp_path: Path) -
 async def test_readers_that_keep_what_was_written_since_the_base_are_few_and_the_others_read_rocksdb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_bucket, "MAX_VIEWS_BYTES", 64 << 10)
+    monkeypatch.setattr(base_slot, "MAX_VIEWS_BYTES", 64 << 10)
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = await scores_table(tables)
         await look(tables, table)
@@ -241,7 +241,7 @@ async def test_readers_that_keep_what_was_written_since_the_base_are_few_and_the
         live, scans = table.buckets[0], []
         for number in range(40):
             await put(table, [2000 + number])
-            if live.base_view() is None:
+            if live.columnar.view() is None:
                 break
             scans.append(await opened(table))
             assert scans[-1].source.next_chunk(10, 1 << 20) is not None
@@ -249,20 +249,20 @@ async def test_readers_that_keep_what_was_written_since_the_base_are_few_and_the
         for scan in scans:
             scan.source.close()
         del scan, scans
-        assert live.base_view() is not None
+        assert live.columnar.view() is not None
 
 
 async def test_explain_names_no_base_where_too_much_was_written_since(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM, base_overlay_bytes=4096) as tables:
+    async with tables_in(tmp_path, **SELDOM, base_delta_bytes=4096) as tables:
         table = await scores_table(tables)
         await look(tables, table)
-        assert (await table.explain(PLAN)).via_reason == "asked for"
+        assert (await table.reads.explain(PLAN)).read_path_reason == "asked for"
         await put(table, range(1000, 2000))
-        assert (await table.explain(PLAN)).via_reason == "no bucket has a columnar base"
+        assert (await table.reads.explain(PLAN)).read_path_reason == "no bucket has a columnar base"
 
 
 def record_of(table: LiveTable, bucket: int = 0) -> BaseRecord:
-    return table.buckets[bucket].base_record
+    return table.buckets[bucket].columnar.record
 
 
 async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another_did(tmp_path: Path) -> None:
@@ -270,24 +270,24 @@ async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another
         table = await scores_table(tables, columnar_base="auto")
         live = table.buckets[0]
         await look(tables, table)
-        assert live.base is None
+        assert live.columnar.base is None
         assert record_of(table).why_none == "no scan has asked for one since the last"
         await ask(table)
         await look(tables, table)
-        assert live.base is not None
-        first = live.base.info.name
+        assert live.columnar.base is not None
+        first = live.columnar.base.info.name
         await put(table, range(1000, 1100))
         await look(tables, table)
-        assert live.base.info.name == first, "nobody has scanned it since"
+        assert live.columnar.base.info.name == first, "nobody has scanned it since"
         assert len(await rows_of(table)) == 200
         await look(tables, table)
-        assert live.base.info.name > first
+        assert live.columnar.base.info.name > first
         assert len(await rows_of(table)) == 200
 
 
 async def ask(table: LiveTable) -> None:
     """Begins a scan that would read a base if there was one."""
-    (await table.open_view(replace(PLAN, via=Via.AUTO))).source.close()
+    (await table.reads.open_view(replace(PLAN, read_path=ReadPath.AUTO))).source.close()
 
 
 async def test_a_base_is_built_anew_for_its_age_even_where_little_was_written(tmp_path: Path) -> None:
@@ -296,21 +296,21 @@ async def test_a_base_is_built_anew_for_its_age_even_where_little_was_written(tm
         table = await scores_table(tables)
         live = table.buckets[0]
         await look(tables, table)
-        assert live.base is not None
-        first = live.base.info.name
+        assert live.columnar.base is not None
+        first = live.columnar.base.info.name
         await put(table, range(40))
         await put(table, range(1000, 1040))
         await look(tables, table)
-        assert live.base.info.name == first
+        assert live.columnar.base.info.name == first
         assert "base_max_write_amplification" in record_of(table).waits
         record_of(table).cut_millis -= 3_600_001
         await look(tables, table)
-        assert live.base.info.name > first
+        assert live.columnar.base.info.name > first
         assert len(await rows_of(table)) == 140
 
 
 async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_many_as_must(tmp_path: Path) -> None:
-    async with tables_in(tmp_path, **SELDOM, base_total_overlay_bytes=300_000) as tables:
+    async with tables_in(tmp_path, **SELDOM, base_total_delta_bytes=300_000) as tables:
         options = {"columnar_base": "eager"}
         for number in range(3):
             name = f"game.t{number}"
@@ -319,14 +319,14 @@ async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_m
             await look(tables, tables.table(name))
             await put(tables.table(name), range(1000 * number, 1000 * number + 1500 * (number + 1)))
         found = [tables.table(f"game.t{number}").buckets[0] for number in range(3)]
-        sizes = [live.overlay_bytes for live in found]
+        sizes = [live.columnar.delta_bytes for live in found]
         assert sizes == sorted(sizes)
         assert sum(sizes) > 300_000 > sum(sizes[:2])
         tables._bases.let_go_beyond_memory()
-        assert [live.has_base for live in found] == [True, True, False]
-        assert "base_total_overlay_bytes" in found[2].base_record.why_none
+        assert [live.columnar.is_usable for live in found] == [True, True, False]
+        assert "base_total_delta_bytes" in found[2].columnar.record.why_none
         tables._bases.let_go_beyond_memory()
-        assert [live.has_base for live in found] == [True, True, False]
+        assert [live.columnar.is_usable for live in found] == [True, True, False]
         rows = await rows_of(tables.table("game.t1"))
         assert len(rows) == 3000 + 100
         await look(tables, tables.table("game.t2"))
@@ -336,7 +336,7 @@ async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_m
 async def test_a_build_ends_when_more_is_written_meanwhile_than_there_is_memory_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with tables_in(tmp_path, **SELDOM, base_overlay_bytes=4096) as tables:
+    async with tables_in(tmp_path, **SELDOM, base_delta_bytes=4096) as tables:
         table = await scores_table(tables)
         rest = base_build.Rests.rest
 
@@ -347,7 +347,7 @@ async def test_a_build_ends_when_more_is_written_meanwhile_than_there_is_memory_
         with monkeypatch.context() as patch:
             patch.setattr(base_build.Rests, "rest", writes)
             await look(tables, table)
-        assert list((table.path / "bases" / "0000").iterdir()) == []
+        assert list((table.state.path / "bases" / "0000").iterdir()) == []
         assert "more was written while it was built" in record_of(table).why_none
         assert record_of(table).builds == 0
         assert record_of(table).cpu_seconds > 0
@@ -373,16 +373,16 @@ async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = await scores_table(tables)
         live = table.buckets[0]
-        assert base_figures_of(live, table.clock.commit_micros()).why_none == "it was not looked at yet"
+        assert base_stats_of(live, table.state.clock.commit_micros()).why_none == "it was not looked at yet"
         await look(tables, table)
         await put(table, range(98, 103))
-        figures = base_figures_of(live, table.clock.commit_micros())
-        assert live.base is not None
+        figures = base_stats_of(live, table.state.clock.commit_micros())
+        assert live.columnar.base is not None
         assert (figures.why_none, figures.rows, figures.log_offset) == ("", 100, 100)
         # Rows that stay as they are make no change, and are not noted.
-        assert (figures.changes_since, figures.overlay_rows) == (3, 3)
-        assert 0 < figures.overlay_bytes < 100_000
-        assert figures.disk_bytes == live.base.info.disk_bytes == figures.record.last_written_bytes
+        assert (figures.changes_since, figures.delta_rows) == (3, 3)
+        assert 0 < figures.delta_bytes < 100_000
+        assert figures.disk_bytes == live.columnar.base.info.disk_bytes == figures.record.last_written_bytes
         assert 0 <= figures.age_millis < 60_000
         assert figures.record.builds == 1
         assert 0 < figures.record.last_cpu_seconds == figures.record.cpu_seconds < 5

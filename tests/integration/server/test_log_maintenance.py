@@ -22,8 +22,8 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 @pytest.fixture
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that looks after its changelogs all the time, and lets nobody hold much of them."""
-    arguments = ("--set", "log_upkeep_seconds=0.05", "--set", f"log_hold_max_bytes={4 << 20}")
-    with ServerProcess(tmp_path_factory.mktemp("upkeep") / "data", *arguments) as server:
+    arguments = ("--set", "log_maintenance_seconds=0.05", "--set", f"max_retention_hold_bytes={4 << 20}")
+    with ServerProcess(tmp_path_factory.mktemp("maintenance") / "data", *arguments) as server:
         yield server
 
 
@@ -43,7 +43,7 @@ def noise(count: int) -> pa.Table:
 @pytest.mark.parametrize("changelog", ["full", "upsert"])
 def test_many_small_commits_become_few_records_that_read_the_same(busy: ServerProcess, changelog: str) -> None:
     with sync.connect(busy.url) as client:
-        table = client.create_table("upkeep.small", SCHEMA, primary_key=["k"], buckets=1, changelog=changelog)
+        table = client.create_table("maintenance.small", SCHEMA, primary_key=["k"], buckets=1, changelog=changelog)
         for commit in range(120):
             table.upsert(rows(commit * 20, 50, f"v{commit}"))
         table.upsert(rows(0, 5000, "large"))
@@ -55,7 +55,7 @@ def test_many_small_commits_become_few_records_that_read_the_same(busy: ServerPr
             first = changes_of(table, StartFrom.timestamp(times[place])).to_arrow()
             assert first["_log_offset"][0].as_py() == times.index(times[place])
     busy.stop()
-    with offline_table(busy.data_dir, "upkeep.small") as (bucket,):
+    with offline_table(busy.data_dir, "maintenance.small") as (bucket,):
         records = bucket.log()
         assert sum(len(record.changes) for record in records) == before.num_rows
         assert len(records) < 30, "over a hundred commits were rewritten"
@@ -65,7 +65,7 @@ def test_many_small_commits_become_few_records_that_read_the_same(busy: ServerPr
 def test_old_changes_go_by_bytes_and_a_position_before_them_is_expired(busy: ServerProcess) -> None:
     with sync.connect(busy.url) as client:
         table = client.create_table(
-            "upkeep.bytes", SCHEMA, primary_key=["k"], buckets=1, log_retention_bytes=3 << 20, compression="none"
+            "maintenance.bytes", SCHEMA, primary_key=["k"], buckets=1, log_retention_bytes=3 << 20, compression="none"
         )
         start = StartFrom.offsets({0: 0})
         assert changes_of(table, start).to_arrow().num_rows == 0
@@ -90,7 +90,7 @@ def test_old_changes_go_by_bytes_and_a_position_before_them_is_expired(busy: Ser
 def test_a_stream_holds_what_it_has_not_read_but_not_without_end(busy: ServerProcess) -> None:
     with sync.connect(busy.url) as client:
         table = client.create_table(
-            "upkeep.held", SCHEMA, primary_key=["k"], buckets=1, log_retention_seconds=4, compression="none"
+            "maintenance.held", SCHEMA, primary_key=["k"], buckets=1, log_retention_seconds=4, compression="none"
         )
         table.upsert(rows(0, 1000, "first"))
         with (
@@ -115,20 +115,22 @@ def test_a_stream_holds_what_it_has_not_read_but_not_without_end(busy: ServerPro
                     pass
 
 
-def test_a_table_without_changelog_needs_no_upkeep_and_goes_on_counting(busy: ServerProcess) -> None:
+def test_a_table_without_changelog_needs_no_maintenance_and_goes_on_counting(busy: ServerProcess) -> None:
     options: dict[str, Any] = {"changelog": "none", "log_retention_seconds": 1, "log_retention_bytes": 1}
     with sync.connect(busy.url) as client:
-        table = client.create_table("upkeep.none", SCHEMA, primary_key=["k"], buckets=1, **options)
+        table = client.create_table("maintenance.none", SCHEMA, primary_key=["k"], buckets=1, **options)
         for commit in range(3):
             table.upsert(rows(0, 5000, f"v{commit}"))
-        beside = client.create_table("upkeep.beside", SCHEMA, primary_key=["k"], buckets=1, log_retention_seconds=1)
+        beside = client.create_table(
+            "maintenance.beside", SCHEMA, primary_key=["k"], buckets=1, log_retention_seconds=1
+        )
         beside.upsert(rows(0, 10, "old"))
         # Once the other one is trimmed, this one was looked at as well.
         wait_until(lambda: _is_trimmed(beside), "old changes are gone")
         assert table.upsert(rows(0, 1, "last")).log_offsets == {0: 15_001}
     assert "changelog of bucket" not in busy.log
     busy.stop()
-    with offline_table(busy.data_dir, "upkeep.none") as (bucket,):
+    with offline_table(busy.data_dir, "maintenance.none") as (bucket,):
         assert bucket.log() == []
         state = bucket.bucket.state
         assert (state.count, state.log_first, state.log_bytes) == (15_001, 15_001, 0)
@@ -137,7 +139,7 @@ def test_a_table_without_changelog_needs_no_upkeep_and_goes_on_counting(busy: Se
 def test_a_transaction_keeps_the_changes_in_which_conflicts_are_looked_for(busy: ServerProcess) -> None:
     with sync.connect(busy.url) as client:
         written, read, beside = (
-            client.create_table(f"upkeep.{name}", SCHEMA, primary_key=["k"], buckets=1, log_retention_seconds=1)
+            client.create_table(f"maintenance.{name}", SCHEMA, primary_key=["k"], buckets=1, log_retention_seconds=1)
             for name in ("written", "read", "beside_them")
         )
         for table in (written, read):

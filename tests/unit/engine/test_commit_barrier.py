@@ -13,10 +13,10 @@ import pytest
 import streaming_server.engine.transactions.roll_forward as roll_forward_module
 from scankv.model.errors import Unavailable
 from streaming_server.engine.merging.preparing import MERGE
-from streaming_server.engine.transactions.open_transaction import BeginTerms, OpenTransaction
-from streaming_server.engine.transactions.transactions import StagedAs
+from streaming_server.engine.transactions.open_transaction import OpenTransaction, TransactionOptions
+from streaming_server.engine.transactions.transactions import StagedRequestId
 from streaming_server.engine.writes.bucket_steps import apply_rows
-from streaming_server.engine.writes.lookups import looked_up as looked_up_in
+from streaming_server.engine.writes.lookups import lookup_rows as looked_up_in
 from streaming_server.storage.transactions.staging import UPSERT
 from tests.support.snapshots import new_table, tables_in
 from tests.support.tables import SCORES, ipc_stream, scores
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from streaming_server.engine.tables.live_table import LiveTable
+    from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
-    from streaming_server.storage.transactions.decisions import Committed
+    from streaming_server.storage.transactions.decisions import CommittedTransaction
 
 pytestmark = pytest.mark.asyncio
 
@@ -40,8 +40,8 @@ def rows(value: int, players: list[str] = PLAYERS) -> bytes:
     return ipc_stream(SCORES, scores(players, [value] * len(players)))
 
 
-async def looked_up(table: LiveTable) -> list[int]:
-    batch, _, _ = await table.lookup(KEYS, None)
+async def lookup_rows(table: LiveTable) -> list[int]:
+    batch, _, _ = await table.reads.lookup(KEYS, None)
     return list(batch["score"].to_pylist())
 
 
@@ -67,12 +67,14 @@ class Held:
 
 
 @asynccontextmanager
-async def committing(tables: Tables, *staged: tuple[LiveTable, bytes]) -> AsyncIterator[asyncio.Task[Committed]]:
-    terms = BeginTerms(id="", attempt="a", finds_conflicts=False, ttl=60)
+async def committing(
+    tables: Tables, *staged: tuple[LiveTable, bytes]
+) -> AsyncIterator[asyncio.Task[CommittedTransaction]]:
+    terms = TransactionOptions(id="", attempt="a", finds_conflicts=False, ttl=60)
     begun = await tables.transactions.begin(terms)
     assert isinstance(begun, OpenTransaction)
     for number, (table, data) in enumerate(staged):
-        place = StagedAs(token=begun.token, part="main", sequence=number)
+        place = StagedRequestId(token=begun.token, part="main", sequence=number)
         await tables.transactions.stage(place, table, UPSERT, data, kind=MERGE)
     task = asyncio.create_task(tables.transactions.commit(begun.token, "", ()))
     yield task
@@ -84,10 +86,10 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
         table, other = await new_table(tables, buckets=2), await new_table(tables, "game.other", buckets=1)
         third = await new_table(tables, "game.third", buckets=1)
         for each in (table, other, third):
-            await each.upsert(rows(1), 0)
-        before = (await table.view_now(None)).log_offsets
+            await each.writes.upsert(rows(1), 0)
+        before = (await table.reads.view_now(None)).log_offsets
         told: list[int] = []
-        table.on_change(lambda: told.append(1))
+        table.state.on_change(lambda: told.append(1))
         held = Held(monkeypatch, after=1)
         async with committing(tables, (table, rows(2)), (other, rows(2))) as commit:
             await asyncio.to_thread(held.entered.wait, 60)
@@ -96,14 +98,14 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
                 return sum(live.mutex.locked() for live in table.buckets) == 1
 
             await await_until(one_is_written, "one bucket written, and the other held")
-            states = [await live.opened() for live in table.buckets]
+            states = [await live.open() for live in table.buckets]
             assert sum(bucket.state.count for bucket in states) > 40
             told.clear()
             waiting = {
-                "count": asyncio.create_task(table.count(None)),
+                "count": asyncio.create_task(table.reads.count(None)),
                 "pin": asyncio.create_task(table.pinning.offsets()),
-                "write": asyncio.create_task(table.upsert(rows(3, ["late"]), 0)),
-                "other": asyncio.create_task(other.count(None)),
+                "write": asyncio.create_task(table.writes.upsert(rows(3, ["late"]), 0)),
+                "other": asyncio.create_task(other.reads.count(None)),
                 "alter": asyncio.create_task(tables.alter(table.definition.name, add_indexes=[["score"]])),
             }
             # Those of the bucket whose mutex the held batch has would wait for it.
@@ -111,24 +113,24 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
             free = next(live for live in table.buckets if not live.mutex.locked())
             found, offsets = await looked_up_in(table.buckets, {free.number: [b"nobody"]})
             assert (found, offsets) == ([None], {free.number: before[free.number]})
-            assert await looked_up(third) == [1] * 40
-            await third.upsert(rows(5, ["somebody"]), 0)
-            assert (await table.view_now(None)).log_offsets == before
+            assert await lookup_rows(third) == [1] * 40
+            await third.writes.upsert(rows(5, ["somebody"]), 0)
+            assert (await table.reads.view_now(None)).log_offsets == before
             for live in (held_bucket, free):
                 assert live.durable_offset == before[live.number]
                 assert not live.is_quiet_at(before[live.number])
-            assert tables.transactions.figures.closed_gates == 1
+            assert tables.transactions.figures.closed_commit_barriers == 1
             assert not any(task.done() for task in waiting.values())
             assert not told
             held.release.set()
             committed = await commit
-        assert await looked_up(table) == await looked_up(other) == [2] * 40
+        assert await lookup_rows(table) == await lookup_rows(other) == [2] * 40
         assert told, "who waits for changes is told when the gate opens"
         for task in waiting.values():
             await task
-        assert committed.log_offsets["game.other"] == (await other.view_now(None)).log_offsets
-        assert (await table.count(None))[0] == 41
-        assert tables.transactions.figures.closed_gates == 0
+        assert committed.log_offsets["game.other"] == (await other.reads.view_now(None)).log_offsets
+        assert (await table.reads.count(None))[0] == 41
+        assert tables.transactions.figures.closed_commit_barriers == 0
 
 
 async def test_a_lookup_over_several_buckets_is_of_one_side_of_a_commit(
@@ -136,13 +138,13 @@ async def test_a_lookup_over_several_buckets_is_of_one_side_of_a_commit(
 ) -> None:
     async with tables_in(tmp_path / "data") as tables:
         table = await new_table(tables, buckets=4)
-        await table.upsert(rows(0), 0)
+        await table.writes.upsert(rows(0), 0)
         done = False
 
         async def look() -> int:
             count = 0
             while not done:
-                assert len(set(await looked_up(table))) == 1
+                assert len(set(await lookup_rows(table))) == 1
                 count += 1
             return count
 
@@ -159,7 +161,7 @@ async def test_a_commit_that_cannot_be_applied_keeps_everybody_out_until_it_is(
 ) -> None:
     async with tables_in(tmp_path / "data") as tables:
         table = await new_table(tables, buckets=2)
-        await table.upsert(rows(1), 0)
+        await table.writes.upsert(rows(1), 0)
         calls = 0
 
         def fails(*args: object) -> None:
@@ -174,13 +176,13 @@ async def test_a_commit_that_cannot_be_applied_keeps_everybody_out_until_it_is(
             async with committing(tables, (table, rows(2))) as commit:
                 with pytest.raises(Unavailable):
                     await commit
-        for call in (table.count(None), table.upsert(rows(3), 0), looked_up(table)):
+        for call in (table.reads.count(None), table.writes.upsert(rows(3), 0), lookup_rows(table)):
             with pytest.raises(Unavailable, match="lacks what a committed transaction has written"):
                 await call
     monkeypatch.undo()
     async with tables_in(tmp_path / "data") as tables:
         await tables.recover()
-        assert await looked_up(tables.table("game.scores")) == [2] * 40
+        assert await lookup_rows(tables.table("game.scores")) == [2] * 40
 
 
 async def test_a_drop_waits_for_the_commit_that_writes_to_its_table(

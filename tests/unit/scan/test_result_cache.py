@@ -1,4 +1,4 @@
-"""Answers that many ask for: which of them share a computation, what is kept, and what becomes of those who give up."""
+"""The result cache: which callers share a computation, what is kept, and what happens when callers give up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scankv.model.errors import DataLoss
-from streaming_server.scan.queries.result_cache import Answer, Answers
+from streaming_server.scan.queries.result_cache import CachedResult, ResultCache
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -32,8 +32,8 @@ class Table:
         may_end: Lets it end.
     """
 
-    def __init__(self, answers: Answers) -> None:
-        self.answers = answers
+    def __init__(self, cache: ResultCache) -> None:
+        self.cache = cache
         self.version = b"v1"
         self.started = 0
         self.cancelled = 0
@@ -45,16 +45,16 @@ class Table:
         self.kept: weakref.ref[object] | None = None
 
     def ask(self, query: bytes = b"q") -> Coroutine[object, object, bytes]:
-        return self.answers.answer(query, lambda: self.version, self._compute)
+        return self.cache.get_or_compute(query, lambda: self.version, self._compute)
 
-    async def _compute(self, computation: Computation) -> Answer:
+    async def _compute(self, computation: Computation) -> CachedResult:
         self.started += 1
         try:
             await self.may_open.wait()
-            computation.opening()
+            computation.begin_view()
             version = self.version
             await asyncio.sleep(0)
-            computation.opened(version)
+            computation.set_view_version(version)
             await self.may_end.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -63,7 +63,7 @@ class Table:
             rows = {1, 2, 3}
             self.kept = weakref.ref(rows)
             raise self.failure
-        return Answer(version, version + b"." * (self.size - len(version)), b" cost")
+        return CachedResult(version, version + b"." * (self.size - len(version)), b" cost")
 
 
 async def turns(number: int = 5) -> None:
@@ -72,23 +72,23 @@ async def turns(number: int = 5) -> None:
 
 
 async def test_an_answer_is_computed_once_and_given_again_until_the_version_changes() -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     assert await table.ask() == b"v1........ cost"
     assert await table.ask() == b"v1........"
     table.version = b"v2"
     assert await table.ask() == b"v2........ cost"
-    assert (table.answers.computed, table.answers.cached, table.started) == (2, 1, 2)
+    assert (table.cache.computed, table.cache.cached, table.started) == (2, 1, 2)
 
 
 async def test_all_who_ask_at_once_share_one_computation() -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     found = await asyncio.gather(*(table.ask() for _ in range(50)))
     assert found == [b"v1........ cost", *[b"v1........"] * 49]
-    assert (table.answers.computed, table.answers.cached, table.started) == (1, 49, 1)
+    assert (table.cache.computed, table.cache.cached, table.started) == (1, 49, 1)
 
 
 async def test_who_comes_after_a_write_joins_as_long_as_the_view_is_not_taken() -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     table.may_open.clear()
     first = asyncio.ensure_future(table.ask())
     await turns()
@@ -102,7 +102,7 @@ async def test_who_comes_after_a_write_joins_as_long_as_the_view_is_not_taken() 
 
 @pytest.mark.parametrize("steps", range(6))
 async def test_who_comes_after_a_write_never_gets_an_answer_from_before_it(steps: int) -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     table.may_end.clear()
     first = asyncio.ensure_future(table.ask())
     await turns(steps)
@@ -115,18 +115,18 @@ async def test_who_comes_after_a_write_never_gets_an_answer_from_before_it(steps
 
 
 async def test_one_that_is_overtaken_by_a_write_is_answered_but_not_kept() -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     table.may_end.clear()
     first = asyncio.ensure_future(table.ask())
     await turns()
     table.version = b"v2"
     table.may_end.set()
     assert (await first).startswith(b"v1")
-    assert table.answers.cached_bytes == 0
+    assert table.cache.cached_bytes == 0
 
 
 async def test_a_computation_goes_on_without_the_one_who_began_it_while_others_wait() -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     table.may_end.clear()
     first, second = (asyncio.ensure_future(table.ask()) for _ in range(2))
     await turns()
@@ -139,7 +139,7 @@ async def test_a_computation_goes_on_without_the_one_who_began_it_while_others_w
 
 
 async def test_a_computation_ends_when_nobody_waits_any_more_and_nobody_joins_it_then() -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     table.may_end.clear()
     waiting = [asyncio.ensure_future(table.ask()) for _ in range(3)]
     await turns()
@@ -154,7 +154,7 @@ async def test_a_computation_ends_when_nobody_waits_any_more_and_nobody_joins_it
 
 
 async def test_one_that_joins_right_before_the_others_give_up_is_answered() -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     table.may_end.clear()
     first = asyncio.ensure_future(table.ask())
     await turns()
@@ -168,7 +168,7 @@ async def test_one_that_joins_right_before_the_others_give_up_is_answered() -> N
 
 
 async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     table.failure = DataLoss("a block is damaged")
     found = await asyncio.gather(*(table.ask() for _ in range(3)), return_exceptions=True)
     assert [type(error) for error in found] == [DataLoss] * 3
@@ -178,7 +178,7 @@ async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
 
 
 async def test_a_bug_in_a_computation_goes_to_all_who_wait() -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     table.failure = RuntimeError("a bug")
     found = await asyncio.gather(*(table.ask() for _ in range(3)), return_exceptions=True)
     assert [str(error) for error in found] == ["a bug"] * 3
@@ -187,7 +187,7 @@ async def test_a_bug_in_a_computation_goes_to_all_who_wait() -> None:
 async def test_an_error_keeps_nothing_of_what_was_computed() -> None:
     gc.disable()
     try:
-        table = Table(Answers(MEBIBYTE))
+        table = Table(ResultCache(MEBIBYTE))
         table.failure = DataLoss("a block is damaged")
         with pytest.raises(DataLoss):
             await table.ask()
@@ -199,7 +199,7 @@ async def test_an_error_keeps_nothing_of_what_was_computed() -> None:
 
 
 async def test_a_failure_that_nobody_waits_for_is_no_complaint(caplog: pytest.LogCaptureFixture) -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     table.may_end.clear()
     table.failure = RuntimeError("a bug")
     first = asyncio.ensure_future(table.ask())
@@ -216,47 +216,47 @@ async def test_a_failure_that_nobody_waits_for_is_no_complaint(caplog: pytest.Lo
 
 
 async def test_the_memory_of_answers_is_bounded_and_the_one_not_asked_for_goes_first() -> None:
-    answers = Answers(16 * 1024)
-    table = Table(answers)
+    cache = ResultCache(16 * 1024)
+    table = Table(cache)
     table.size = 500
     for number in range(30):
         await table.ask(b"%d" % number)
-        assert answers.cached_bytes <= 16 * 1024
+        assert cache.cached_bytes <= 16 * 1024
         await table.ask(b"0")
-    assert answers.computed == 30
+    assert cache.computed == 30
     await table.ask(b"1")
-    assert answers.computed == 31
+    assert cache.computed == 31
     await table.ask(b"29")
-    assert answers.computed == 31
+    assert cache.computed == 31
 
 
 async def test_an_answer_over_a_sixteenth_of_the_memory_is_not_kept() -> None:
-    table = Table(Answers(16 * 1024))
+    table = Table(ResultCache(16 * 1024))
     table.size = 1025
     for _ in range(2):
         await table.ask()
-    assert (table.answers.computed, table.answers.cached_bytes) == (2, 0)
+    assert (table.cache.computed, table.cache.cached_bytes) == (2, 0)
 
 
 async def test_of_one_query_only_the_newest_answer_is_kept() -> None:
-    table = Table(Answers(MEBIBYTE))
+    table = Table(ResultCache(MEBIBYTE))
     await table.ask()
-    one = table.answers.cached_bytes
+    one = table.cache.cached_bytes
     for version in (b"v2", b"v3"):
         table.version = version
         await table.ask()
-        assert table.answers.cached_bytes == one
+        assert table.cache.cached_bytes == one
 
 
 async def test_without_memory_nothing_is_kept_but_those_who_ask_at_once_share() -> None:
-    table = Table(Answers(0))
+    table = Table(ResultCache(0))
     await asyncio.gather(table.ask(), table.ask())
     await table.ask()
-    assert (table.answers.computed, table.answers.cached, table.answers.cached_bytes) == (2, 1, 0)
+    assert (table.cache.computed, table.cache.cached, table.cache.cached_bytes) == (2, 1, 0)
 
 
 async def test_queries_that_were_found_valid_are_remembered_for_their_schema_alone() -> None:
-    answers = Answers(0)
-    answers.note_valid(b"q", "i", 1)
-    assert answers.is_valid(b"q", "i", 1)
-    assert not any(answers.is_valid(*other) for other in ((b"p", "i", 1), (b"q", "j", 1), (b"q", "i", 2)))
+    cache = ResultCache(0)
+    cache.remember_valid(b"q", "i", 1)
+    assert cache.is_valid(b"q", "i", 1)
+    assert not any(cache.is_valid(*other) for other in ((b"p", "i", 1), (b"q", "j", 1), (b"q", "i", 2)))

@@ -13,14 +13,14 @@ _STEADY: Final = 4
 """Steps on a grid before a coarser one is tried again: a step that finds too much is lost."""
 
 
-def place_behind(key: bytes, bits: int) -> bytes | None:
+def next_grid_key(key: bytes, bits: int) -> bytes | None:
     """The next place of a grid behind a key. None: there is none."""
     size, shift = _size_and_shift(bits)
     place = (_head(key, size) >> shift) + 1 << shift
     return None if place >> 8 * size else place.to_bytes(size, "big")
 
 
-def place_before(key: bytes | None, bits: int) -> bytes:
+def previous_grid_key(key: bytes | None, bits: int) -> bytes:
     """The last place of a grid before a key, where None is behind all keys; the empty key is a place of every grid."""
     size, shift = _size_and_shift(bits)
     if key is None:
@@ -42,7 +42,7 @@ def _head(key: bytes, size: int) -> int:
     return int.from_bytes(key[:size].ljust(size, b"\0"), "big")
 
 
-class Width:
+class GridResolution:
     """How fine the grid is on which a gap is crossed: finer after each step that found too much, then coarser again.
 
     Args:
@@ -59,7 +59,7 @@ class Width:
         self._finer_by = 1
         self._steady = 0
 
-    def narrow(self) -> bool:
+    def refine(self) -> bool:
         """Takes a finer grid, after a step that found more than it may skip; False when there is none."""
         if self.bits == self._most:
             return False
@@ -69,7 +69,7 @@ class Width:
         self._steady = _STEADY
         return True
 
-    def widen(self) -> None:
+    def coarsen(self) -> None:
         """Takes a coarser grid, at once or soon, after a step that crossed to its place."""
         self._finer_by = 1
         if self.bits - self._too_coarse > 1:

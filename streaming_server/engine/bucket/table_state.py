@@ -1,0 +1,120 @@
+"""What all work on one table shares: its definition, how it is encoded, and its buckets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from scankv.model.errors import InvalidRequest
+from streaming_server.scan.chunk_source import View, total_rows
+from streaming_server.storage.rows.table_codec import TableCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.clock import ServerClock
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.scan.admission.live_scans import Abortable
+    from streaming_server.storage.bucket.bucket import BucketState
+
+
+class TableState:
+    """The state of one open table. Bound to the server's event loop.
+
+    Attributes:
+        codec: Encodes and decodes the current version of the table. `alter` replaces it.
+        path: The table's directory.
+        buckets: Its buckets, by number.
+        executor: Runs what blocks.
+        clock: The server's.
+    """
+
+    def __init__(
+        self,
+        definition: TableDefinition,
+        path: Path,
+        make_bucket: Callable[[int, TableState], LiveBucket],
+        *,
+        executor: StorageExecutor,
+        clock: ServerClock,
+    ) -> None:
+        """Opens nothing.
+
+        Args:
+            definition: The current definition.
+            path: The table's directory.
+            make_bucket: Makes the bucket of a number.
+            executor: Runs what blocks.
+            clock: The server's.
+        """
+        self.codec = TableCodec.of(definition)
+        self.path = path
+        self.executor = executor
+        self.clock = clock
+        self.buckets = [make_bucket(number, self) for number in range(definition.buckets)]
+        self._sources: WeakSet[Abortable] = WeakSet()
+        self._listeners: set[Callable[[], None]] = set()
+
+    @property
+    def definition(self) -> TableDefinition:
+        return self.codec.definition
+
+    def alter(self, definition: TableDefinition) -> None:
+        """Uses a newer definition from now on. Running scans keep theirs.
+
+        A write that began with the old definition holds its bucket's mutex, so it is done before.
+        """
+        self.codec = TableCodec.of(definition)
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Calls the listener whenever more is durable, and when the table is altered or closed.
+
+        All buckets must be open. Returns a function that removes the listener.
+        """
+        self._listeners.add(listener)
+        stops = [live.on_durable(listener) for live in self.buckets]
+
+        def stop() -> None:
+            self._listeners.discard(listener)
+            for each in stops:
+                each()
+
+        return stop
+
+    def notify(self) -> None:
+        """Calls all listeners."""
+        for listener in list(self._listeners):
+            listener()
+
+    def select_buckets(self, numbers: Sequence[int] | None) -> list[LiveBucket]:
+        """The buckets of some numbers (None: all), ascending. Raises InvalidRequest where one does not exist."""
+        if numbers is None:
+            return self.buckets
+        for number in numbers:
+            if not 0 <= number < len(self.buckets):
+                raise InvalidRequest(
+                    f"table {self.definition.name} has no bucket {number}: it has 0 to {len(self.buckets) - 1}",
+                    bucket=number,
+                )
+        if len(set(numbers)) != len(numbers):
+            raise InvalidRequest("a bucket is named twice: name each once")
+        return [self.buckets[number] for number in sorted(numbers)]
+
+    def view_of(self, states: Mapping[int, BucketState]) -> View:
+        """The view that consists of these states of buckets, as of now."""
+        return View(
+            {number: state.log_offset for number, state in states.items()},
+            self.clock.commit_micros(),
+            total_rows(state.rows for state in states.values()),
+        )
+
+    def abort_on_close(self, source: Abortable) -> None:
+        """Aborts what reads a bucket before the table closes. Hold the bucket's mutex. Does not keep it alive."""
+        self._sources.add(source)
+
+    def sources(self) -> Iterator[Abortable]:
+        """Everything that reads a bucket."""
+        yield from list(self._sources)

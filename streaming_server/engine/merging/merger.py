@@ -1,0 +1,79 @@
+"""Merging rows into what a bucket stores, by the rules of one version of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from scankv.model.errors import RequestTooLarge
+from scankv.model.limits import MAX_KEY_BYTES
+from streaming_server.engine.merging.engine import Engines
+from streaming_server.engine.merging.outcome import merge_delete, merge_upsert, reads_old_rows
+from streaming_server.engine.merging.step import merge_rows
+
+if TYPE_CHECKING:
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.engine.functions.installed import Installed
+    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.storage.bucket.bucket import BucketChange
+    from streaming_server.storage.rows.table_codec import TableCodec
+
+
+class StoredRows(Protocol):
+    """Rows as they are stored: those of a bucket, or of what a bucket would become."""
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The stored rows of some encoded keys, None where no row exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """Merges written rows into stored rows. Immutable.
+
+    Attributes:
+        codec: The table.
+        engines: Its merge engines.
+    """
+
+    codec: TableCodec
+    engines: Engines
+
+    @classmethod
+    def of(cls, codec: TableCodec, installed: Installed) -> Merger:
+        """Raises InvalidRequest where the server lacks one of the table's aggregate functions."""
+        return cls(codec, Engines(codec.definition, installed))
+
+    @property
+    def definition(self) -> TableDefinition:
+        return self.codec.definition
+
+    def without_indexes(self) -> Merger:
+        """The same, for rows whose index entries nobody needs."""
+        return replace(self, codec=replace(self.codec, indexes={}))
+
+    def merge(self, stored: StoredRows, rows: PreparedRows) -> BucketChange:
+        """Computes what writing rows does to a bucket.
+
+        Args:
+            stored: The rows of the bucket.
+            rows: What is written, encoded for `codec`: see `PreparedRows.for_codec`.
+
+        Raises:
+            InvalidRequest, RequestTooLarge: The rows cannot be merged with the stored ones.
+            DataLoss: A stored row is damaged.
+        """
+        indexes = self.codec.indexes.values()
+        if rows.written is not None:
+            return merge_rows(stored.get(rows.keys.to_pylist()), rows, self.engines.of(rows.written), indexes)
+        old = stored.get(rows.keys.to_pylist()) if reads_old_rows(self.definition, indexes) else None
+        if rows.values is None:
+            return merge_delete(old, rows, indexes)
+        deduplicate = self.definition.options.row_deduplicate
+        try:
+            return merge_upsert(old, rows, row_deduplicate=deduplicate, indexes=indexes)
+        except RequestTooLarge as error:
+            # Every other index was checked before anything was written.
+            raise RequestTooLarge(
+                f"an index was added in the meantime, and a row's columns of it take over {MAX_KEY_BYTES:,} bytes; "
+                "rows before it may have been written: send shorter ones"
+            ) from error

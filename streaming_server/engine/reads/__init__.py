@@ -1,0 +1,1 @@
+"""Reads of the rows of a table: scans, lookups, counts and explanations."""

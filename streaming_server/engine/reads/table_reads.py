@@ -1,0 +1,210 @@
+"""The reads of one table: views that scans read, lookups by key, counts, and explanations of scans."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from scankv.model.errors import RequestTooLarge
+from scankv.model.limits import MAX_LOOKUP_KEYS
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
+from streaming_server.engine.bucket.request_rows import read_request
+from streaming_server.engine.columnar.base_choice import choose_bases, choose_read_path, record_errors
+from streaming_server.engine.writes.lookups import lookup_rows
+from streaming_server.scan.chunk_source import View, total_rows
+from streaming_server.scan.columnar.base_view import merge_deltas
+from streaming_server.scan.execution.explain import explain
+from streaming_server.scan.execution.open_scan import open_scan
+from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
+from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
+from streaming_server.storage.rows.key_encoder import rows_by_bucket
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from scankv.model.errors import ScanKvError
+    from scankv.v1.scan_pb2 import ExplainScanResponse
+    from streaming_server.engine.bucket.live_bucket import LiveBucket
+    from streaming_server.engine.bucket.table_state import TableState
+    from streaming_server.scan.execution.open_scan import OpenedScan
+    from streaming_server.scan.read_plan import ReadPlan
+    from streaming_server.storage.bucket.bucket import Bucket, BucketState
+
+Then: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"
+
+
+class TableReads:
+    """Reads of one table. Bound to the server's event loop.
+
+    Args:
+        table: The table.
+    """
+
+    def __init__(self, table: TableState) -> None:
+        self._table = table
+
+    async def open_view(self, plan: ReadPlan) -> OpenedScan:
+        """Opens a view of the buckets that a plan names, as of one instant, durable. The caller closes its source.
+
+        Raises:
+            InvalidRequest, SchemaMismatch: A bucket or column does not exist; the resume token does not fit.
+            DataLoss: A bucket is damaged.
+        """
+        table = self._table
+        chosen, codec = table.select_buckets(plan.buckets), table.codec
+        reader, choices = await plan_reads_in(table.executor.run, plan, codec)
+        async with lock_buckets(chosen) as opened:
+            if codec is not table.codec:
+                codec = table.codec
+                reader, choices = plan_reads(plan, codec)
+            # From here to the end of the block every mutex is held, so that nothing is written: this is the instant.
+            buckets = {live.number: bucket for live, bucket in opened}
+            states = {number: bucket.state for number, bucket in buckets.items()}
+            view = table.view_of(states)
+            if plan.limit != 0:
+                reader = await read_through_index(reader, choices, self._lock_view(opened))
+            bases = choose_bases(plan, reader, opened)
+            on_error = record_errors({live.number: live for live, _ in opened}, bases)
+            scan = open_scan(plan, codec.definition, reader, view, "", buckets.__getitem__, on_error, bases)
+            table.abort_on_close(scan.source)
+        try:
+            await wait_until_durable(table.buckets, states)
+            await merge_deltas(bases, table.executor.run)
+        except BaseException:
+            scan.source.close()
+            raise
+        return scan
+
+    async def explain(self, plan: ReadPlan) -> ExplainScanResponse:
+        """What `open_view` would read for a plan. Opens buckets only where an index may find the keys; reads no rows.
+
+        Raises:
+            InvalidRequest, SchemaMismatch, DataLoss: As `open_view`.
+        """
+        table = self._table
+        chosen = table.select_buckets(plan.buckets)
+        definition, choice = table.definition, None
+        reader, choices = plan_reads(plan, table.codec)
+        if choices:
+            async with lock_buckets(chosen) as opened:
+                choice = chosen_index(choices, self._lock_view(opened).indexes)
+        numbers = [live.number for live in chosen]
+        return explain(
+            plan, definition, reader, numbers, choice, choose_read_path(plan, reader, choice is not None, chosen)
+        )
+
+    async def lookup(
+        self, data: bytes, columns: Sequence[str] | None, then: Then | None = None
+    ) -> tuple[pa.RecordBatch, bytes, dict[int, int]]:
+        """Looks up the rows whose keys are in an Arrow IPC stream.
+
+        Returns the rows found, in the order of their keys; a byte for each key, 1 when found, else 0; and by bucket
+        the log offset that the rows are as of. All of it is durable.
+
+        Args:
+            data: The Arrow IPC stream.
+            columns: The columns to return. None: all.
+            then: Replaces the rows found, given encoded keys and stored rows (None: no row).
+
+        Raises:
+            RequestTooLarge: Too many keys, or too much to return.
+            SchemaMismatch, InvalidKey, InvalidRequest, DataLoss: As for an upsert.
+        """
+        table = self._table
+        batch = await table.executor.run(read_request, data, table.definition.key_schema)
+        if batch.num_rows > MAX_LOOKUP_KEYS:
+            raise RequestTooLarge(
+                f"{batch.num_rows:,} keys in one lookup; the limit is {MAX_LOOKUP_KEYS:,}: ask for fewer"
+            )
+        # So that a column that does not exist is refused before anything is read.
+        table.codec.rows.decoder(columns)
+        encoded, numbers = table.codec.keys.encode(table.codec.keys.canonical(batch))
+        places = rows_by_bucket(numbers)
+        keys = {number: encoded.take(pa.array(rows)).to_pylist() for number, rows in places}
+        found, offsets = await lookup_rows(table.buckets, keys)
+        if then is not None:
+            found = await then([key for number, _ in places for key in keys[number]], found)
+        order = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows in places)])
+        stored = pa.array(found, pa.binary()).take(pa.array(np.argsort(order)))
+        is_there = stored.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
+        return table.codec.rows.decoder(columns).decode(stored.drop_null()), is_there, offsets
+
+    async def count(self, numbers: Sequence[int] | None) -> tuple[int | None, dict[int, int]]:
+        """The rows of some buckets (None: all) at one instant, and each bucket's next log offset; durable.
+
+        Reads no rows: None where their number is not known, because writes did not read the rows that they replaced.
+        """
+        async with lock_buckets(self._table.select_buckets(numbers)) as opened:
+            states = {live.number: bucket.state for live, bucket in opened}
+        offsets = await wait_until_durable(self._table.buckets, states)
+        return total_rows(state.rows for state in states.values()), offsets
+
+    def view_in_memory(self, numbers: Sequence[int] | None) -> View | None:
+        """What some buckets (None: all) hold now, durable or not, without awaiting; None when one of them is not open.
+
+        Everything that was acknowledged before is in it. Unlike the view of `open_view` it is not of one instant. But
+        where it equals an earlier view of one instant, nothing has changed since that one.
+
+        Raises:
+            InvalidRequest: A bucket does not exist.
+        """
+        states: dict[int, BucketState] = {}
+        for live in self._table.select_buckets(numbers):
+            state = live.state
+            if state is None:
+                return None
+            states[live.number] = state
+        return self._table.view_of(states)
+
+    async def view_now(self, numbers: Sequence[int] | None) -> View:
+        """The same, but opens buckets that are not open.
+
+        Raises:
+            InvalidRequest: A bucket does not exist.
+            DataLoss: A bucket is damaged and cannot be opened.
+        """
+        view = self.view_in_memory(numbers)
+        if view is not None:
+            return view
+        async with lock_buckets(self._table.select_buckets(numbers)) as opened:
+            return self._table.view_of({live.number: bucket.state for live, bucket in opened})
+
+    @asynccontextmanager
+    async def lock_view(self, check: Callable[[], None]) -> AsyncIterator[LockedView]:
+        """All buckets at one instant, to which nothing is written for the length of the block; durable at its end.
+
+        Keep the block short.
+
+        Args:
+            check: Raises when nothing more may be read.
+
+        Raises:
+            DataLoss: A bucket is damaged.
+        """
+        async with lock_buckets(self._table.buckets) as opened:
+            states = {live.number: bucket.state for live, bucket in opened}
+            yield self._lock_view(opened, check)
+        await wait_until_durable(self._table.buckets, states)
+
+    def _lock_view(
+        self, opened: Sequence[tuple[LiveBucket, Bucket]], check: Callable[[], None] = lambda: None
+    ) -> LockedView:
+        """Open buckets whose mutexes are held for as long as this is used."""
+        table = self._table
+        filled = {live.number: bucket for live, bucket in opened if bucket.state.rows != 0}
+        ready = [bucket.state.ready_indexes for bucket in filled.values()]
+        return LockedView(
+            codec=table.codec.rows,
+            keys=table.codec.key_codec,
+            view=table.view_of({live.number: bucket.state for live, bucket in opened}),
+            buckets=filled,
+            indexes=complete_indexes(table.codec.indexes.values(), ready),
+            on_error=self._noted,
+            check=check,
+        )
+
+    def _noted(self, number: int, error: ScanKvError) -> ScanKvError:
+        return self._table.buckets[number].record_error(error)

@@ -1,0 +1,156 @@
+"""A table while the server runs: its state, with everything that can be done to it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from streaming_server.engine.bucket.bucket_check import BucketCheck
+from streaming_server.engine.bucket.live_bucket import LiveBucket
+from streaming_server.engine.bucket.table_state import TableState
+from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP
+from streaming_server.engine.changelog.table_changes import TableChanges
+from streaming_server.engine.indexes.index_builds import IndexBuilds
+from streaming_server.engine.reads.table_reads import TableReads
+from streaming_server.engine.snapshots.pinning import ViewPinner
+from streaming_server.engine.tasks.executor import all_ended
+from streaming_server.engine.writes.table_writes import TableWrites
+from streaming_server.storage.files.disk_use import DiskUse, table_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from scankv.model.errors import ScanKvError
+    from scankv.model.tables.schema import TableDefinition
+    from streaming_server.clock import ServerClock
+    from streaming_server.engine.bucket.live_bucket import BucketStats
+    from streaming_server.engine.changelog.compacted_catch_up import CatchUpLimits
+    from streaming_server.engine.functions.installed import Installed
+    from streaming_server.engine.indexes.index_builds import IndexStatus
+    from streaming_server.engine.tasks.executor import StorageExecutor
+    from streaming_server.engine.writes.column_locks import TableLocks
+    from streaming_server.storage.bucket.writer_states import WriterLimits
+    from streaming_server.storage.files.disk_use import BucketFiles
+    from streaming_server.storage.rocks.store import RocksResources
+
+
+class LiveTable:
+    """One table of a running server. Bound to the server's event loop.
+
+    Attributes:
+        state: Its definition and its buckets.
+        reads: Scans, lookups and counts.
+        writes: Upserts and deletes.
+        changes: Streams of its changes.
+        pinning: Takes the views that pinned snapshots keep.
+    """
+
+    def __init__(
+        self,
+        definition: TableDefinition,
+        path: Path,
+        resources: RocksResources,
+        executor: StorageExecutor,
+        retention_holds: Callable[[int], Mapping[str, int]] = lambda _: {},
+        catch_up: CatchUpLimits = DEFAULT_CATCH_UP,
+        *,
+        clock: ServerClock,
+        locks: TableLocks,
+        writer_limits: WriterLimits,
+        installed: Installed = MappingProxyType({}),
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            definition: The current definition.
+            path: The table's directory.
+            resources: Shared by all buckets of the process.
+            executor: Runs what blocks.
+            retention_holds: Gives the retention holds on a bucket's changelog: the offset of each, by owner.
+            catch_up: When and how streams of changes catch up.
+            clock: The server's.
+            locks: The locks on the table's columns.
+            writer_limits: What bounds the writers of each bucket.
+            installed: The aggregate functions that the server has from other packages.
+        """
+
+        def make_bucket(number: int, state: TableState) -> LiveBucket:
+            return LiveBucket(
+                number,
+                path / "buckets" / f"{number:04}",
+                definition.name,
+                compression=definition.options.compression,
+                resources=resources,
+                executor=executor,
+                clock=clock,
+                mark_seconds=definition.options.log_retention_seconds / 100,
+                indexes=lambda: list(state.codec.indexes),
+                on_unbuilt=lambda live: self._index_builds.wake(live),
+                retention_holds=partial(retention_holds, number),
+                writer_limits=writer_limits,
+            )
+
+        self.state = TableState(definition, path, make_bucket, executor=executor, clock=clock)
+        self.reads = TableReads(self.state)
+        self.writes = TableWrites(self.state, locks, installed)
+        self.changes = TableChanges(self.state, catch_up)
+        self.pinning = ViewPinner(self.state)
+        self._index_builds = IndexBuilds(lambda: self.state.codec)
+
+    @property
+    def definition(self) -> TableDefinition:
+        return self.state.definition
+
+    @property
+    def buckets(self) -> list[LiveBucket]:
+        return self.state.buckets
+
+    def alter(self, definition: TableDefinition) -> None:
+        """Uses a newer definition from now on. Indexes are built and removed in the background, in every bucket."""
+        changed = definition.indexes != self.definition.indexes
+        self.state.alter(definition)
+        if changed:
+            for live in self.buckets:
+                self._index_builds.wake(live)
+        self.state.notify()
+
+    async def statistics(self) -> tuple[list[BucketStats], list[IndexStatus]]:
+        """The statistics of each bucket, one after another, and how far each index is built."""
+        figures = [await live.stats() for live in self.buckets]
+        return figures, [self._index_builds.status(index, figures) for index in self.definition.indexes]
+
+    async def disk_use(self) -> tuple[DiskUse, dict[int, BucketFiles]]:
+        """What the table takes on disk, and each of its buckets. Opens nothing; reads directories in a thread."""
+        files = await self.state.executor.run(table_files, self.state.path)
+        known = {live.number: live.family_bytes for live in self.buckets}
+        use = DiskUse.of_table(files, {number: each for number, each in known.items() if each is not None})
+        return use, dict(files.buckets)
+
+    async def open_check(self, number: int) -> BucketCheck:
+        """A check of one bucket as of now; the caller runs it. Raises DataLoss when the bucket cannot be opened."""
+        live = self.buckets[number]
+        async with live.mutex:
+            bucket = await live.open()
+            check = BucketCheck(number, bucket, self.state.codec, live.record_error)
+            self.state.abort_on_close(check)
+        return check
+
+    async def close(self, reason: ScanKvError) -> None:
+        """Refuses everything that begins from now on, ends every scan, and closes the buckets; all get `reason`."""
+        for live in self.buckets:
+            live.refuse(reason)
+        self.state.notify()
+        await self._index_builds.close()
+        await self.pinning.close(reason)
+        async with AsyncExitStack() as mutexes:
+            for live in self.buckets:
+                # Bypasses a commit barrier that never opens, because a transaction could not be written.
+                await mutexes.enter_async_context(live.mutex.bypass_barrier())
+            # Views are opened with the mutexes held, so no others exist.
+            for source in self.state.sources():
+                source.abort(reason)
+            # Closing syncs, which releases the interpreter lock: several at once take a fraction of the time.
+            await all_ended(live.close() for live in self.buckets)

@@ -1,0 +1,165 @@
+"""The writes of one table: upserts and deletes, from a request's bytes to durable rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from scankv.model.changes.log_offsets import check_incarnation
+from scankv.model.errors import InvalidRequest
+from streaming_server.engine.bucket.locking import lock_buckets
+from streaming_server.engine.bucket.request_rows import read_request
+from streaming_server.engine.merging.merger import Merger
+from streaming_server.engine.merging.preparing import (
+    CHANGE_TYPE_FIELD,
+    MERGE,
+    prepare_delete,
+    prepare_upsert,
+    request_schema,
+)
+from streaming_server.engine.tasks.executor import all_ended
+from streaming_server.engine.writes.writing import NO_PRECONDITIONS, WriteOperation, WriteScope
+from streaming_server.storage.rows.key_encoder import rows_by_bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from streaming_server.engine.bucket.table_state import TableState
+    from streaming_server.engine.functions.installed import Installed
+    from streaming_server.engine.merging.prepared_rows import PreparedRows
+    from streaming_server.engine.merging.preparing import WriteKind
+    from streaming_server.engine.writes.column_locks import TableLocks
+    from streaming_server.engine.writes.writing import WritePreconditions
+
+
+class TableWrites:
+    """Writes to one table. Bound to the server's event loop.
+
+    Args:
+        table: The table.
+        locks: The locks on its columns.
+        installed: The aggregate functions that the server has from other packages.
+    """
+
+    def __init__(self, table: TableState, locks: TableLocks, installed: Installed) -> None:
+        self._table = table
+        self._installed = installed
+        self._merger: Merger | None = None
+        self.locks = locks
+
+    @property
+    def merger(self) -> Merger:
+        """Merges rows of the current definition. Raises InvalidRequest where the server lacks a function of it."""
+        codec = self._table.codec
+        if self._merger is None or self._merger.codec is not codec:
+            self._merger = Merger.of(codec, self._installed)
+        return self._merger
+
+    async def upsert(
+        self, data: bytes, schema_id: int, terms: WritePreconditions = NO_PRECONDITIONS, kind: WriteKind = MERGE
+    ) -> tuple[int, dict[int, int]]:
+        """Writes the rows of an Arrow IPC stream, which are of a schema of the table (0: the current one).
+
+        Returns once all of it is durable: the number of rows, and the next log offset of each bucket that was written.
+        The data is checked completely before anything is written. Whether a merge has a result is known only when it
+        is computed, for up to 8,192 keys of a bucket at a time.
+
+        Raises:
+            SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge: What is wrong, with column and row.
+            WriterFenced, WriterExpired, TooManyWriters, ColumnLocked, WriteConflict, PositionExpired,
+            PositionOutOfRange: A precondition does not hold: see `WriteOperation`.
+            DataLoss: A bucket is damaged.
+        """
+        check = self.check_upsert(data, schema_id, kind)
+        return await self._write(*await self._table.executor.run(check), terms, kind.columns or None)
+
+    async def delete(
+        self, data: bytes, terms: WritePreconditions = NO_PRECONDITIONS, kind: WriteKind = MERGE
+    ) -> tuple[int, dict[int, int]]:
+        """Deletes the rows, or columns of the rows, whose keys are in an Arrow IPC stream; otherwise as `upsert`."""
+        check = self.check_delete(data, kind)
+        return await self._write(*await self._table.executor.run(check), terms, kind.columns or None)
+
+    def check_upsert(
+        self, data: bytes, schema_id: int, kind: WriteKind
+    ) -> Callable[[], tuple[int, list[PreparedRows]]]:
+        """Returns a function that checks an upsert in a thread, and gives its number of rows and the rows by bucket.
+
+        Raises:
+            InvalidRequest: The table has no such schema.
+        """
+        merger, definition = self.merger, self._table.definition
+        if schema_id not in (0, *(schema.id for schema in definition.schemas)):
+            raise InvalidRequest(f"table {definition.name} has no schema {schema_id}: open the table again")
+
+        def check() -> tuple[int, list[PreparedRows]]:
+            asked = request_schema(definition, schema_id, kind)
+            batch = read_request(data, asked, CHANGE_TYPE_FIELD)
+            types = batch.column(len(asked)) if batch.num_columns > len(asked) else None
+            rows = batch.select(range(len(asked)))
+            return batch.num_rows, prepare_upsert(rows, merger, kind, types)
+
+        return check
+
+    def check_delete(self, data: bytes, kind: WriteKind) -> Callable[[], tuple[int, list[PreparedRows]]]:
+        """As `check_upsert`, for a delete."""
+        codec = self._table.codec
+
+        def check() -> tuple[int, list[PreparedRows]]:
+            batch = read_request(data, codec.definition.key_schema)
+            return batch.num_rows, prepare_delete(batch, codec, kind)
+
+        return check
+
+    def request_keys(self, data: bytes, schema_id: int, *, upsert: bool) -> list[tuple[int, pa.Array]]:
+        """The encoded keys of a checked upsert of complete rows, or of a delete: by bucket, each once. Blocks.
+
+        Raises:
+            InvalidRequest: As when it was checked.
+        """
+        codec = self._table.codec
+        if upsert:
+            asked = request_schema(codec.definition, schema_id, MERGE)
+            batch = read_request(data, asked, CHANGE_TYPE_FIELD)
+            # Without change types every row counts, so it need not be encoded.
+            if batch.num_columns == len(asked):
+                encoded, buckets = codec.keys.encode(codec.keys.canonical(batch))
+                return [(number, encoded.take(pa.array(rows)).unique()) for number, rows in rows_by_bucket(buckets)]
+        check = self.check_upsert(data, schema_id, MERGE) if upsert else self.check_delete(data, MERGE)
+        return [(part.bucket, part.keys) for part in check()[1]]
+
+    async def open_writer(self, writer: str) -> tuple[int, int]:
+        """Begins a new epoch of a writer in every bucket, durably: the epoch, and the next sequence number.
+
+        Raises:
+            TooManyWriters: The writer is new, and the table has as many as it may have.
+            DataLoss: A bucket is damaged.
+        """
+        buckets = self._table.buckets
+        async with lock_buckets(buckets) as opened:
+            known = [await live.run(bucket.writers.get, writer) for live, bucket in opened]
+            for (live, bucket), state in zip(opened, known, strict=True):
+                if state is None:
+                    await live.run(bucket.writers.ensure_capacity, writer)
+            epoch = 1 + max(0 if state is None else state.epoch for state in known)
+            sequence = max(0 if state is None else state.next_sequence for state in known)
+            for live, bucket in opened:
+                await live.run(bucket.open_writer, writer, epoch, sequence)
+        await all_ended(live.wait_written() for live in buckets)
+        return epoch, sequence
+
+    async def _write(
+        self, rows: int, parts: list[PreparedRows], terms: WritePreconditions, columns: Collection[str] | None
+    ) -> tuple[int, dict[int, int]]:
+        """Writes checked rows; `columns` are those that the request may change, None for all."""
+        definition = self._table.definition
+        if terms.unchanged_since is not None:
+            check_incarnation(terms.unchanged_since.table_incarnation, definition.name, definition.incarnation)
+        scope = WriteScope(
+            table=self._table,
+            merger=lambda: self.merger,
+            admitted=partial(self.locks.admitted, columns, terms.column_locks),
+        )
+        return rows, await WriteOperation(parts, terms, scope).run()
