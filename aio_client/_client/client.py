@@ -226,7 +226,7 @@ class Client:
             on_bucket: Called with each bucket as soon as it is done.
 
         Returns:
-            What was found, by bucket, ascending. Damage is no error here, but told: see `BucketCheck.agrees`.
+            What was found, by bucket, ascending. Damage is no error here, but told: see `BucketCheck.is_consistent`.
 
         Raises:
             TableNotFound: There is no such table, or it was dropped meanwhile.
@@ -257,7 +257,7 @@ class Client:
         response = await self._list_tables()
         usable = {table.name for table in response.tables}
         return [
-            DamagedTable(name=each.name, reason=each.reason, partly=each.name in usable) for each in response.damaged
+            DamagedTable(name=each.name, reason=each.reason, partial=each.name in usable) for each in response.damaged
         ]
 
     async def _list_tables(self) -> table_pb2.ListTablesResponse:

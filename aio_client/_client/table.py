@@ -582,7 +582,7 @@ class Table(ComputedAnswers, ChangesOfTable, MergedTable):
                 request.column_locks.extend(held)
                 response = await write_until_answered(self._transport, request)
                 rows += response.rows
-                log_offsets.note(response.log_offsets, response.table_incarnation)
+                log_offsets.advance(response.log_offsets, response.table_incarnation)
         return WriteResult(rows=rows, log_offsets=log_offsets)
 
     async def _lookup(self, keys: pa.RecordBatch) -> list[LookupAnswer]:

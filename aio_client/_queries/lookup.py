@@ -68,7 +68,7 @@ class LookupAnswer:
                 f"{rows.num_rows:,} rows where it says {found.sum():,}"
             )
         offsets = LogOffsets()
-        offsets.note(response.log_offsets, response.table_incarnation)
+        offsets.advance(response.log_offsets, response.table_incarnation)
         return cls(keys, rows, found, offsets)
 
 

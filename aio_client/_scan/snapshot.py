@@ -61,7 +61,7 @@ class Snapshot(Lease):
         transport: Transport,
         message: snapshot_pb2.Snapshot,
         asked_at: float,
-        held_micros: int = 0,
+        write_pause_micros: int = 0,
         *,
         shared: bool = False,
     ) -> None:
@@ -71,12 +71,12 @@ class Snapshot(Lease):
             transport: The client's connection.
             message: What the server said of it.
             asked_at: When it was asked, on the monotonic clock: the lease lasts at least as long as said from then on.
-            held_micros: How long the pin held the table's writers.
+            write_pause_micros: How long the pin paused the table's writers.
             shared: Whether others may read it under the same id, so that this reader does not release it in the end.
         """
         self._transport = transport
         self._schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
-        self._held_micros = held_micros
+        self._write_pause_micros = write_pause_micros
         super().__init__(shared=shared)
         self._note(message, asked_at)
 
@@ -132,9 +132,9 @@ class Snapshot(Lease):
         return _EPOCH + timedelta(microseconds=self._message.view_micros)
 
     @property
-    def held_seconds(self) -> float:
-        """For how long the table's writers were held to take the view; 0 where it was there already, or was listed."""
-        return self._held_micros / 1_000_000
+    def write_pause_seconds(self) -> float:
+        """How long the pin paused the table's writers. 0 if the view existed already, or if the snapshot was listed."""
+        return self._write_pause_micros / 1_000_000
 
     @property
     def ttl(self) -> float:
@@ -232,7 +232,9 @@ class Pinning(NotOpened):
             asked_at = time.monotonic()
             calls = self._transport
             response = await calls.attempt(lambda: calls.services.snapshots.PinSnapshot, request, deadline=deadline)
-            return Snapshot(self._transport, response.snapshot, asked_at, response.held_micros, shared=request.shared)
+            return Snapshot(
+                self._transport, response.snapshot, asked_at, response.write_pause_micros, shared=request.shared
+            )
 
         return await with_retries(
             attempt,

@@ -206,7 +206,7 @@ class Client(BlockingClient):
             on_bucket: Called with each bucket as soon as it is done, in the client's thread; must not block.
 
         Returns:
-            What was found, by bucket, ascending. Damage is no error here, but told: see `BucketCheck.agrees`.
+            What was found, by bucket, ascending. Damage is no error here, but told: see `BucketCheck.is_consistent`.
 
         Raises:
             TableNotFound: There is no such table, or it was dropped meanwhile.
@@ -1366,9 +1366,9 @@ class Snapshot(EnteredLease):
         return self._aio.taken_at
 
     @property
-    def held_seconds(self) -> float:
-        """For how long the table's writers were held to take the view; 0 where it was there already, or was listed."""
-        return self._aio.held_seconds
+    def write_pause_seconds(self) -> float:
+        """How long the pin paused the table's writers. 0 if the view existed already, or if the snapshot was listed."""
+        return self._aio.write_pause_seconds
 
     @property
     def ttl(self) -> float:

@@ -295,7 +295,7 @@ class Transport:
         if isinstance(known, Unavailable):
             state = services.channel.get_state() if self._connections else _AWAY
             known.shed = state is not _AWAY
-        silent = cls is DeadlineExceeded and timeout >= self.config.telling_seconds
+        silent = cls is DeadlineExceeded and timeout >= self.config.min_silence_seconds
         if silent or (cls is Unavailable and state is not grpc.ChannelConnectivity.READY):
             self.replace(services)
         return known
@@ -440,7 +440,7 @@ class StreamCall(Generic[_Response]):
             async with asyncio.timeout(timeout):
                 message = await self._call.read()
         except TimeoutError as error:
-            if (timeout or 0) >= self._transport.config.telling_seconds:
+            if (timeout or 0) >= self._transport.config.min_silence_seconds:
                 self._transport.replace(self._services)
             address = self._transport.address
             raise DeadlineExceeded(

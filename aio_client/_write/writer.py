@@ -282,7 +282,7 @@ class Writer:
             if self._failure is None:
                 response = await write_until_answered(self._transport, request)
                 self._rows += response.rows
-                self._log_offsets.note(response.log_offsets, response.table_incarnation)
+                self._log_offsets.advance(response.log_offsets, response.table_incarnation)
             else:
                 self._failed[sequence] = piece.batch.num_rows
         except Exception as error:

@@ -36,7 +36,7 @@ def list_(
         show_json([_summary(consumer) for consumer in consumers])
     elif consumers:
         show_table(
-            ["consumer", "behind", "reads", "committed at (UTC)", "state", "offsets"],
+            ["consumer", "lag", "reads", "committed at (UTC)", "state", "offsets"],
             [_cells(consumer) for consumer in consumers],
         )
     else:

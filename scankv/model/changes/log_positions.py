@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import InvalidRequest, UsageError
-from scankv.model.limits import MAX_BUCKETS, MAX_LAST_CHANGES, MAX_NET_BEHIND
+from scankv.model.limits import MAX_BUCKETS, MAX_LAG_THRESHOLD, MAX_LAST_CHANGES
 from scankv.model.names import check_consumer_id
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ class LogSpec:
         row_kind: Whether the rows come with what happened to them, which they must.
         consumer_id: The consumer whose position is read on at. None: none.
         consumer_must_exist: Whether a consumer that there is not is refused instead of begun.
-        catch_up: What comes of what lies far behind.
-        net_behind: How many changes a bucket must be behind for net changes. None: as the server is configured.
+        catch_up: What a backlog of changes is read as.
+        lag_threshold: A bucket with a greater lag, in changes, gives net changes. None: the server's setting.
         unmatched: What comes of rows that do not match, where nobody knows if they did before.
     """
 
@@ -177,7 +177,7 @@ class LogSpec:
     consumer_id: str | None = None
     consumer_must_exist: bool = False
     catch_up: CatchUp = CatchUp.ALL
-    net_behind: int | None = None
+    lag_threshold: int | None = None
     unmatched: Unmatched = Unmatched.REFUSE
 
     def __post_init__(self) -> None:
@@ -188,11 +188,15 @@ class LogSpec:
             raise UsageError(f"stop_at takes StopAt.LATEST, timestamp(...) or offsets(...), not {self.stop!r}")
         if not isinstance(self.catch_up, CatchUp):
             raise UsageError(f'catch_up is "all" or "net", not {self.catch_up!r}')
-        behind = self.net_behind
-        if behind is not None and (type(behind) is not int or not 1 <= behind <= MAX_NET_BEHIND):
-            raise UsageError(f"behind is a whole number of changes from 1 to {MAX_NET_BEHIND:,}, not {behind!r}")
-        if behind is not None and self.catch_up is not CatchUp.NET:
-            raise UsageError('behind says when net changes begin: give it with with_catch_up("net", behind=...)')
+        lag_threshold = self.lag_threshold
+        if lag_threshold is not None and (
+            type(lag_threshold) is not int or not 1 <= lag_threshold <= MAX_LAG_THRESHOLD
+        ):
+            raise UsageError(
+                f"lag_threshold is a whole number of changes from 1 to {MAX_LAG_THRESHOLD:,}, not {lag_threshold!r}"
+            )
+        if lag_threshold is not None and self.catch_up is not CatchUp.NET:
+            raise UsageError('lag_threshold is for net changes only: use with_catch_up("net", lag_threshold=...)')
         if not isinstance(self.consumer_must_exist, bool) or (self.consumer_must_exist and self.consumer_id is None):
             raise UsageError(f"must_exist is True or False, with a consumer_id, not {self.consumer_must_exist!r}")
         if not isinstance(self.unmatched, Unmatched):

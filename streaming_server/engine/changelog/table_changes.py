@@ -60,7 +60,7 @@ class TableChanges:
                 {live.number: live for live, _ in opened},
                 lambda: table.definition,
                 table.codec.keys.encoded,
-                self._catch_up if plan.net_behind is None else replace(self._catch_up, changes=plan.net_behind),
+                self._catch_up if plan.lag_threshold is None else replace(self._catch_up, changes=plan.lag_threshold),
                 self._spill_directory,
             )
             opening = LogOpening(

@@ -43,14 +43,14 @@ class Cut:
         definition: The table's definition then.
         states: The state of each bucket then.
         view_micros: When that was, in microseconds since 1970.
-        held_micros: How long writers were held for it.
+        write_pause_micros: How long writers were held for it.
         bases: The buckets that had a columnar base then, of which the view has the files.
     """
 
     definition: TableDefinition
     states: Mapping[int, BucketState]
     view_micros: int
-    held_micros: int
+    write_pause_micros: int
     bases: Mapping[int, BaseView]
 
 
@@ -162,8 +162,10 @@ class ViewPinner:
                     retry_after=_RETRY_SECONDS,
                     table=self._buckets[0].table,
                 ) from None
-            held_micros = int((clock() - started) * 1_000_000)
-        return Cut(definition=instant, states=states, view_micros=now, held_micros=held_micros, bases=bases)
+            write_pause_micros = int((clock() - started) * 1_000_000)
+        return Cut(
+            definition=instant, states=states, view_micros=now, write_pause_micros=write_pause_micros, bases=bases
+        )
 
     def _bases(self) -> dict[int, BaseView]:
         """The buckets that have a columnar base as of now, with little enough written since to be kept twice."""

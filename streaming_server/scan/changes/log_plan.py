@@ -43,7 +43,7 @@ class LogPlan:
         consumer_id: The consumer that the stream is of, empty for none.
         consumer_fence: Which of its streams it is; 0 for one that takes the consumer over.
         consumer_must_exist: Whether a consumer that there is not is refused.
-        net_behind: How many changes a bucket is behind then, at least. None: as the server is configured.
+        lag_threshold: A bucket with a greater lag, in changes, gives net changes. None: the server's setting.
         unmatched_delete: Whether rows that do not match come as deleted ones where nobody knows if they did before.
     """
 
@@ -60,7 +60,7 @@ class LogPlan:
     consumer_id: str = ""
     consumer_fence: int = 0
     consumer_must_exist: bool = False
-    net_behind: int | None = None
+    lag_threshold: int | None = None
     unmatched_delete: bool = False
 
     def check(self, definition: TableDefinition) -> None:

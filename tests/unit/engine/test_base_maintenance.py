@@ -271,7 +271,7 @@ async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another
         live = table.buckets[0]
         await look(tables, table)
         assert live.columnar.base is None
-        assert record_of(table).why_none == "no scan has asked for one since the last"
+        assert record_of(table).unused_reason == "no scan has asked for one since the last"
         await ask(table)
         await look(tables, table)
         assert live.columnar.base is not None
@@ -324,7 +324,7 @@ async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_m
         assert sum(sizes) > 300_000 > sum(sizes[:2])
         tables._bases.let_go_beyond_memory()
         assert [live.columnar.is_usable for live in found] == [True, True, False]
-        assert "base_total_delta_bytes" in found[2].columnar.record.why_none
+        assert "base_total_delta_bytes" in found[2].columnar.record.unused_reason
         tables._bases.let_go_beyond_memory()
         assert [live.columnar.is_usable for live in found] == [True, True, False]
         rows = await rows_of(tables.table("game.t1"))
@@ -348,12 +348,12 @@ async def test_a_build_ends_when_more_is_written_meanwhile_than_there_is_memory_
             patch.setattr(base_build.Rests, "rest", writes)
             await look(tables, table)
         assert list((table.state.path / "bases" / "0000").iterdir()) == []
-        assert "more was written while it was built" in record_of(table).why_none
+        assert "more was written while it was built" in record_of(table).unused_reason
         assert record_of(table).builds == 0
         assert record_of(table).cpu_seconds > 0
         await look(tables, table)
         assert record_of(table).builds == 1
-        assert record_of(table).why_none == ""
+        assert record_of(table).unused_reason == ""
         assert len(await rows_of(table)) == 1100
 
 
@@ -373,12 +373,12 @@ async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = await scores_table(tables)
         live = table.buckets[0]
-        assert base_stats_of(live, table.state.clock.commit_micros()).why_none == "it was not looked at yet"
+        assert base_stats_of(live, table.state.clock.commit_micros()).unused_reason == "it was not looked at yet"
         await look(tables, table)
         await put(table, range(98, 103))
         figures = base_stats_of(live, table.state.clock.commit_micros())
         assert live.columnar.base is not None
-        assert (figures.why_none, figures.rows, figures.log_offset) == ("", 100, 100)
+        assert (figures.unused_reason, figures.rows, figures.log_offset) == ("", 100, 100)
         # Rows that stay as they are make no change, and are not noted.
         assert (figures.changes_since, figures.delta_rows) == (3, 3)
         assert 0 < figures.delta_bytes < 100_000
