@@ -11,7 +11,7 @@ import pytest
 from scankv.model import errors
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference" / "python"
-LISTED = re.compile(r"<!-- generated: python (\S+) (.*?)-->", re.DOTALL)
+LISTED = re.compile(r"<!-- generated: python (\S+)\s(.*?)-->", re.DOTALL)
 
 
 @pytest.mark.parametrize("module", ["scankv", "scankv.sync", "scankv.mirror", "scankv.spark", "scankv.testing"])
