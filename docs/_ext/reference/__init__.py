@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from reference import command_line, cross_references, docstrings, errors, python_api, settings, wire
+from . import command_line, cross_references, docstrings, errors, python_api, settings, wire
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
