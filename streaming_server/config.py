@@ -9,7 +9,7 @@ import textwrap
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, Final, get_type_hints
 
 from scankv.model.errors import UsageError, did_you_mean
 from scankv.model.limits import (
@@ -33,6 +33,59 @@ LARGEST_CHUNK_BYTES = 2 * _MEBIBYTE
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 """Severities of log messages, the least severe first."""
+
+
+RANGES: Final[dict[str, tuple[float, float]]] = {
+    "port": (0, 65535),
+    "chunk_bytes": (MIN_CHUNK_BYTES, LARGEST_CHUNK_BYTES),
+    "max_live_scans": (1, 100_000),
+    "max_live_scans_per_bucket": (1, 100_000),
+    "max_followers": (1, 100_000),
+    "max_waiting_calls": (0, 1_000_000),
+    "max_request_bytes_in_flight": (2 * MAX_REQUEST_BYTES, 2**40),
+    "request_receive_seconds": (0.1, 3600),
+    "min_ping_interval_seconds": (0.01, 3600),
+    "max_calls_per_connection": (MIN_CALLS_PER_CONNECTION, 1_000_000),
+    "max_waiting_scans": (0, 100_000),
+    "admission_wait_seconds": (0, 60),
+    "stall_timeout_seconds": (0.1, 86_400),
+    "max_scan_seconds": (0.1, 604_800),
+    "heartbeat_seconds": (0, 60),
+    "follow_heartbeat_seconds": (0.01, 60),
+    "base_maintenance_seconds": (0.01, 3600),
+    "base_min_rows": (0, 2**60),
+    "base_changed_share": (0, 10),
+    "base_max_age_seconds": (0.01, 10 * 365 * 86_400),
+    "base_max_write_amplification": (1, 10**12),
+    "base_delta_bytes": (1024, 2**31 - 1),
+    "base_total_delta_bytes": (1024, 2**50),
+    "base_cpu_share": (0.01, 1),
+    "log_maintenance_seconds": (0.01, 3600),
+    "max_retention_hold_bytes": (0, 2**60),
+    "catch_up_changes": (1, 2**48),
+    "catch_up_memory_bytes": (_MEBIBYTE, 2**40),
+    "drain_seconds": (0, 86_400),
+    "snapshot_ttl_seconds": (MIN_LEASE_SECONDS, MAX_LEASE_SECONDS),
+    "consumer_ttl_seconds": (1, 10 * 365 * 86_400),
+    "max_consumers": (1, 1_000_000),
+    "writer_ttl_seconds": (1, 10 * 365 * 86_400),
+    "max_writers_per_bucket": (1, 10_000_000),
+    "max_transactions": (1, 1_000_000),
+    "max_transaction_bytes": (_MEBIBYTE, 1 << 50),
+    "transaction_ttl_seconds": (MIN_LEASE_SECONDS, MAX_LEASE_SECONDS),
+    "committed_transaction_seconds": (60, 10 * 365 * 86_400),
+    "max_snapshot_leases": (1, 1_000_000),
+    "max_snapshot_bytes": (0, 1 << 60),
+    "block_cache_bytes": (_MEBIBYTE, 1 << 40),
+    "write_buffer_bytes": (_MEBIBYTE, 1 << 40),
+    "result_cache_bytes": (0, 1 << 40),
+    "max_open_buckets": (1, 100_000),
+    "bucket_idle_seconds": (0.01, 365 * 86_400),
+    "storage_threads": (1, 64),
+    "max_clock_step_seconds": (1, 86_400),
+    "clock_trust_seconds": (0, 10 * 365 * 86_400),
+}
+"""The least and the greatest value of each setting that is a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,57 +222,8 @@ class ServerConfig:
     aggregate_functions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises UsageError, which names the setting and its range."""
-        for name, low, high in (
-            ("port", 0, 65535),
-            ("chunk_bytes", MIN_CHUNK_BYTES, LARGEST_CHUNK_BYTES),
-            ("max_live_scans", 1, 100_000),
-            ("max_live_scans_per_bucket", 1, 100_000),
-            ("max_followers", 1, 100_000),
-            ("max_waiting_calls", 0, 1_000_000),
-            ("max_request_bytes_in_flight", 2 * MAX_REQUEST_BYTES, 2**40),
-            ("request_receive_seconds", 0.1, 3600),
-            ("min_ping_interval_seconds", 0.01, 3600),
-            ("max_calls_per_connection", MIN_CALLS_PER_CONNECTION, 1_000_000),
-            ("max_waiting_scans", 0, 100_000),
-            ("admission_wait_seconds", 0, 60),
-            ("stall_timeout_seconds", 0.1, 86_400),
-            ("max_scan_seconds", 0.1, 604_800),
-            ("heartbeat_seconds", 0, 60),
-            ("follow_heartbeat_seconds", 0.01, 60),
-            ("base_maintenance_seconds", 0.01, 3600),
-            ("base_min_rows", 0, 2**60),
-            ("base_changed_share", 0, 10),
-            ("base_max_age_seconds", 0.01, 10 * 365 * 86_400),
-            ("base_max_write_amplification", 1, 10**12),
-            ("base_delta_bytes", 1024, 2**31 - 1),
-            ("base_total_delta_bytes", 1024, 2**50),
-            ("base_cpu_share", 0.01, 1),
-            ("log_maintenance_seconds", 0.01, 3600),
-            ("max_retention_hold_bytes", 0, 2**60),
-            ("catch_up_changes", 1, 2**48),
-            ("catch_up_memory_bytes", _MEBIBYTE, 2**40),
-            ("drain_seconds", 0, 86_400),
-            ("snapshot_ttl_seconds", MIN_LEASE_SECONDS, MAX_LEASE_SECONDS),
-            ("consumer_ttl_seconds", 1, 10 * 365 * 86_400),
-            ("max_consumers", 1, 1_000_000),
-            ("writer_ttl_seconds", 1, 10 * 365 * 86_400),
-            ("max_writers_per_bucket", 1, 10_000_000),
-            ("max_transactions", 1, 1_000_000),
-            ("max_transaction_bytes", _MEBIBYTE, 1 << 50),
-            ("transaction_ttl_seconds", MIN_LEASE_SECONDS, MAX_LEASE_SECONDS),
-            ("committed_transaction_seconds", 60, 10 * 365 * 86_400),
-            ("max_snapshot_leases", 1, 1_000_000),
-            ("max_snapshot_bytes", 0, 1 << 60),
-            ("block_cache_bytes", _MEBIBYTE, 1 << 40),
-            ("write_buffer_bytes", _MEBIBYTE, 1 << 40),
-            ("result_cache_bytes", 0, 1 << 40),
-            ("max_open_buckets", 1, 100_000),
-            ("bucket_idle_seconds", 0.01, 365 * 86_400),
-            ("storage_threads", 1, 64),
-            ("max_clock_step_seconds", 1, 86_400),
-            ("clock_trust_seconds", 0, 10 * 365 * 86_400),
-        ):
+        """Raises UsageError naming the setting and what it may be."""
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 raise UsageError(

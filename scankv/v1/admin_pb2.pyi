@@ -334,7 +334,7 @@ class StatsResponse(_message.Message):
     longest_commit_micros: _builtins.int
     clock_offset_millis: _builtins.int
     """How far the machine's clock is ahead of the commit time, and how many jumps the clock has made since the server
-    started. See docs/clocks.md.
+    started. See docs/operations/clocks.md.
     """
     clock_jumps: _builtins.int
     request_bytes_in_flight: _builtins.int

@@ -242,7 +242,7 @@ class Changelog(_message.Message):
     timestamp_micros: _builtins.int
     """The first change committed at or after this time, in microseconds since 1970; the oldest change that is kept if
     that one is later. Around a jump of the server's clock, such a start or stop is an INVALID_REQUEST: see
-    docs/clocks.md.
+    docs/operations/clocks.md.
     """
     last: _builtins.int
     """The last so many changes of all buckets together: the newest of each bucket, about the same number from each."""
