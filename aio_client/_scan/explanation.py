@@ -106,7 +106,7 @@ class ScanExplanation:
             "read": ", ".join(self.columns_read) or "no columns",
             "returned": ", ".join(self.columns_returned) or "no columns",
             "order": self.order,
-            "read path": f"{self.read_path}: {self.read_path_reason}",
+            "path": f"{self.read_path}: {self.read_path_reason}",
             "limit": "none" if self.limit is None else f"{self.limit:,} rows",
         }
         return "\n".join(f"{what:<9} {text}" for what, text in lines.items())
