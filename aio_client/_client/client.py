@@ -13,11 +13,11 @@ from aio_client._admin.indexes import index_messages, wait_until_built
 from aio_client._client.table import Table
 from aio_client._client.transaction import (
     TransactionOpener,
-    TransactionPart,
     abort_transaction,
     give_up_transaction,
     list_transactions,
 )
+from aio_client._client.transaction_part import TransactionPart
 from aio_client._input.arguments import names_of, text_of, timeout_of
 from aio_client._input.awaitable import AwaitableOpener
 from aio_client._scan.scan import Scan
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from aio_client._admin.check import BucketCheck
     from aio_client._admin.indexes import Indexes, IndexStatus
-    from aio_client._client.transaction import ConflictMode, LostWrites, TransactionInfo
+    from aio_client._client.transaction import ConflictMode
+    from aio_client._client.transaction_info import LostWrites, TransactionInfo
     from aio_client._scan.snapshot import Snapshot
     from aio_client._write.column_locks import ColumnLock
     from aio_client._write.merging import Names

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from aio_client._admin.disk_use import DiskUse
     from aio_client._admin.indexes import Indexes, IndexStatus
     from aio_client._admin.table_statistics import BucketStatistics
-    from aio_client._client.transaction import CommitResult, ConflictMode, LostWrites, TransactionInfo
+    from aio_client._client.transaction import ConflictMode
+    from aio_client._client.transaction_info import CommitResult, LostWrites, TransactionInfo
     from aio_client._input.data import Data
     from aio_client._queries.aggregate import Ties
     from aio_client._queries.lookup import VersionedRows

@@ -140,10 +140,10 @@ class _ScriptedTransport:
         self._closed = asyncio.Event()
 
     @property
-    def services(self) -> _Services:
+    def services(self) -> _ScriptedServices:
         if self._closed.is_set():
             self._fail_closed()
-        return _Services()
+        return _ScriptedServices()
 
     async def call(self, method: Callable[[], object], request: Any, *, repeatable: bool = True) -> Any:  # noqa: ANN401
         if (name := method()) != "tables.GetTable" or request.statistics:
@@ -174,14 +174,14 @@ class _ScriptedTransport:
         raise UsageError(f"the client of {self.address} is closed", address=self.address)
 
 
-class _Services:
+class _ScriptedServices:
     """`services.tables.GetTable` as the text `tables.GetTable`."""
 
     def __init__(self, path: str = "") -> None:
         self._path = path
 
-    def __getattr__(self, name: str) -> _Services | str:
-        return f"{self._path}.{name}" if self._path else _Services(name)
+    def __getattr__(self, name: str) -> _ScriptedServices | str:
+        return f"{self._path}.{name}" if self._path else _ScriptedServices(name)
 
 
 class _ScriptedCall:
