@@ -2,7 +2,7 @@
 
     async with mirror(table) as local:
         local.get("ann")                  # as of now, without a call
-        await local.changed()             # returns when something has
+        await local.wait_for_change()             # returns when something has
         local.to_arrow()
 
 What dashboards and caches need: reads cost no call, and nothing is asked for again. Keep `state()` to go on after a
@@ -197,8 +197,8 @@ class Mirror:
             raise UsageError("the mirror has read nothing yet: enter it first")
         return MirrorState(self.to_arrow(), token)
 
-    async def changed(self) -> None:
-        """Returns when the copy has changed since the last call; at once where it has already."""
+    async def wait_for_change(self) -> None:
+        """Waits until the copy has changed since the last call; returns at once if it has already."""
         while self._applied == self._seen:
             self._check()
             await self._next_news()

@@ -46,7 +46,7 @@ class FollowedLog:
         self._table = table
         self._options = options
         self._columns = columns
-        self.incarnation = ""
+        self.incarnation: str = ""
         self.end: Mapping[int, int] = {}
         self._looked_at = self._renewed_at = float("-inf")
 

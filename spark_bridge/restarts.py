@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aio_client import sync
-from scankv.model.errors import ConnectionFailed
+from scankv.model.errors import ConnectionFailed, DeadlineExceeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,17 +28,20 @@ def riding_through(address: str | None, ask: Callable[[], _Answer], *, timeout: 
         timeout: Seconds that the server may be away.
 
     Raises:
-        ConnectionFailed: The server was away for longer.
+        ConnectionFailed: The server was away for longer: what `ask` has raised last.
     """
     deadline = None
     while True:
         try:
             return ask()
-        except ConnectionFailed:
+        except ConnectionFailed as failure:
             deadline = deadline or time.monotonic() + timeout
             left = deadline - time.monotonic()
             if left <= 0:
                 raise
-            with sync.connect(address) as client:
-                client.wait_ready(left)
+            try:
+                with sync.connect(address) as client:
+                    client.wait_ready(left)
+            except DeadlineExceeded as error:
+                raise failure from error
             time.sleep(_PAUSE_SECONDS)

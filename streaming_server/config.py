@@ -190,7 +190,7 @@ class ServerConfig:
             ("base_min_rows", 0, 2**60),
             ("base_changed_share", 0, 10),
             ("base_max_age_seconds", 0.01, 10 * 365 * 86_400),
-            ("base_max_write_amplification", 1, 1e12),
+            ("base_max_write_amplification", 1, 10**12),
             ("base_delta_bytes", 1024, 2**31 - 1),
             ("base_total_delta_bytes", 1024, 2**50),
             ("base_cpu_share", 0.01, 1),
@@ -221,15 +221,21 @@ class ServerConfig:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise UsageError(f"{name} = {value}: it must be from {low} to {high}", option=name)
+                raise UsageError(
+                    f"{name} must be between {_text(low)} and {_text(high)}, not {_text(value)}", option=name
+                )
         if self.log_level not in LOG_LEVELS:
-            raise UsageError(f"log_level = {self.log_level}: it must be {' or '.join(LOG_LEVELS)}", option="log_level")
+            raise UsageError(f"log_level must be {' or '.join(LOG_LEVELS)}, not {self.log_level}", option="log_level")
         if not self.insecure and not is_loopback(self.host):
             raise UsageError(
                 f"host = {self.host}: this server has neither encryption nor authentication, so it listens on loopback "
                 "only; to let others in nevertheless, give --insecure",
                 option="host",
             )
+
+
+def _text(number: float) -> str:
+    return f"{int(number):,}" if float(number).is_integer() else f"{number:,}"
 
 
 def load_config(
@@ -311,7 +317,7 @@ def _convert(name: str, value: object, to: type) -> object:
     except (KeyError, TypeError, ValueError):
         kinds = {bool: "true or false", int: "a whole number", float: "a number", tuple[str, ...]: "a list of names"}
         kind = kinds.get(to, to.__name__)
-        raise UsageError(f"{name} = {value!r}: it must be {kind}", option=name) from None
+        raise UsageError(f"{name} must be {kind}, not {value!r}", option=name) from None
 
 
 def address_of(host: str, port: int) -> str:

@@ -6,9 +6,10 @@ import gc
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.support.examples import FACTOR
 from tests.support.forked import end_zygote
 from tests.support.server_process import ServerProcess
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 settings.register_profile(
     "unhurried",
     deadline=None,
-    max_examples=40,
+    max_examples=25 * FACTOR,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 settings.load_profile("unhurried")
@@ -30,10 +31,31 @@ settings.load_profile("unhurried")
 
 _SPARK = "tests/spark/"
 
+# Seconds for tests without a mark of their own, where the default of pyproject.toml may not do on a busy machine.
+_TIMEOUTS = {
+    _SPARK: 300,  # The first one starts a virtual machine, and each query starts Python processes.
+    "tests/integration/examples/": 300,  # A browser, Streamlit and jobs start.
+    "tests/model/": 300,  # Long histories, in which the server is killed.
+}
+# One that fails looks for a simpler example for up to five minutes, and would not show it otherwise.
+_HYPOTHESIS_TIMEOUT = 360 * FACTOR
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Has the tests of Spark, which take longest and mostly wait, begin first."""
+    """Has the tests of Spark, which take longest and mostly wait, begin first; sets how long each test may take."""
     items.sort(key=lambda item: not item.nodeid.startswith(_SPARK))
+    for item in items:
+        if item.get_closest_marker("soak"):
+            # In front of a mark that is for the short variants of the same test.
+            item.add_marker(pytest.mark.timeout(0), append=False)
+        elif not item.get_closest_marker("timeout") and (seconds := _timeout_of(item)):
+            item.add_marker(pytest.mark.timeout(seconds))
+
+
+def _timeout_of(item: pytest.Item) -> int | None:
+    if is_hypothesis_test(getattr(item, "obj", None)):
+        return _HYPOTHESIS_TIMEOUT
+    return next((seconds for path, seconds in _TIMEOUTS.items() if item.nodeid.startswith(path)), None)
 
 
 class _FilesAndSpark(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types

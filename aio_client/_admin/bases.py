@@ -14,7 +14,7 @@ class BaseStatistics:
     """The columnar base of one bucket; zeros where there is none. Costs are since the start of the server.
 
     Attributes:
-        why_none: Why scans read none, in words; None where they read one.
+        unused_reason: Why scans do not read a base of the bucket, in words. None if they read one.
         log_offset: The offset of the first change that is not in it.
         rows: Rows in it.
         disk_bytes: Bytes of its files.
@@ -30,7 +30,7 @@ class BaseStatistics:
         last_written_bytes: Bytes of the files of that.
     """
 
-    why_none: str | None
+    unused_reason: str | None
     log_offset: int
     rows: int
     disk_bytes: int
@@ -48,7 +48,7 @@ class BaseStatistics:
     def of(cls, message: table_pb2.BaseStatistics) -> Self:
         """The figures in an answer."""
         return cls(
-            why_none=message.why_none or None,
+            unused_reason=message.unused_reason or None,
             log_offset=message.log_offset,
             rows=message.rows,
             disk_bytes=message.disk_bytes,
@@ -81,7 +81,7 @@ class TableBases:
         builds: Bases that were built.
         build_cpu_seconds: What building took of one core.
         written_bytes: Bytes of the files of all that were built.
-        why_none: Why buckets have none, each reason once.
+        unused_reasons: Why scans do not read bases of some buckets, each reason once.
     """
 
     table: str
@@ -96,7 +96,7 @@ class TableBases:
     builds: int
     build_cpu_seconds: float
     written_bytes: int
-    why_none: tuple[str, ...]
+    unused_reasons: tuple[str, ...]
 
     @classmethod
     def of(cls, message: admin_pb2.TableBases) -> Self:
@@ -114,5 +114,5 @@ class TableBases:
             builds=message.builds,
             build_cpu_seconds=message.build_cpu_micros / 1_000_000,
             written_bytes=message.written_bytes,
-            why_none=tuple(message.why_none),
+            unused_reasons=tuple(message.unused_reasons),
         )

@@ -47,7 +47,7 @@ class BucketCheck:
     problem: str | None
 
     @property
-    def agrees(self) -> bool:
+    def is_consistent(self) -> bool:
         """Whether nothing is wrong, neither with the rows nor with an index."""
         return self.problem is None and all(index.problem is None for index in self.indexes)
 

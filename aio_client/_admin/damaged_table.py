@@ -12,10 +12,10 @@ class DamagedTable:
     Attributes:
         name: `database.table`.
         reason: What is wrong, and what to do.
-        partly: Whether the rest of the table can be used: `Client.tables` has it as well. Otherwise the table can only
-            be dropped, with `Client.drop_table`, until what is damaged is restored from a copy.
+        partial: Whether only a part of the table is damaged. The rest can be used, and `Client.tables` lists the table
+            as well. Otherwise the table can only be dropped, with `Client.drop_table`, or restored from a copy.
     """
 
     name: str
     reason: str
-    partly: bool
+    partial: bool

@@ -12,14 +12,14 @@ from aio_client._admin.damaged_table import DamagedTable
 from aio_client._admin.indexes import index_messages, wait_until_built
 from aio_client._client.table import Table
 from aio_client._client.transaction import (
-    Beginning,
+    TransactionOpener,
     TransactionPart,
     abort_transaction,
     give_up_transaction,
     list_transactions,
 )
 from aio_client._input.arguments import names_of, text_of, timeout_of
-from aio_client._input.awaitable import NotOpened
+from aio_client._input.awaitable import Opener
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import adopt_snapshot, list_snapshots
 from aio_client._transport.config import ClientConfig, default_url
@@ -226,7 +226,7 @@ class Client:
             on_bucket: Called with each bucket as soon as it is done.
 
         Returns:
-            What was found, by bucket, ascending. Damage is no error here, but told: see `BucketCheck.agrees`.
+            What was found, by bucket, ascending. Damage is no error here, but told: see `BucketCheck.is_consistent`.
 
         Raises:
             TableNotFound: There is no such table, or it was dropped meanwhile.
@@ -257,7 +257,7 @@ class Client:
         response = await self._list_tables()
         usable = {table.name for table in response.tables}
         return [
-            DamagedTable(name=each.name, reason=each.reason, partly=each.name in usable) for each in response.damaged
+            DamagedTable(name=each.name, reason=each.reason, partial=each.name in usable) for each in response.damaged
         ]
 
     async def _list_tables(self) -> table_pb2.ListTablesResponse:
@@ -339,7 +339,7 @@ class Client:
         ttl: float | None = None,
         writer: str | None = None,
         attempt: str | None = None,
-    ) -> Beginning:
+    ) -> TransactionOpener:
         """Begins a transaction: writes to any tables of the server that are seen all at once, or never.
 
             async with client.transaction(id="job-1:7") as tx:
@@ -370,7 +370,7 @@ class Client:
             TooManyTransactions: The server has as many open ones as it allows.
             UsageError: An argument is not possible; InvalidRequest for the id, or the writer's.
         """
-        return Beginning(self._transport, id, conflict, ttl, writer, attempt)
+        return TransactionOpener(self._transport, id, conflict, ttl, writer, attempt)
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
         """Takes part in a transaction that was begun elsewhere; whoever has begun it commits it, and names the part.
@@ -443,10 +443,12 @@ class Client:
         await self._transport.wait_ready(timeout_of(timeout))
 
 
-class Connecting(NotOpened):
+class ClientOpener(Opener):
     """What `connect` returns: `async with connect(...) as client`, or `client = await connect(...)`."""
 
-    call, name, result = "connect(...)", "client", Client
+    call = "connect(...)"
+    name = "client"
+    result = Client
 
     def __init__(self, config: ClientConfig) -> None:
         """Called by `connect`; opens nothing."""
@@ -478,7 +480,7 @@ def connect(
     next_chunk_timeout: float = 30.0,
     read_ahead_bytes: int = 2 * 1024 * 1024,
     read_ahead_chunks: int = 2,
-) -> Connecting:
+) -> ClientOpener:
     """Opens a client, in `async with` or by `await`.
 
     The server need not be there yet: the first call connects, and fails within milliseconds where nobody listens. Only
@@ -497,7 +499,7 @@ def connect(
     Raises:
         UsageError: The url cannot be read, or a number is out of its range.
     """
-    return Connecting(
+    return ClientOpener(
         ClientConfig(
             url=default_url() if url is None else url,
             operation_timeout=operation_timeout,

@@ -51,7 +51,7 @@ class LookupAnswer:
     log_offsets: LogOffsets
 
     @classmethod
-    def read(cls, keys: pa.RecordBatch, response: LookupResponse) -> LookupAnswer:
+    def decode(cls, keys: pa.RecordBatch, response: LookupResponse) -> LookupAnswer:
         """Reads the response to a request for these keys.
 
         Raises:
@@ -68,7 +68,7 @@ class LookupAnswer:
                 f"{rows.num_rows:,} rows where it says {found.sum():,}"
             )
         offsets = LogOffsets()
-        offsets.note(response.log_offsets, response.table_incarnation)
+        offsets.advance(response.log_offsets, response.table_incarnation)
         return cls(keys, rows, found, offsets)
 
 

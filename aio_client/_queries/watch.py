@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 import pyarrow.types as pat
 
-from aio_client._queries.aggregate import changed_top_n, rows_in, top_n
+from aio_client._queries.aggregate import changed_top_n, decode_rows, top_n
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import ScanKvError, SchemaMismatch, UsageError
 from scankv.v1 import lookup_pb2
@@ -129,7 +129,7 @@ class TopNPolls:
 
     Attributes:
         unchanged: How many answers in a row had the rows of the one before.
-        trouble: Why the server has not answered since the last answer; None while it does.
+        current_error: Why the server has not answered since the last answer; None while it does.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ class TopNPolls:
         """
         if not isinstance(every, int | float) or isinstance(every, bool) or not MIN_SECONDS <= every < math.inf:
             raise UsageError(f"every is a number of seconds, at least {MIN_SECONDS:g}, not {every!r}", option="every")
-        self.unchanged = 0
-        self.trouble: ScanKvError | None = None
+        self.unchanged: int = 0
+        self.current_error: ScanKvError | None = None
         self._transport = transport
         self._request = request
         self._primary_key = primary_key
@@ -218,11 +218,11 @@ class TopNPolls:
         # Also where it is cancelled: reads that are given up early do not make more questions.
         self._due = asked + self._every
         response = await (self._first() if last is None else self._next_since(last.version))
-        self.trouble = None
+        self.current_error = None
         answered, ranking = self._clock(), None
         if not response.unchanged:
             self._due = answered + self._every
-            now = Ranking.of(rows_in(response.rows), response.version, self._primary_key, self._hidden)
+            now = Ranking.of(decode_rows(response.rows), response.version, self._primary_key, self._hidden)
             self._last = now
             ranking = None if last is not None and last.same_rows(now) else now
         elif answered - asked >= self._wait / 2:  # else it did not wait
@@ -247,7 +247,7 @@ class TopNPolls:
 
     def _note(self, error: ScanKvError) -> None:
         # A copy, without the traceback whose frames keep the call.
-        self.trouble = copy(error)
+        self.current_error = copy(error)
 
 
 class TopNWatch:
@@ -325,9 +325,9 @@ class TopNWatch:
         return self._polls.unchanged
 
     @property
-    def trouble(self) -> ScanKvError | None:
+    def current_error(self) -> ScanKvError | None:
         """Why the server has not answered since its last answer, while it is asked again; None while it answers."""
-        return self._polls.trouble
+        return self._polls.current_error
 
     async def aclose(self) -> None:
         """Ends the watch; a read that waits ends as at the end. Idempotent."""

@@ -40,23 +40,26 @@ class ChangesBuilder(ABC):
         """Where a scan of the changelog ends: `StopAt.LATEST`, `timestamp(...)`, `offsets(...)`; None for never."""
         return self._with(log=replace(self._log("stop_at"), stop=stop))
 
-    def with_catch_up(self, catch_up: Literal["all", "net"], *, behind: int | None = None) -> Self:
-        """What comes of changes that lie far behind: each of them, or one net change for each key, deletes included.
+    def with_catch_up(self, catch_up: Literal["all", "net"], *, lag_threshold: int | None = None) -> Self:
+        """Chooses what a backlog is read as: all changes, or one net change for each key (compacted catch-up).
 
-        With "net", a bucket that is more changes behind than the server's `catch_up_changes` (100,000) gives of what
-        lies before the end of its log, for each key that is not as it was, `+I`, `-D` or `-U` and `+U`, with offset and
-        time of its last change. That holds at the start, and whenever the stream falls so far behind.
+        With "net", a bucket whose lag is greater than `lag_threshold` returns net changes up to the end of its log: for
+        each key that differs from what it was, `+I`, `-D`, or `-U` and `+U`, with the offset and time of its last
+        change. That holds at the start, and whenever the lag grows so large again.
 
         Args:
-            catch_up: "all" or "net".
-            behind: With "net", how many changes a bucket must be behind, 1 or more. Default: the server's setting.
+            catch_up: `"all"` or `"net"`.
+            lag_threshold: With `"net"`, a number of changes, at least 1. Default: the server's setting
+                `catch_up_changes`, which is 100,000 unless configured.
 
         Raises:
-            UsageError: An argument is none of these, or this is no scan of the changelog.
+            UsageError: An argument is none of these, or this is not a scan of the changelog.
         """
         if catch_up not in tuple(CatchUp):
             raise UsageError(f'with_catch_up takes "all" or "net", not {catch_up!r}')
-        return self._with(log=replace(self._log("with_catch_up"), catch_up=CatchUp(catch_up), net_behind=behind))
+        return self._with(
+            log=replace(self._log("with_catch_up"), catch_up=CatchUp(catch_up), lag_threshold=lag_threshold)
+        )
 
     def with_unmatched(self, unmatched: Literal["refuse", "delete"]) -> Self:
         """What comes of rows that do not match the predicate of a scan of the changelog of a table without old rows.

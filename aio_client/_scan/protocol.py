@@ -81,7 +81,7 @@ def changelog(log: LogSpec) -> scan_pb2.Changelog:
     """Writes where a stream of changes starts and ends as the message that asks for it."""
     message = scan_pb2.Changelog(
         net_changes=log.catch_up is CatchUp.NET,
-        net_behind=log.net_behind or 0,
+        net_changes_lag_threshold=log.lag_threshold or 0,
         clamp=log.clamp,
         unmatched_delete=log.unmatched is Unmatched.DELETE,
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aio_client._input.arguments import is_text, text_of
-from aio_client._input.awaitable import NotOpened
+from aio_client._input.awaitable import Opener
 from aio_client._transport.lease import Lease, ttl_millis
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._transport.retry import PASSING_ERRORS, with_retries
@@ -61,7 +61,7 @@ class Snapshot(Lease):
         transport: Transport,
         message: snapshot_pb2.Snapshot,
         asked_at: float,
-        held_micros: int = 0,
+        write_pause_micros: int = 0,
         *,
         shared: bool = False,
     ) -> None:
@@ -71,12 +71,12 @@ class Snapshot(Lease):
             transport: The client's connection.
             message: What the server said of it.
             asked_at: When it was asked, on the monotonic clock: the lease lasts at least as long as said from then on.
-            held_micros: How long the pin held the table's writers.
+            write_pause_micros: How long the pin paused the table's writers.
             shared: Whether others may read it under the same id, so that this reader does not release it in the end.
         """
         self._transport = transport
         self._schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
-        self._held_micros = held_micros
+        self._write_pause_micros = write_pause_micros
         super().__init__(shared=shared)
         self._note(message, asked_at)
 
@@ -132,9 +132,9 @@ class Snapshot(Lease):
         return _EPOCH + timedelta(microseconds=self._message.view_micros)
 
     @property
-    def held_seconds(self) -> float:
-        """For how long the table's writers were held to take the view; 0 where it was there already, or was listed."""
-        return self._held_micros / 1_000_000
+    def write_pause_seconds(self) -> float:
+        """How long the pin paused the table's writers. 0 if the view existed already, or if the snapshot was listed."""
+        return self._write_pause_micros / 1_000_000
 
     @property
     def ttl(self) -> float:
@@ -181,10 +181,12 @@ class Snapshot(Lease):
         self._note_renewed()
 
 
-class Pinning(NotOpened):
+class SnapshotOpener(Opener):
     """What `table.snapshot()` returns: `async with` it, or `await` it. Each time, it takes a snapshot of its own."""
 
-    call, name, result = "table.snapshot()", "snapshot", Snapshot
+    call = "table.snapshot()"
+    name = "snapshot"
+    result = Snapshot
 
     def __init__(
         self, transport: Transport, table: str, ttl: float, same_view_as: Pinned | str | None, id_: str | None
@@ -232,7 +234,9 @@ class Pinning(NotOpened):
             asked_at = time.monotonic()
             calls = self._transport
             response = await calls.attempt(lambda: calls.services.snapshots.PinSnapshot, request, deadline=deadline)
-            return Snapshot(self._transport, response.snapshot, asked_at, response.held_micros, shared=request.shared)
+            return Snapshot(
+                self._transport, response.snapshot, asked_at, response.write_pause_micros, shared=request.shared
+            )
 
         return await with_retries(
             attempt,

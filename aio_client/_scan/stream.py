@@ -185,7 +185,7 @@ class ScanStream:
         header = self._header("log_offsets")
         offsets = LogOffsets()
         if self._progress.spec.buckets != ():
-            offsets.note(header.log_offsets, header.table_incarnation)
+            offsets.advance(header.log_offsets, header.table_incarnation)
         return offsets
 
     @property

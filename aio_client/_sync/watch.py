@@ -108,9 +108,9 @@ class TopNWatch:
         return self._polls.unchanged
 
     @property
-    def trouble(self) -> ScanKvError | None:
+    def current_error(self) -> ScanKvError | None:
         """Why the server has not answered since its last answer, while it is asked again; None while it answers."""
-        return self._polls.trouble
+        return self._polls.current_error
 
     def close(self) -> None:
         """Ends the watch; whoever waits for its next rows finds the end. Idempotent."""

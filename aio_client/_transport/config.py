@@ -92,7 +92,7 @@ class ClientConfig:
         return max(1, min(_MAX_HEARTBEAT_MILLIS, int(min(self.next_chunk_timeout, self.operation_timeout) * 1000 / 3)))
 
     @property
-    def telling_seconds(self) -> float:
+    def min_silence_seconds(self) -> float:
         """How long a call must have been silent to say something about its connection.
 
         One that had less, because its operation was nearly over, says nothing.

@@ -54,6 +54,15 @@ if TYPE_CHECKING:
 
     from aio_client._transport.config import ClientConfig
     from scankv.v1.admin_pb2 import CheckTableRequest
+    from scankv.v1.admin_pb2_grpc import AdminServiceAsyncStub
+    from scankv.v1.consumer_pb2_grpc import ConsumerServiceAsyncStub
+    from scankv.v1.lock_pb2_grpc import LockServiceAsyncStub
+    from scankv.v1.lookup_pb2_grpc import LookupServiceAsyncStub
+    from scankv.v1.scan_pb2_grpc import ScanServiceAsyncStub
+    from scankv.v1.snapshot_pb2_grpc import SnapshotServiceAsyncStub
+    from scankv.v1.table_pb2_grpc import TableServiceAsyncStub
+    from scankv.v1.transaction_pb2_grpc import TransactionServiceAsyncStub
+    from scankv.v1.write_pb2_grpc import WriteServiceAsyncStub
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -101,8 +110,8 @@ class Transport:
                 address=config.address,
             )
         self.config = config
-        self.address = config.address
-        self.writers = UnnamedWriters()
+        self.address: str = config.address
+        self.writers: UnnamedWriters = UnnamedWriters()
         self._loop = asyncio.get_running_loop()
         ignore_stray_events(self._loop)
         self._pid = os.getpid()
@@ -295,7 +304,7 @@ class Transport:
         if isinstance(known, Unavailable):
             state = services.channel.get_state() if self._connections else _AWAY
             known.shed = state is not _AWAY
-        silent = cls is DeadlineExceeded and timeout >= self.config.telling_seconds
+        silent = cls is DeadlineExceeded and timeout >= self.config.min_silence_seconds
         if silent or (cls is Unavailable and state is not grpc.ChannelConnectivity.READY):
             self.replace(services)
         return known
@@ -363,23 +372,23 @@ class _Services:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
-        self.streams = 0
-        self.consumers = ConsumerServiceStub(channel)
-        self.admin = AdminServiceStub(channel)
-        self.health = health_pb2_grpc.HealthStub(channel)
-        self.locks = LockServiceStub(channel)
-        self.lookups = LookupServiceStub(channel)
-        self.scans = ScanServiceStub(channel)
+        self.streams: int = 0
+        self.consumers: ConsumerServiceAsyncStub = ConsumerServiceStub(channel)
+        self.admin: AdminServiceAsyncStub = AdminServiceStub(channel)
+        self.health: health_pb2_grpc.HealthStub = health_pb2_grpc.HealthStub(channel)
+        self.locks: LockServiceAsyncStub = LockServiceStub(channel)
+        self.lookups: LookupServiceAsyncStub = LookupServiceStub(channel)
+        self.scans: ScanServiceAsyncStub = ScanServiceStub(channel)
         # In place of the stub's, whose messages hold copies of the rows.
-        self.scan_kv = channel.unary_stream(
+        self.scan_kv: grpc.aio.UnaryStreamMultiCallable[ScanKvRequest, ScanMessage] = channel.unary_stream(
             f"/{SCAN.services_by_name['ScanService'].full_name}/ScanKv",
             request_serializer=ScanKvRequest.SerializeToString,
             response_deserializer=ScanMessage.from_bytes,
         )
-        self.snapshots = SnapshotServiceStub(channel)
-        self.tables = TableServiceStub(channel)
-        self.transactions = TransactionServiceStub(channel)
-        self.writes = WriteServiceStub(channel)
+        self.snapshots: SnapshotServiceAsyncStub = SnapshotServiceStub(channel)
+        self.tables: TableServiceAsyncStub = TableServiceStub(channel)
+        self.transactions: TransactionServiceAsyncStub = TransactionServiceStub(channel)
+        self.writes: WriteServiceAsyncStub = WriteServiceStub(channel)
 
     def stream(self, call: _Call) -> _Call:
         """Counts a call that may last as long as it likes, until it is over."""
@@ -440,7 +449,7 @@ class StreamCall(Generic[_Response]):
             async with asyncio.timeout(timeout):
                 message = await self._call.read()
         except TimeoutError as error:
-            if (timeout or 0) >= self._transport.config.telling_seconds:
+            if (timeout or 0) >= self._transport.config.min_silence_seconds:
                 self._transport.replace(self._services)
             address = self._transport.address
             raise DeadlineExceeded(

@@ -9,11 +9,11 @@
 """
 
 from aio_client.testing._fault_proxy import FaultProxy
-from aio_client.testing._faults import Direction, Fault, FaultKind, FaultMade
+from aio_client.testing._faults import Direction, Fault, FaultKind, InjectedFault
 from aio_client.testing._script import Script, Step
 from aio_client.testing._scripted import ScriptedServer
 from scankv.model.public_names import set_public_module
 
-__all__ = ["Direction", "Fault", "FaultKind", "FaultMade", "FaultProxy", "Script", "ScriptedServer", "Step"]
+__all__ = ["Direction", "Fault", "FaultKind", "FaultProxy", "InjectedFault", "Script", "ScriptedServer", "Step"]
 
 set_public_module("scankv.testing", globals(), __all__)

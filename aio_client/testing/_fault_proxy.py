@@ -12,7 +12,7 @@ from anyio.from_thread import start_blocking_portal
 
 from aio_client._transport.config import ClientConfig
 from aio_client.testing._fault_connection import LINGER_ZERO, FaultConnection
-from aio_client.testing._faults import Direction, Fault, FaultKind, FaultMade, RandomFaults
+from aio_client.testing._faults import Direction, Fault, FaultKind, InjectedFault, RandomFaults
 from scankv.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class FaultProxy:
         Raises:
             UsageError: The target cannot be read.
         """
-        self.target = ClientConfig(url=target).address
+        self.target: str = ClientConfig(url=target).address
         self.seed = seed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port_keeper: socket.socket | None = None
@@ -67,7 +67,7 @@ class FaultProxy:
         self._open: dict[int, FaultConnection] = {}
         self._connections = 0
         self._closed_bytes: dict[Direction, int] = {"to_client": 0, "to_server": 0}
-        self._made: list[FaultMade] = []
+        self._made: list[InjectedFault] = []
         self._next: deque[tuple[Fault, ...]] = deque()
         self._random: RandomFaults | None = None
 
@@ -146,7 +146,7 @@ class FaultProxy:
         return self._bytes("to_server")
 
     @property
-    def faults(self) -> tuple[FaultMade, ...]:
+    def faults(self) -> tuple[InjectedFault, ...]:
         """The faults that have happened, in their order."""
         return tuple(self._made)
 
@@ -212,8 +212,8 @@ class FaultProxy:
         """Takes new connections again, on the same port."""
         self._in_loop(self._listen)
 
-    def calm(self) -> None:
-        """Lets everything work from now on: drops all faults that have not happened, accepts, and resumes."""
+    def heal(self) -> None:
+        """Ends all faults: drops those that have not happened yet, accepts connections, and resumes the open ones."""
 
         def change() -> None:
             self._random = None
@@ -287,7 +287,9 @@ class FaultProxy:
             if isinstance(error, OSError):
                 return
             raise
-        connection = FaultConnection(client, server, lambda fault, at: self._made.append(FaultMade(number, fault, at)))
+        connection = FaultConnection(
+            client, server, lambda fault, at: self._made.append(InjectedFault(number, fault, at))
+        )
         self._open[number] = connection
         try:
             for fault in faults:

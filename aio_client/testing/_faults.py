@@ -59,8 +59,8 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class FaultMade:
-    """A fault that happened.
+class InjectedFault:
+    """A fault that the proxy has injected.
 
     Attributes:
         connection: Which connection: 1 is the first that the proxy took.

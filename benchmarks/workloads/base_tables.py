@@ -54,9 +54,9 @@ def wait_for_base(table: Table, builds: int = 1) -> BaseStatistics:
     progress("waiting for the base")
     ask_for_base(table)
     deadline = time.monotonic() + _BUILT_WITHIN
-    while (base := base_of(table)).why_none is not None or base.builds < builds:
+    while (base := base_of(table)).unused_reason is not None or base.builds < builds:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the server does not build a base: {base.why_none}")
+            raise RuntimeError(f"the server does not build a base: {base.unused_reason}")
         time.sleep(_POLL_SECONDS)
     return base
 

@@ -117,7 +117,7 @@ def _pin_under_writer(url: str, rows: int, runs: int) -> tuple[Spread, Spread]:
                     raise RuntimeError("the writer has written nothing beside the pin")
                 if number >= 0:
                     whole.append(_MILLIS * seconds)
-                    held.append(_MILLIS * snapshot.held_seconds)
+                    held.append(_MILLIS * snapshot.write_pause_seconds)
                     progress(f"  run {number + 1} of {runs}: {whole[-1]:.0f} ms, writers held for {held[-1]:.1f} ms")
                 snapshot.release()
         client.drop_table("bench.pinned")
@@ -133,7 +133,7 @@ def _hold_of(url: str, buckets: int, rows: int, runs: int) -> Spread:
             table.upsert(batch.set_column(2, t4.SCHEMA.field("amount"), pa.array([float(number)] * rows)))
             snapshot = table.snapshot(ttl=60)
             if number >= 0:
-                holds.append(_MILLIS * snapshot.held_seconds)
+                holds.append(_MILLIS * snapshot.write_pause_seconds)
             snapshot.release()
         client.drop_table("bench.buckets")
     hold = Spread.of(holds)

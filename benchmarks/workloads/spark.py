@@ -81,7 +81,7 @@ def _load(client: Client, name: str, rows: int, columnar_base: str) -> None:
 def _wait_for_bases(table: Table) -> None:
     progress("waiting for the bases")
     deadline = time.monotonic() + _BUILT_WITHIN
-    while any(each.base is None or each.base.why_none is not None for each in table.statistics()):
+    while any(each.base is None or each.base.unused_reason is not None for each in table.statistics()):
         if time.monotonic() > deadline:
             raise RuntimeError("the server does not build the bases")
         time.sleep(_POLL_SECONDS)

@@ -61,9 +61,9 @@ class Shared:
             self._versions = versions
         return self._departed, self._changed_at
 
-    def trouble(self) -> ScanKvError | None:
+    def current_error(self) -> ScanKvError | None:
         """Why the server does not answer at the moment, if it does not."""
-        return next((watch.trouble for watch in self.watches if watch.trouble is not None), None)
+        return next((watch.current_error for watch in self.watches if watch.current_error is not None), None)
 
 
 @st.cache_resource(show_spinner="Connecting to the server ...")
@@ -92,7 +92,7 @@ def board() -> None:
         return
     # Of both watches of the flights, so that no flight below is later.
     hours = newest.rows["time_hour"].to_pylist() + latest.rows["time_hour"].to_pylist()
-    show_age(max(hours), departed, progress.rows, changed_at, shared().trouble())
+    show_age(max(hours), departed, progress.rows, changed_at, shared().current_error())
     left, right = st.columns(2, gap="large")
     with left:
         st.subheader("Busiest routes")

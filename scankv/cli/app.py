@@ -83,7 +83,7 @@ class _AllCommands(Commands):
         return list(self.commands)
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="scankv",
     cls=_AllCommands,
     no_args_is_help=True,

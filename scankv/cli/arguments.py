@@ -87,7 +87,7 @@ def _names_of_all(objects: Sequence[str], schema: pa.Schema) -> list[str]:
 def _parts(argument: str, names: Sequence[str]) -> list[str]:
     parts = [argument] if len(names) == 1 else next(csv.reader([argument]))
     if len(parts) != len(names):
-        raise UsageError(f'the key "{argument}" has {len(parts)} parts instead of {len(names)}: {",".join(names)}')
+        raise UsageError(f'the key "{argument}" must have {len(names)} parts, not {len(parts)}: {",".join(names)}')
     return parts
 
 

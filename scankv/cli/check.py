@@ -27,7 +27,7 @@ def check(
     """
     checked: dict[str, list[BucketCheck]] = {}
     with sync.connect(url) as client:
-        damaged = [] if table is not None else [each for each in client.damaged_tables() if not each.partly]
+        damaged = [] if table is not None else [each for each in client.damaged_tables() if not each.partial]
         for found in client.tables() if table is None else [client.table(table)]:
             try:
                 with _progress(found) as show:
@@ -109,6 +109,6 @@ def _number(count: int, one: str, many: str | None = None) -> str:
 def _summary(name: str, buckets: list[BucketCheck]) -> dict[str, object]:
     return {
         "table": name,
-        "agrees": all(bucket.agrees for bucket in buckets),
+        "is_consistent": all(bucket.is_consistent for bucket in buckets),
         "buckets": [asdict(bucket) for bucket in buckets],
     }

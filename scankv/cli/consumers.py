@@ -11,7 +11,7 @@ from scankv.cli.positions import start_of
 from scankv.cli.show import duration, show_json, show_table
 from scankv.model.errors import ConsumerNotFound
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     help="Consumers: who follows the changes of a table, and how far each has come.", no_args_is_help=True
 )
 
@@ -36,7 +36,7 @@ def list_(
         show_json([_summary(consumer) for consumer in consumers])
     elif consumers:
         show_table(
-            ["consumer", "behind", "reads", "committed at (UTC)", "state", "offsets"],
+            ["consumer", "lag", "reads", "committed at (UTC)", "state", "offsets"],
             [_cells(consumer) for consumer in consumers],
         )
     else:

@@ -97,7 +97,7 @@ def _chosen_format(path: Path, format_: ExportFormat | None) -> Format:
         return Format(format_)
     named = format_of_name(path.name)
     if named in (Format.CSV, Format.JSONL):
-        raise UsageError(f"an export is parquet or arrow; for {named} use: scankv scan --at SNAPSHOT -o {path}")
+        raise UsageError(f"an export must be parquet or arrow, not {named}; use: scankv scan --at SNAPSHOT -o {path}")
     return named or Format.PARQUET
 
 

@@ -26,7 +26,7 @@ _BASE_HEADERS: Final = [
     "builds",
     "cpu",
     "written",
-    "why not all",
+    "unused because",
 ]
 
 _SECONDS_OF: Final = {"micros": 1e-6, "millis": 1e-3, "seconds": 1.0}
@@ -43,7 +43,7 @@ def tables(json: Json = False, url: Url = None) -> None:
     """List the tables, also those that are damaged, with the reasons."""
     with sync.connect(url) as client:
         found, damaged = client.tables(), {table.name: table for table in client.damaged_tables()}
-    gone = [table for table in damaged.values() if not table.partly]
+    gone = [table for table in damaged.values() if not table.partial]
     if json:
         listed = [_summary(table) | _damage(damaged.get(table.name)) for table in found]
         listed += [{"name": table.name} | _damage(table) for table in gone]
@@ -118,8 +118,8 @@ def describe(
     bases = [(bucket.bucket, bucket.base) for bucket in buckets if bucket.base is not None]
     if bases:
         show_table(
-            ["columnar base of bucket", "log offset", *_BASE_HEADERS[:-1], "why none"],
-            [[number, base.log_offset, *_base_cells(base), base.why_none or ""] for number, base in bases],
+            ["columnar base of bucket", "log offset", *_BASE_HEADERS],
+            [[number, base.log_offset, *_base_cells(base), base.unused_reason or ""] for number, base in bases],
         )
 
 
@@ -141,7 +141,7 @@ def stats(json: Json = False, url: Url = None) -> None:
 def _damage(table: DamagedTable | None) -> dict[str, object]:
     if table is None:
         return {}
-    return {"state": "partly damaged" if table.partly else "damaged", "damage": table.reason}
+    return {"state": "partly damaged" if table.partial else "damaged", "damage": table.reason}
 
 
 def _disk(use: DiskUse) -> str:
@@ -165,7 +165,8 @@ def _bucket_cells(bucket: BucketStatistics) -> list[object]:
 
 def _bases(tables: Sequence[TableBases]) -> tuple[list[str], list[list[object]]]:
     return ["columnar bases of", "buckets", *_BASE_HEADERS], [
-        [each.table, f"{each.bases} of {each.buckets}", *_base_cells(each), "; ".join(each.why_none)] for each in tables
+        [each.table, f"{each.bases} of {each.buckets}", *_base_cells(each), "; ".join(each.unused_reasons)]
+        for each in tables
     ]
 
 

@@ -34,7 +34,8 @@ class Loading:
     """
 
     def __init__(self, client: Client, table: Table, mode: WriteMode = "merge") -> None:
-        self.rows = self.unsure = 0
+        self.rows: int = 0
+        self.unsure: int = 0
         self._mode: WriteMode = mode
         self._client = client
         self._table = table

@@ -10,7 +10,7 @@ from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
 from scankv.model.errors import LockLost
 
-app = typer.Typer(help="Column locks: who keeps which columns of a table to itself.")
+app: typer.Typer = typer.Typer(help="Column locks: who keeps which columns of a table to itself.")
 
 
 @app.callback(invoke_without_command=True)

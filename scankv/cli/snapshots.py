@@ -14,7 +14,9 @@ from scankv.model.errors import SnapshotLost, UsageError
 
 _SECONDS_OF: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
-app = typer.Typer(help="Pinned snapshots: a table as of one instant, kept while its lease lives.", no_args_is_help=True)
+app: typer.Typer = typer.Typer(
+    help="Pinned snapshots: a table as of one instant, kept while its lease lives.", no_args_is_help=True
+)
 
 app.command()(export)
 

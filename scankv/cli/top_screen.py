@@ -35,7 +35,7 @@ class Going(Protocol):
         """How many answers in a row had the rows as they are."""
 
     @property
-    def trouble(self) -> ScanKvError | None:
+    def current_error(self) -> ScanKvError | None:
         """What has kept the server from answering since its last answer; None while it answers."""
 
 
@@ -67,7 +67,7 @@ class TopScreen:
             top, first, changed_at = self._shown
             yield top_block(top, first=first, width=options.max_width, height=console.height)
             parts.append(f"last change {changed_at:%H:%M:%S}")
-        trouble = self._going.trouble
+        trouble = self._going.current_error
         if trouble is not None:
             parts.append(f"reconnecting: {trouble.message}")
         elif self._shown is not None:

@@ -12,7 +12,7 @@ from scankv.cli.outcome import FAILED, complain
 from scankv.cli.show import duration, show_json, show_table
 from scankv.model.errors import TransactionCommitted, UsageError
 
-app = typer.Typer(help="Transactions that are neither committed nor aborted, or that are stuck.")
+app: typer.Typer = typer.Typer(help="Transactions that are neither committed nor aborted, or that are stuck.")
 
 
 @app.callback(invoke_without_command=True)

@@ -18,9 +18,9 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.distance = 0
-        self.zeros = 0
+        self.rows: int = 0
+        self.distance: int = 0
+        self.zeros: int = 0
         self._carriers: list[pa.Table] = []
 
     def add(self, rows: pa.RecordBatch) -> None:

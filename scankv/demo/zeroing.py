@@ -27,9 +27,9 @@ class Zeroing:
     """
 
     def __init__(self, table: Table, rows: pa.Table) -> None:
-        self.acknowledged = 0
-        self.first = asyncio.Event()
-        self.stop = asyncio.Event()
+        self.acknowledged: int = 0
+        self.first: asyncio.Event = asyncio.Event()
+        self.stop: asyncio.Event = asyncio.Event()
         self._table = table
         self._rows = rows.take(np.random.default_rng(_SEED).permutation(rows.num_rows))
 

@@ -44,7 +44,7 @@ class BadRows:
     """
 
     def __init__(self, name: str, *, skip: bool, report: Callable[[str], None] = lambda message: None) -> None:
-        self.count = 0
+        self.count: int = 0
         self.skip = skip
         self._name = name
         self._report = report

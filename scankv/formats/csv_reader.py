@@ -66,6 +66,7 @@ class CsvFile:
     """
 
     def __init__(self, stream: io.BufferedReader, options: CsvOptions) -> None:
+        self.names: list[str]
         self.names, self._delimiter = read_header(stream, options.delimiter)
         self._stream = stream
         self._convert_options = pyarrow.csv.ConvertOptions(

@@ -71,7 +71,7 @@ class Input:
     ) -> None:
         self.name = name
         self.size_bytes = size_bytes
-        self.bytes_read = 0
+        self.bytes_read: int = 0
         self._source = source
         self._opened = ExitStack()
         self._format = format_

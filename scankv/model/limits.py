@@ -46,8 +46,8 @@ MAX_TOP_N: Final = 100_000
 MAX_WAIT_MILLIS: Final = 60_000
 """Milliseconds that a call may ask to wait at the server until what it asks about has changed."""
 
-MAX_NET_BEHIND: Final = 2**48
-"""Changes that a stream may be told to be behind before it gets net changes."""
+MAX_LAG_THRESHOLD: Final = 2**48
+"""The greatest lag threshold for net changes that a stream may ask for, in changes."""
 
 MIN_HEARTBEAT_MILLIS: Final = 100
 """Milliseconds between heartbeats: the least that a scan gets, whatever it asks for."""

@@ -428,7 +428,7 @@ class TableBases(_message.Message):
     BUILDS_FIELD_NUMBER: _builtins.int
     BUILD_CPU_MICROS_FIELD_NUMBER: _builtins.int
     WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
-    WHY_NONE_FIELD_NUMBER: _builtins.int
+    UNUSED_REASONS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """`database.table`."""
     buckets: _builtins.int
@@ -446,7 +446,7 @@ class TableBases(_message.Message):
     build_cpu_micros: _builtins.int
     written_bytes: _builtins.int
     @_builtins.property
-    def why_none(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def unused_reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Why buckets have none, each reason once."""
 
     def __init__(
@@ -464,11 +464,11 @@ class TableBases(_message.Message):
         builds: _builtins.int = ...,
         build_cpu_micros: _builtins.int = ...,
         written_bytes: _builtins.int = ...,
-        why_none: _abc.Iterable[_builtins.str] | None = ...,
+        unused_reasons: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "bases", b"bases", "buckets", b"buckets", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "delta_bytes", b"delta_bytes", "delta_rows", b"delta_rows", "disk_bytes", b"disk_bytes", "rows", b"rows", "table", b"table", "why_none", b"why_none", "written_bytes", b"written_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "bases", b"bases", "buckets", b"buckets", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "delta_bytes", b"delta_bytes", "delta_rows", b"delta_rows", "disk_bytes", b"disk_bytes", "rows", b"rows", "table", b"table", "unused_reasons", b"unused_reasons", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

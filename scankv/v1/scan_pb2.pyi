@@ -234,7 +234,7 @@ class Changelog(_message.Message):
     NET_CHANGES_FIELD_NUMBER: _builtins.int
     UNMATCHED_DELETE_FIELD_NUMBER: _builtins.int
     CONSUMER_MUST_EXIST_FIELD_NUMBER: _builtins.int
-    NET_BEHIND_FIELD_NUMBER: _builtins.int
+    NET_CHANGES_LAG_THRESHOLD_FIELD_NUMBER: _builtins.int
     timestamp_micros: _builtins.int
     """The first change committed at or after this time, in microseconds since 1970; the oldest there is when that is later.
     INVALID_REQUEST, as is such a stop, around a jump of the server's clock: see docs/clocks.md.
@@ -271,8 +271,8 @@ class Changelog(_message.Message):
     """
     consumer_must_exist: _builtins.bool
     """Refuses a consumer that there is not, instead of beginning it. Errors: NOT_FOUND CONSUMER_NOT_FOUND."""
-    net_behind: _builtins.int
-    """How many changes a bucket must be behind for `net_changes`, at least. 0: the server's `catch_up_changes`."""
+    net_changes_lag_threshold: _builtins.int
+    """A bucket with a greater lag, in changes, gives `net_changes`. 0: the server's `catch_up_changes`."""
     @_builtins.property
     def full(self) -> Global___LogFull:
         """All rows as of the opening as `+I` without offset and timestamp, then the changes from exactly there on."""
@@ -317,11 +317,11 @@ class Changelog(_message.Message):
         net_changes: _builtins.bool = ...,
         unmatched_delete: _builtins.bool = ...,
         consumer_must_exist: _builtins.bool = ...,
-        net_behind: _builtins.int = ...,
+        net_changes_lag_threshold: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "consumer_must_exist", b"consumer_must_exist", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_behind", b"net_behind", "net_changes", b"net_changes", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clamp", b"clamp", "consumer_fence", b"consumer_fence", "consumer_id", b"consumer_id", "consumer_must_exist", b"consumer_must_exist", "earliest", b"earliest", "full", b"full", "last", b"last", "latest", b"latest", "net_changes", b"net_changes", "net_changes_lag_threshold", b"net_changes_lag_threshold", "offsets", b"offsets", "start", b"start", "stop", b"stop", "stop_latest", b"stop_latest", "stop_offsets", b"stop_offsets", "stop_timestamp_micros", b"stop_timestamp_micros", "timestamp_micros", b"timestamp_micros", "unmatched_delete", b"unmatched_delete"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["full", "earliest", "latest", "timestamp_micros", "offsets", "last"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015

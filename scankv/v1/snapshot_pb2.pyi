@@ -156,20 +156,20 @@ class PinSnapshotResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SNAPSHOT_FIELD_NUMBER: _builtins.int
-    HELD_MICROS_FIELD_NUMBER: _builtins.int
-    held_micros: _builtins.int
-    """How long the table's writers were held, in microseconds. 0 when the view was there already."""
+    WRITE_PAUSE_MICROS_FIELD_NUMBER: _builtins.int
+    write_pause_micros: _builtins.int
+    """How long the pin paused the table's writers, in microseconds. 0 if the view existed already."""
     @_builtins.property
     def snapshot(self) -> Global___Snapshot: ...
     def __init__(
         self,
         *,
         snapshot: Global___Snapshot | None = ...,
-        held_micros: _builtins.int = ...,
+        write_pause_micros: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_micros", b"held_micros", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot", "write_pause_micros", b"write_pause_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -711,7 +711,7 @@ class BaseStatistics(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    WHY_NONE_FIELD_NUMBER: _builtins.int
+    UNUSED_REASON_FIELD_NUMBER: _builtins.int
     LOG_OFFSET_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
@@ -724,7 +724,7 @@ class BaseStatistics(_message.Message):
     WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
     LAST_BUILD_CPU_MICROS_FIELD_NUMBER: _builtins.int
     LAST_WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
-    why_none: _builtins.str
+    unused_reason: _builtins.str
     """Why scans read none, empty when they read one. Fields 2 to 6 and 8 are those of the one that they read."""
     log_offset: _builtins.int
     """The offset of the first change that is not in it."""
@@ -749,7 +749,7 @@ class BaseStatistics(_message.Message):
     def __init__(
         self,
         *,
-        why_none: _builtins.str = ...,
+        unused_reason: _builtins.str = ...,
         log_offset: _builtins.int = ...,
         rows: _builtins.int = ...,
         disk_bytes: _builtins.int = ...,
@@ -765,7 +765,7 @@ class BaseStatistics(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "delta_bytes", b"delta_bytes", "delta_rows", b"delta_rows", "disk_bytes", b"disk_bytes", "last_build_cpu_micros", b"last_build_cpu_micros", "last_written_bytes", b"last_written_bytes", "log_offset", b"log_offset", "rows", b"rows", "why_none", b"why_none", "written_bytes", b"written_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_millis", b"age_millis", "build_cpu_micros", b"build_cpu_micros", "builds", b"builds", "changes_since", b"changes_since", "delta_bytes", b"delta_bytes", "delta_rows", b"delta_rows", "disk_bytes", b"disk_bytes", "last_build_cpu_micros", b"last_build_cpu_micros", "last_written_bytes", b"last_written_bytes", "log_offset", b"log_offset", "rows", b"rows", "unused_reason", b"unused_reason", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

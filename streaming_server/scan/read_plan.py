@@ -18,13 +18,13 @@ _SHORT_NODES: Final = 32
 _SHORT_LISTS: Final = 256
 
 
-def is_planned_at_once(where: Predicate | None) -> bool:
-    """Whether planning the key ranges takes a fraction of a millisecond; otherwise it belongs in a thread."""
+def is_cheap_to_plan(where: Predicate | None) -> bool:
+    """Whether planning the key ranges takes a fraction of a millisecond. If not, plan in a thread."""
     return where is None or (where.nodes <= _SHORT_NODES and where.list_values <= _SHORT_LISTS)
 
 
 class ReadPath(enum.Enum):
-    """What rows are read from."""
+    """Where rows are read from."""
 
     AUTO = enum.auto()
     ROCKSDB = enum.auto()
@@ -33,20 +33,20 @@ class ReadPath(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """What one request asks to be read. Immutable.
+    """What one request asks to read. Immutable.
 
     Attributes:
-        buckets: The buckets, None for all.
-        columns: The columns, None for all.
-        where: What is true of the rows, None for all.
-        where_message: The same as it was sent.
+        buckets: The buckets. None: all.
+        columns: The columns. None: all.
+        where: The predicate on the rows. None: all rows.
+        where_message: The predicate as it was sent.
         key_range: The keys.
-        reverse: Whether in descending order.
-        ordered: Whether the rows of all buckets are in one order.
-        limit: The most rows of the whole scan, None for all.
-        resume_token: Where it goes on, empty at the beginning.
-        stored_rows: Whether the rows as they are stored are one more column.
-        read_path: What the rows are read from.
+        reverse: Whether to read in descending order.
+        ordered: Whether to return the rows of all buckets in one order.
+        limit: The most rows of the whole scan. None: no limit.
+        resume_token: Where the scan resumes; empty at its beginning.
+        stored_rows: Whether to return the stored rows as an additional column.
+        read_path: Where to read the rows from.
     """
 
     buckets: tuple[int, ...] | None
@@ -62,5 +62,5 @@ class ReadPlan:
     read_path: ReadPath = ReadPath.AUTO
 
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
-        """How this is read of a table with such rows and keys. Raises SchemaMismatch."""
+        """Binds the plan to the rows and keys of a table. Raises SchemaMismatch."""
         return RowReader.of(codec, keys, self.columns, self.where, self.key_range, stored_rows=self.stored_rows)

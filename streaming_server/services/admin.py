@@ -139,7 +139,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             buckets = tuple(range(len(table.buckets)))
             scan = LiveScan(table=request.table, buckets=buckets, snapshot_id="", peer=context.peer())
             with self._registry.call(scan):
-                async with self._registry.admitted(scan):
+                async with self._registry.admit(scan):
                     for bucket in buckets:
                         checked = await _checked(table, bucket, scan)
                         scan.sending_since = loop.time()

@@ -16,7 +16,7 @@ def base_statistics(live: LiveBucket, now_micros: int) -> table_pb2.BaseStatisti
     """Those of one bucket, at some commit time."""
     found = base_stats_of(live, now_micros)
     return table_pb2.BaseStatistics(
-        why_none=found.why_none,
+        unused_reason=found.unused_reason,
         log_offset=found.log_offset,
         rows=found.rows,
         disk_bytes=found.disk_bytes,
@@ -39,7 +39,7 @@ def table_bases(table: LiveTable) -> admin_pb2.TableBases:
     return admin_pb2.TableBases(
         table=table.definition.name,
         buckets=len(found),
-        bases=sum(not each.why_none for each in found),
+        bases=sum(not each.unused_reason for each in found),
         rows=sum(each.rows for each in found),
         disk_bytes=sum(each.disk_bytes for each in found),
         changes_since=sum(each.changes_since for each in found),
@@ -49,5 +49,5 @@ def table_bases(table: LiveTable) -> admin_pb2.TableBases:
         builds=sum(each.record.builds for each in found),
         build_cpu_micros=int(sum(each.record.cpu_seconds for each in found) * 1_000_000),
         written_bytes=sum(each.record.written_bytes for each in found),
-        why_none=sorted({each.why_none for each in found if each.why_none}),
+        unused_reasons=sorted({each.unused_reason for each in found if each.unused_reason}),
     )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from scankv.model.expressions.wire import from_proto
 from streaming_server.scan.admission.live_scans import LiveScan
-from streaming_server.scan.queries.indexed_top_n import chosen_order, top_by_index
-from streaming_server.scan.read_plan import is_planned_at_once
+from streaming_server.scan.queries.indexed_top_n import choose_order, find_top_by_index
+from streaming_server.scan.read_plan import is_cheap_to_plan
 from streaming_server.scan.versions import version_of
 from streaming_server.services.reading import definition_of
 
@@ -67,7 +67,7 @@ async def indexed_top_n(
         computation: Is told when the view is taken, and its version.
 
     Raises:
-        ScanKvError: As `top_by_index`, and as `ScanKv`.
+        ScanKvError: As `find_top_by_index`, and as `ScanKv`.
     """
     definition = definition_of(tables, request)
     if all(index.columns[-1] != spec.by for index in definition.indexes):
@@ -82,7 +82,7 @@ async def indexed_top_n(
     async with AsyncExitStack() as stack:
         if where is not None or spec.with_ties or spec.n > _QUICK_ROWS:
             stack.enter_context(registry.call(scan))
-            await stack.enter_async_context(registry.admitted(scan))
+            await stack.enter_async_context(registry.admit(scan))
         computation.begin_view()
         async with _locked_view(tables, request, scan) as locked:
             version = version_of(locked.codec.definition, locked.view.log_offsets)
@@ -91,7 +91,7 @@ async def indexed_top_n(
         if found is None:
             return None
         if scan.admitted_at is None:
-            registry.note_rows(found.scanned)
+            registry.count_rows(found.scanned)
         else:
             scan.rows_scanned = found.scanned
         return IndexedAnswer(found, version, locked.view.log_offsets)
@@ -99,12 +99,12 @@ async def indexed_top_n(
 
 async def _found(spec: TopNSpec, where: Predicate | None, locked: LockedView) -> FoundRows | None:
     asked = spec, where, locked.codec, locked.keys, locked.indexes
-    if is_planned_at_once(where):
-        choice = chosen_order(*asked)
+    if is_cheap_to_plan(where):
+        choice = choose_order(*asked)
     else:
-        choice = await asyncio.to_thread(chosen_order, *asked)
+        choice = await asyncio.to_thread(choose_order, *asked)
         locked.check()
-    return None if choice is None else await top_by_index(spec, choice, locked)
+    return None if choice is None else await find_top_by_index(spec, choice, locked)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from scankv.model.changes.log_positions import PositionKind, StartFrom, StopAt
 from scankv.model.errors import InvalidRequest, InvalidResumeToken
 from scankv.model.expressions.wire import from_proto
-from scankv.model.limits import MAX_LAST_CHANGES, MAX_NET_BEHIND, MAX_RESUME_TOKEN_BYTES
+from scankv.model.limits import MAX_LAG_THRESHOLD, MAX_LAST_CHANGES, MAX_RESUME_TOKEN_BYTES
 from scankv.model.names import check_consumer_id
 from streaming_server.scan.changes.log_plan import LogPlan
 from streaming_server.services.log_offsets import log_offsets
@@ -48,17 +48,19 @@ def log_plan(request: scan_pb2.ScanKvRequest) -> LogPlan:
         consumer_id=request.log.consumer_id,
         consumer_fence=request.log.consumer_fence,
         consumer_must_exist=request.log.consumer_must_exist,
-        net_behind=_net_behind(request.log),
+        lag_threshold=_lag_threshold(request.log),
         unmatched_delete=request.log.unmatched_delete,
     )
 
 
-def _net_behind(log: scan_pb2.Changelog) -> int | None:
-    if log.net_behind and not log.net_changes:
-        raise InvalidRequest("log.net_behind says when net_changes begin, which are not asked for")
-    if log.net_behind > MAX_NET_BEHIND:
-        raise InvalidRequest(f"log.net_behind is {log.net_behind}: it must be from 1 to {MAX_NET_BEHIND}")
-    return log.net_behind or None
+def _lag_threshold(log: scan_pb2.Changelog) -> int | None:
+    if log.net_changes_lag_threshold and not log.net_changes:
+        raise InvalidRequest("log.net_changes_lag_threshold says when net_changes begin, which are not asked for")
+    if log.net_changes_lag_threshold > MAX_LAG_THRESHOLD:
+        raise InvalidRequest(
+            f"log.net_changes_lag_threshold = {log.net_changes_lag_threshold}: it must be from 1 to {MAX_LAG_THRESHOLD}"
+        )
+    return log.net_changes_lag_threshold or None
 
 
 def _check_consumer(request: scan_pb2.ScanKvRequest) -> None:

@@ -20,7 +20,7 @@ from streaming_server.scan.chunk_source import total_rows
 from streaming_server.scan.framing import frame_answer
 from streaming_server.scan.queries.aggregation import Aggregation, RowCounter
 from streaming_server.scan.queries.result_cache import CachedResult
-from streaming_server.scan.queries.top_n import TopN, TopNSpec
+from streaming_server.scan.queries.top_n import TopNCollector, TopNSpec
 from streaming_server.scan.versions import version_of
 from streaming_server.services.errors import mapped_errors
 from streaming_server.services.indexed_top_n import indexed_top_n
@@ -167,7 +167,7 @@ class LookupService:
             if left <= 0 or self._waiting.is_full:
                 self._results.unchanged += 1
                 return response(version=since, unchanged=True).SerializeToString()
-            await self._waiting.changed(current, left)
+            await self._waiting.wait_for_change(current, left)
 
     async def _current(self, request: _Question, query: bytes, check: Callable[[_Question, Schema], None]) -> Current:
         """What a question is about now, after `check` unless that has passed the question before."""
@@ -230,7 +230,7 @@ class LookupService:
             return await _indexed_answer(by_index)
         scan = _scan_of(request, (request.by,))
         async with whole_view(self._tables, self._registry, scan, peer, computation, stored_rows=True) as view:
-            top = TopN(spec, view.definition)
+            top = TopNCollector(spec, view.definition)
             await view.read(top)
             rows_scanned = view.rows_scanned
 

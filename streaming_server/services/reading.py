@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
-    from streaming_server.scan.admission.waiting_calls import Changing
+    from streaming_server.scan.admission.waiting_calls import Versioned
     from streaming_server.scan.chunk_source import Chunk, View
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.queries.result_cache import Computation
@@ -89,13 +89,13 @@ class Current:
         definition: The table.
         view: Its buckets.
         again: The version that they have when it is called; None when that is not known without awaiting.
-        changing: Tells when that may be another one.
+        versioned: Tells when that may be another one.
     """
 
     definition: TableDefinition
     view: View
     again: Callable[[], bytes | None]
-    changing: Changing
+    versioned: Versioned
 
     @property
     def version(self) -> bytes:
@@ -200,7 +200,7 @@ async def whole_view(
         peer=peer,
     )
     with registry.call(scan):
-        async with registry.admitted(scan):
+        async with registry.admit(scan):
             computation.begin_view()
             async with opened_view(tables, table, request, plan) as opened:
                 scan.hold(opened.source)

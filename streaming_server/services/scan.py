@@ -112,7 +112,7 @@ class ScanService:
                 peer=context.peer(),
             )
             with self._registry.call(scan):
-                async with _one_in_flight(context, scan) as send, self._registry.admitted(scan):
+                async with _one_in_flight(context, scan) as send, self._registry.admit(scan):
                     async with opened_view(self._tables, table, request, plan) as opened:
                         scan.hold(opened.source)
                         if opened.large_chunks:
@@ -183,7 +183,7 @@ class ScanService:
             follows=True,
         )
         with self._registry.call(scan):
-            async with _one_in_flight(context, scan) as send, self._registry.admitted(scan):
+            async with _one_in_flight(context, scan) as send, self._registry.admit(scan):
                 async with self._opened_log(table, plan, scan) as opened:
                     scan.hold(opened.source)
                     stream = ChangeStream(opened, chunk, self._incarnation, scan, started, heartbeat)

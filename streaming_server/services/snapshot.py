@@ -38,7 +38,7 @@ class SnapshotService(snapshot_pb2_grpc.SnapshotServiceServicer):
                 same_view_as=request.same_view_as,
                 shared=request.shared,
             )
-        return snapshot_pb2.PinSnapshotResponse(snapshot=_snapshot(info), held_micros=info.held_micros)
+        return snapshot_pb2.PinSnapshotResponse(snapshot=_snapshot(info), write_pause_micros=info.write_pause_micros)
 
     async def RenewSnapshot(
         self,

@@ -143,7 +143,7 @@ def _statistics(
         log_bytes=log.bytes,
         retention_holder=log.holder,
         retention_hold_bytes=log.held_bytes,
-        damage=figures.live.trouble or "",
+        damage=figures.live.problem or "",
         base=base_statistics(figures.live, now_micros) if has_base else None,
     )
 

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -24,6 +26,7 @@ PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 END = "end of a block"
 
 
+@pytest.mark.timeout(180)  # types the whole README
 def test_everything_can_be_typed_from_top_to_bottom_and_prints_what_is_shown(tmp_path: Path) -> None:
     """Shell and Python as a reader has them: one of each, from the tour to the end of the session."""
     port = _free_port()

@@ -219,6 +219,7 @@ def test_the_base_before_a_damaged_one_is_used_and_the_damaged_one_removed(
 
 
 @pytest.mark.parametrize(("what", "batches"), [("kills", 12), ("limits", 0), ("limits", 12)])
+@pytest.mark.timeout(180)  # a dozen deaths, each with a recovery
 def test_who_is_killed_or_runs_out_of_disk_at_any_step_leaves_the_older_base_in_use(
     tmp_path: Path, what: str, batches: int
 ) -> None:

@@ -53,6 +53,7 @@ def _empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+@pytest.mark.timeout(180)  # opens a table once for each of its files
 async def test_any_damaged_file_of_a_table_keeps_no_other_table_from_being_served(tmp_path: Path) -> None:
     crashed = await made(tmp_path / "data", tmp_path)
     table = crashed / "tables" / "game" / "one"

@@ -27,14 +27,14 @@ def test_damaged_tables_are_listed_with_the_reason_and_can_be_checked_and_droppe
         scankv = CommandLine(server.url)
         assert [table.name for table in client.tables()] == [TWO]
         (damaged,) = client.damaged_tables()
-        assert (damaged.name, damaged.partly) == (ONE, False)
+        assert (damaged.name, damaged.partial) == (ONE, False)
         with pytest.raises(DataLoss, match=r"table\.json.*restore that from a copy .* or drop it") as error:
             client.table(ONE)
         assert error.value.message == damaged.reason
         with pytest.raises(DataLoss, match=r"bucket 1 of game\.two is damaged"):
             client.table(TWO).scan().to_arrow()
         one, two = client.damaged_tables()
-        assert (one, two.name, two.partly) == (damaged, TWO, True)
+        assert (one, two.name, two.partial) == (damaged, TWO, True)
         assert "of its 3 buckets, 1 cannot be used: bucket 1 of game.two is damaged" in two.reason
         assert scankv("tables", "--json").json[0] == {"name": ONE, "state": "damaged", "damage": one.reason}
         assert scankv("tables", "--json").json[1]["state"] == "partly damaged"

@@ -29,11 +29,13 @@ def deaths_of(module: str, directory: Path) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.timeout(300)  # 40 deaths, each with a recovery
 def test_a_transaction_is_whole_or_not_at_all_wherever_the_server_dies(tmp_path: Path) -> None:
     # It has seven requests, one of several pieces, and a dozen write batches in three buckets of two tables.
     assert deaths_of("dying_transaction", tmp_path) > 40
 
 
+@pytest.mark.timeout(180)  # several deaths, each with a recovery
 def test_an_undo_is_finished_by_its_repetition_wherever_the_server_dies(tmp_path: Path) -> None:
     assert deaths_of("dying_undo", tmp_path) > 5
 

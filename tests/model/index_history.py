@@ -151,7 +151,7 @@ class IndexHistory(History):
         checks = await self._client.check_table(self.table.name)
         for check in checks:
             rows = len(self.model.rows_in(check.bucket))
-            assert check.agrees, check
+            assert check.is_consistent, check
             assert check.rows == rows
             assert [index.columns for index in check.indexes] == list(self.table.indexes)
             assert all(index.entries == rows for index in check.indexes if index.ready)

@@ -181,7 +181,7 @@ class Copies:
                 async with mirror(self._tables.totals, state=state) as local:
                     for _ in range(self._random.randrange(20, 200)):
                         self.totals = {row["k"]: row["amount"] for row in local.to_arrow().to_pylist()}
-                        await local.changed()
+                        await local.wait_for_change()
                     state = local.state()
 
     async def watch(self) -> None:

@@ -216,5 +216,5 @@ async def test_answers_through_indexes_show_one_instant_beside_writers(
                 turns.done.set()
             assert sum(turns.acknowledged) > 2 * PAIRS, "hardly anything was written meanwhile"
             assert len(seen) == 7
-            assert all(check.agrees for check in await client.check_table(name))
+            assert all(check.is_consistent for check in await client.check_table(name))
             await client.drop_table(name)

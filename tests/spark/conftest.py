@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two tasks at a time, in a time zone that is far from UTC."""
+    """A session with two tasks at a time, in a time zone far from UTC; its JVM is a Spark Connect server, too."""
     java.check()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in java.environment().items():
@@ -30,11 +30,23 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         session = (
             builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
             .config("spark.sql.session.timeZone", "America/St_Johns")
+            .config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
+            .config("spark.connect.grpc.binding.address", "127.0.0.1")
+            .config("spark.connect.grpc.binding.port", "0")
             .getOrCreate()
         )
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def spark_remote(spark: SparkSession) -> str:
+    """The address of the Spark Connect server in the session's JVM, which saves the start of another one."""
+    jvm: Any = spark._jvm
+    # A Scala object.
+    service = getattr(getattr(jvm.org.apache.spark.sql.connect.service, "SparkConnectService$"), "MODULE$")
+    return f"sc://127.0.0.1:{service.localPort()}"
 
 
 @pytest.fixture(scope="session")

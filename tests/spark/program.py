@@ -1,7 +1,8 @@
 """A Spark program in a process of its own, which prints what it found: `python -m tests.spark.program HOW URL TABLE`.
 
 `cluster`: executors in processes of their own, of which some are killed while they read or write. `connect` and
-`connect_writing`: the session is a client of a Spark Connect server. Two of them copy the table, see `copy`.
+`connect_writing`: the session is a client of a Spark Connect server, of the test's and of its own. `cluster` and
+`connect_writing` copy the table, see `copy`.
 `retries`: tasks are tried again, and the first try of one is killed while it writes. `discovery`: the data source has
 to be registered. `create_sql_table` and `read_sql_table`: two sessions of one catalog. `pipeline`: a declarative one.
 """
@@ -96,21 +97,16 @@ def parent_of(pid: int) -> int:
 
 
 def connect_writing(url: str, table: str) -> None:
-    """Copies the table."""
-    spark = connected()
+    """Copies the table, as a client of a Spark Connect server that it starts."""
+    builder: SparkSession.Builder = SparkSession.builder.remote("local[2]")
+    spark = java.configured(builder).getOrCreate()
     copy(spark, url, table, "connect_writing", lambda batches: batches)
     spark.stop()
 
 
-def connected() -> SparkSession:
-    """A client of a Spark Connect server that it starts."""
-    builder: SparkSession.Builder = SparkSession.builder.remote("local[2]")
-    return java.configured(builder).getOrCreate()
-
-
 def connect(url: str, table: str) -> None:
-    """Reads the table through data source, view and fast path."""
-    spark = connected()
+    """Reads the table through data source, view and fast path, as a client of the server that `SPARK_REMOTE` names."""
+    spark = SparkSession.builder.getOrCreate()
     say(found(spark.read.format("scankv").options(url=url, columns="k").load(table)))
     spark.sql(f"create temporary view large using scankv options (url '{url}', table '{table}', columns 'k')")
     say(found(spark.sql("select k from large")))

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
 
 
-def said(how: str, url: str, table: str, *paths: str) -> list[str]:
+def said(how: str, url: str, table: str, *paths: str, **variables: str) -> list[str]:
     """Runs a program, for which packages in `paths` can be imported, too; what it prints."""
     java.check()
     importable = os.pathsep.join([java.environment()["PYTHONPATH"], *paths])
-    done = java.run(program.__name__, how, url, table, PYTHONPATH=importable)
+    done = java.run(program.__name__, how, url, table, PYTHONPATH=importable, **variables)
     assert done.returncode == 0, done.stderr[-5000:]
     return done.stdout.splitlines()
 
@@ -29,8 +29,10 @@ def said(how: str, url: str, table: str, *paths: str) -> list[str]:
 WHOLE = f"({LARGE_ROWS}, {LARGE_ROWS}, {LARGE_ROWS * (LARGE_ROWS - 1) // 2})"
 
 
-def test_every_row_is_read_once_by_a_client_of_spark_connect(shared_server: ServerProcess, large: sync.Table) -> None:
-    assert said("connect", shared_server.url, large.name) == [
+def test_every_row_is_read_once_by_a_client_of_spark_connect(
+    shared_server: ServerProcess, large: sync.Table, spark_remote: str
+) -> None:
+    assert said("connect", shared_server.url, large.name, SPARK_REMOTE=spark_remote) == [
         WHOLE,
         WHOLE,
         WHOLE,

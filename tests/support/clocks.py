@@ -87,5 +87,5 @@ async def look_after(server: Server, name: str) -> None:
     table = server._tables.table(name)
     for live in table.buckets:
         async with live.mutex:
-            await live.opened()
+            await live.open()
         await server._tables._log_maintenance.look_after(table.state, live)

@@ -223,7 +223,7 @@ async def contents(tables: Tables, name: str) -> dict[int, int]:
     replayed: dict[int, int] = {}
     changes = 0
     for live in table.buckets:
-        bucket = await live.opened()
+        bucket = await live.open()
         for record in bucket.changes(table.definition, 10_000):
             for kind, row in zip(record.changes.kinds.tolist(), record.changes.rows.to_pylist(), strict=True):
                 if kind in (RowKind.UPDATE_BEFORE, RowKind.DELETE):

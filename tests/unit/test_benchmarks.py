@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.timeout(300)  # measures three workloads
 def test_figures_are_measured_over_all_rows(tmp_path: Path) -> None:
     found = _report(tmp_path, "--only=scan", "--only=predicate", "--only=changes")
     assert set(found["results"]) == {"scan", "predicate", "changes"}

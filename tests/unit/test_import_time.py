@@ -12,6 +12,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.support.server_process import ServerProcess
 
@@ -47,6 +49,7 @@ def imported_by(code: str, url: str = "") -> set[str]:
     return set(python(f"{told}\n{code}", url).splitlines()[-1].split())
 
 
+@pytest.mark.timeout(300)  # up to 60 interpreters, on a busy machine
 def test_importing_and_listing_tables_take_little_more_than_arrow_and_grpc(shared_server: ServerProcess) -> None:
     rounds = []
     for _ in range(MOST_ROUNDS):

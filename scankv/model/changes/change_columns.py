@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CHANGE_SYMBOLS: Final = ("+I", "-U", "+U", "-D")
 """What happened to a row: it was inserted, was this before an update, is this after it, was deleted."""
 
-CHANGE_FIELDS: Final = tuple(
+CHANGE_FIELDS: Final[tuple[pa.Field[Any], ...]] = tuple(
     map(
         pa.field,
         CHANGE_COLUMNS,

@@ -58,8 +58,8 @@ class LogOffsets(dict[int, int]):
             raise UsageError("these log offsets are of two tables: join those of one table only")
         return self.of({**self, **other}, mine or theirs)
 
-    def note(self, offsets: Mapping[int, int], table_incarnation: str) -> None:
-        """Raises the offsets to those of a later write; those of another incarnation replace all."""
+    def advance(self, offsets: Mapping[int, int], table_incarnation: str) -> None:
+        """Advances the offsets to those of a later write; offsets of another incarnation replace all of them."""
         if table_incarnation != self.table_incarnation:
             self.clear()
             self.table_incarnation = table_incarnation

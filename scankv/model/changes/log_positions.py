@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import InvalidRequest, UsageError
-from scankv.model.limits import MAX_BUCKETS, MAX_LAST_CHANGES, MAX_NET_BEHIND
+from scankv.model.limits import MAX_BUCKETS, MAX_LAG_THRESHOLD, MAX_LAST_CHANGES
 from scankv.model.names import check_consumer_id
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class StartFrom(_Position):
     def last(cls, n: int) -> StartFrom:
         """The latest `n` changes that there are at the opening, 1 to 100,000, then what comes."""
         if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_LAST_CHANGES:
-            raise UsageError(f"last takes a whole number from 1 to {MAX_LAST_CHANGES:,}, not {n!r}")
+            raise UsageError(f"n must be a whole number between 1 and {MAX_LAST_CHANGES:,}, not {n!r}")
         return cls(PositionKind.LAST, count=n)
 
 
@@ -165,8 +165,8 @@ class LogSpec:
         row_kind: Whether the rows come with what happened to them, which they must.
         consumer_id: The consumer whose position is read on at. None: none.
         consumer_must_exist: Whether a consumer that there is not is refused instead of begun.
-        catch_up: What comes of what lies far behind.
-        net_behind: How many changes a bucket must be behind for net changes. None: as the server is configured.
+        catch_up: What a backlog of changes is read as.
+        lag_threshold: A bucket with a greater lag, in changes, gives net changes. None: the server's setting.
         unmatched: What comes of rows that do not match, where nobody knows if they did before.
     """
 
@@ -177,26 +177,30 @@ class LogSpec:
     consumer_id: str | None = None
     consumer_must_exist: bool = False
     catch_up: CatchUp = CatchUp.ALL
-    net_behind: int | None = None
+    lag_threshold: int | None = None
     unmatched: Unmatched = Unmatched.REFUSE
 
     def __post_init__(self) -> None:
         """Raises UsageError for what no scan can have."""
         if not isinstance(self.start, StartFrom):
-            raise UsageError(f"start_from takes StartFrom.FULL, EARLIEST, LATEST, last(n), ..., not {self.start!r}")
+            raise UsageError(f"start must be StartFrom.FULL, EARLIEST, LATEST, last(n), ..., not {self.start!r}")
         if self.stop is not None and not isinstance(self.stop, StopAt):
-            raise UsageError(f"stop_at takes StopAt.LATEST, timestamp(...) or offsets(...), not {self.stop!r}")
+            raise UsageError(f"stop must be StopAt.LATEST, timestamp(...) or offsets(...), not {self.stop!r}")
         if not isinstance(self.catch_up, CatchUp):
-            raise UsageError(f'catch_up is "all" or "net", not {self.catch_up!r}')
-        behind = self.net_behind
-        if behind is not None and (type(behind) is not int or not 1 <= behind <= MAX_NET_BEHIND):
-            raise UsageError(f"behind is a whole number of changes from 1 to {MAX_NET_BEHIND:,}, not {behind!r}")
-        if behind is not None and self.catch_up is not CatchUp.NET:
-            raise UsageError('behind says when net changes begin: give it with with_catch_up("net", behind=...)')
+            raise UsageError(f'catch_up must be "all" or "net", not {self.catch_up!r}')
+        lag_threshold = self.lag_threshold
+        if lag_threshold is not None and (
+            type(lag_threshold) is not int or not 1 <= lag_threshold <= MAX_LAG_THRESHOLD
+        ):
+            raise UsageError(
+                f"lag_threshold must be a whole number between 1 and {MAX_LAG_THRESHOLD:,}, not {lag_threshold!r}"
+            )
+        if lag_threshold is not None and self.catch_up is not CatchUp.NET:
+            raise UsageError('lag_threshold is for net changes only: use with_catch_up("net", lag_threshold=...)')
         if not isinstance(self.consumer_must_exist, bool) or (self.consumer_must_exist and self.consumer_id is None):
-            raise UsageError(f"must_exist is True or False, with a consumer_id, not {self.consumer_must_exist!r}")
+            raise UsageError(f"must_exist must be True or False, with a consumer_id, not {self.consumer_must_exist!r}")
         if not isinstance(self.unmatched, Unmatched):
-            raise UsageError(f'unmatched is "refuse" or "delete", not {self.unmatched!r}')
+            raise UsageError(f'unmatched must be "refuse" or "delete", not {self.unmatched!r}')
         if self.consumer_id is not None:
             try:
                 check_consumer_id(self.consumer_id)
@@ -212,16 +216,16 @@ StopAt.LATEST = StopAt(PositionKind.LATEST)
 
 def _micros(time: dt.datetime) -> int:
     if not isinstance(time, dt.datetime) or time.tzinfo is None:
-        raise UsageError(f"a time is a datetime with a time zone, not {time!r}")
+        raise UsageError(f"a time must be a datetime with a time zone, not {time!r}")
     return (time - _EPOCH) // dt.timedelta(microseconds=1)
 
 
 def _by_bucket(offsets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     if not hasattr(offsets, "items"):
-        raise UsageError(f"offsets are a dictionary of bucket numbers and log offsets, not {offsets!r:.80}")
+        raise UsageError(f"offsets must be a dictionary of bucket numbers and log offsets, not {offsets!r:.80}")
     whole = all(isinstance(n, int) and not isinstance(n, bool) for pair in offsets.items() for n in pair)
     if not offsets or not whole or not all(0 <= bucket < MAX_BUCKETS for bucket in offsets):
-        raise UsageError("offsets are a dictionary of bucket numbers and log offsets, as stream.log_offsets is")
+        raise UsageError("offsets must be a dictionary of bucket numbers and log offsets, as stream.log_offsets is")
     if not all(0 <= offset < 2**63 for offset in offsets.values()):
-        raise UsageError("a log offset is from 0 to 2**63 - 1")
+        raise UsageError("a log offset must be between 0 and 2**63 - 1")
     return tuple(sorted(offsets.items()))

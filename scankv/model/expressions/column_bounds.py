@@ -75,7 +75,7 @@ class ColumnBounds:
 
     def __init__(self, codec: KeyCodec, parts: Sequence[Predicate]) -> None:
         self.codec = codec
-        self.left = list(parts)
+        self.left: list[Predicate] = list(parts)
         self._codecs: dict[int, KeyCodec] = {}
 
     def truth(self, position: int, atom: Predicate, longest: int) -> Truth | None:

@@ -60,8 +60,8 @@ class ColumnTruth:
         null = bounds.nulls(position) if told else NO_KEYS
         if not null.is_empty:
             cuts |= {end for end in (null.start, null.end) if end}
-        self.starts = [b"", *sorted(cuts)]
-        self.values = {value for one in told.values() for value in one.values}
+        self.starts: list[bytes] = [b"", *sorted(cuts)]
+        self.values: set[bytes] = {value for one in told.values() for value in one.values}
         self._places = {start: place for place, start in enumerate(self.starts)}
         # Nothing is encoded behind null.
         self._impossible = None if null.is_empty or null.end is None else self._places[null.end]

@@ -153,5 +153,5 @@ class Column:
 
     def _matched(self, match: Match, text: object) -> Predicate:
         if not isinstance(text, str | bytes):
-            raise UsageError(f"{match.value} takes text or bytes, not {type(text).__name__}")
+            raise UsageError(f"the argument of {match.value} must be text or bytes, not {type(text).__name__}")
         return TextMatch(self.path, match, Literal(literal_of(text).scalar))

@@ -169,7 +169,7 @@ def _whole(value: Decimal) -> Decimal | int:
     _, digits, exponent = value.as_tuple()
     # A NaN has a letter for its exponent.
     if not isinstance(exponent, int) or max(len(digits) + max(exponent, 0), -exponent) > MAX_DECIMAL_DIGITS:
-        raise UsageError(f"a decimal to compare with is a number of at most {MAX_DECIMAL_DIGITS} digits")
+        raise UsageError(f"a decimal in a predicate must be a number of at most {MAX_DECIMAL_DIGITS} digits")
     return int(value) if exponent >= 0 else value
 
 
@@ -194,7 +194,7 @@ def values_of(values: object) -> ValueList:
         if len(values) > MAX_LIST_VALUES:
             raise UsageError(f"is_in got {len(values):,} values; the limit is {MAX_LIST_VALUES:,}")
         return ValueList(_array_of(list(values)))
-    raise UsageError(f"is_in takes a list of values, not {type(values).__name__}; write is_in([...])")
+    raise UsageError(f"the values of is_in must be a list, not a {type(values).__name__}; write is_in([...])")
 
 
 def _storable(array: pa.Array) -> pa.Array:

@@ -88,7 +88,7 @@ class FieldPath:
         if not self.names or not all(name and is_column_name(name) for name in self.names):
             raise UsageError(f"a column is named by text, such as col('score'), not by {self.names!r}")
         if len(self.names) > MAX_DEPTH:
-            raise UsageError(f"a field has at most {MAX_DEPTH} names, not {len(self.names):,}")
+            raise UsageError(f"a field must have at most {MAX_DEPTH} names, not {len(self.names):,}")
 
     def __repr__(self) -> str:
         return f"col({_quoted(self.names[0])})" + "".join(f"[{_quoted(name)}]" for name in self.names[1:])
@@ -130,7 +130,7 @@ class Predicate:
         ):
             if found > limit:
                 hint = "; is_in takes many values as one node" if what == "nodes" else ""
-                raise UsageError(f"the predicate has over {limit:,} {what}{hint}")
+                raise UsageError(f"the predicate has more than {limit:,} {what}{hint}")
         object.__setattr__(self, "nodes", nodes)
         object.__setattr__(self, "depth", depth)
         object.__setattr__(self, "list_values", list_values)
@@ -262,7 +262,7 @@ class _Connective(Predicate):
     def __post_init__(self) -> None:
         """Raises UsageError for less than two parts, and as `Predicate` does."""
         if len(self.parts) < 2:
-            raise UsageError(f"{type(self).__name__} joins at least two predicates, not {len(self.parts)}")
+            raise UsageError(f"{type(self).__name__} must join at least two predicates, not {len(self.parts)}")
         Predicate.__post_init__(self)
 
     @property

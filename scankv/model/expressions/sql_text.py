@@ -82,7 +82,7 @@ def parse_where(text: str, schema: pa.Schema | None = None) -> Predicate:
         SchemaMismatch: As `bind`, and where.
     """
     if len(text) > MAX_TEXT_LENGTH:
-        raise UsageError(f"a predicate has at most {MAX_TEXT_LENGTH:,} characters of text, not {len(text):,}")
+        raise UsageError(f"the text of the predicate has {len(text):,} characters; the limit is {MAX_TEXT_LENGTH:,}")
     parser = _Parser(text, schema)
     return parser.whole()
 
@@ -134,7 +134,7 @@ class _Parser:
         start = self._offset()
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            self._fail(f"over {MAX_DEPTH} levels of parentheses and NOT")
+            self._fail(f"more than {MAX_DEPTH} levels of parentheses and NOT")
         parts = [self._and()]
         while len(parts) <= MAX_NODES and self._skip("OR"):
             parts.append(self._and())
@@ -154,7 +154,7 @@ class _Parser:
             negations += 1
         predicate = self._primary()
         if negations > MAX_DEPTH:
-            self._fail(f"over {MAX_DEPTH} levels of parentheses and NOT", start)
+            self._fail(f"more than {MAX_DEPTH} levels of parentheses and NOT", start)
         for _ in range(negations):
             predicate = self._within_limits(start, partial(Not, predicate))
         return predicate
@@ -206,7 +206,7 @@ class _Parser:
         while self._skip(","):
             values.append(self._literal())
             if len(values) > MAX_LIST_VALUES:
-                self._fail(f"IN has over {MAX_LIST_VALUES:,} values")
+                self._fail(f"IN has more than {MAX_LIST_VALUES:,} values")
         self._expect(")")
         return self._within_limits(start, partial(_in_list, column, values))
 
@@ -269,7 +269,9 @@ class _Parser:
             number = _number(sign + self._next().text)
             return literal_of(number)
         except (UsageError, ArithmeticError, ValueError) as error:
-            self._fail("this number cannot be read, is over all floats, or has over 38 digits", start, cause=error)
+            self._fail(
+                "this number cannot be read, is greater than all floats, or has more than 38 digits", start, cause=error
+            )
 
     def _text(self) -> Literal:
         start, text = self._offset(), self._next().text

@@ -37,6 +37,6 @@ def predicate_of(where: object, schema: pa.Schema | None = None) -> Predicate:
     if isinstance(where, pc.Expression):
         return from_pyarrow(where)
     raise UsageError(
-        f"where takes a predicate such as col('score') > 100, text such as 'score > 100', or a "
+        f"where must be a predicate such as col('score') > 100, text such as 'score > 100', or a "
         f"pyarrow.compute.Expression, not {type(where).__name__}"
     )

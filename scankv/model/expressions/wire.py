@@ -92,8 +92,8 @@ def _check_size(message: pb.Predicate) -> None:
         nodes += len(node.operands)
         values += node.in_list.values.length if node.HasField("in_list") else 0
         if nodes > MAX_NODES or values > MAX_LIST_VALUES:
-            limits = f"{MAX_NODES:,} nodes, or over {MAX_LIST_VALUES:,} values in its lists"
-            raise InvalidRequest(f"the predicate has over {limits}")
+            limits = f"{MAX_NODES:,} nodes, or more than {MAX_LIST_VALUES:,} values in its lists"
+            raise InvalidRequest(f"the predicate has more than {limits}")
         stack += node.operands
 
 
@@ -170,7 +170,7 @@ def _connective_of(message: pb.Predicate) -> Predicate:
         case pb.CONNECTIVE_NOT if len(parts) == 1:
             return Not(parts[0])
         case pb.CONNECTIVE_NOT:
-            raise InvalidRequest(f"NOT has one operand, not {len(parts)}")
+            raise InvalidRequest(f"NOT must have one operand, not {len(parts)}")
         case _:
             raise InvalidRequest(f"the predicate has the connective {message.connective}, which is unknown")
 
@@ -210,7 +210,7 @@ def _literal_of(message: pb.Literal) -> Literal:
             return literal_of(None)
         case "decimal":
             if not _DECIMAL.fullmatch(message.decimal):
-                raise InvalidRequest("a decimal of the predicate is no number of at most 38 digits")
+                raise InvalidRequest("a decimal in a predicate must be a number of at most 38 digits")
             return literal_of(Decimal(message.decimal))
         case "time":
             type_ = _type_of(message.time.type)
@@ -232,7 +232,7 @@ def _time_scalar(value: int, type_: pa.DataType) -> pa.Scalar:
 
 def _type_of(text: str) -> pa.DataType:
     if len(text) > _LONGEST_TYPE:
-        raise InvalidRequest(f"a type of the predicate has over {_LONGEST_TYPE} characters")
+        raise InvalidRequest(f"a type in the predicate has more than {_LONGEST_TYPE:,} characters")
     fields = parse_schema(f"value {text}")
     if len(fields) != 1:
         raise InvalidRequest("a type of the predicate is not one type")
@@ -249,7 +249,7 @@ def _values_of(message: pb.ValueArray) -> ValueList:
     type_ = _type_of(message.type)
     expected = 3 if pa.types.is_string(type_) or pa.types.is_binary(type_) else 2
     if len(buffers) != expected:
-        raise InvalidRequest(f"a list of {type_} has {expected} buffers, not {len(buffers)}")
+        raise InvalidRequest(f"a list of {type_} must have {expected} buffers, not {len(buffers)}")
     # Arrow takes no missing buffers of values, and Array.validate would not find them.
     buffers[1:] = [pa.py_buffer(b"") if buffer is None else buffer for buffer in buffers[1:]]
     try:

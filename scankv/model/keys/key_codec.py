@@ -81,11 +81,13 @@ class KeyCodec:
         Raises:
             SchemaMismatch: There is no column, or a type that cannot be in a key.
         """
-        self.types = tuple(types)
-        self.names = tuple(names) if names is not None else tuple(f"key[{i}]" for i in range(len(self.types)))
-        self.nullable = tuple(nullable) if nullable is not None else (False,) * len(self.types)
+        self.types: tuple[pa.DataType, ...] = tuple(types)
+        self.names: tuple[str, ...] = (
+            tuple(names) if names is not None else tuple(f"key[{i}]" for i in range(len(self.types)))
+        )
+        self.nullable: tuple[bool, ...] = tuple(nullable) if nullable is not None else (False,) * len(self.types)
         if not self.types:
-            raise SchemaMismatch("a key has at least one column")
+            raise SchemaMismatch("a key must have at least one column")
         for name, type_ in zip(self.names, self.types, strict=True):
             if not is_key_type(type_):
                 raise SchemaMismatch(f'column "{name}": {type_} cannot be in a key', column=name)

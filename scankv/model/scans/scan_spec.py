@@ -95,25 +95,31 @@ class ScanSpec:
         if self.columns is not None:
             _check_columns(self.columns)
         if self.where is not None and not isinstance(self.where, Predicate):
-            raise UsageError(f"where is a predicate, as predicate_of makes one, not a {type(self.where).__name__}")
+            raise UsageError(f"where must be a predicate, as predicate_of makes one, not a {type(self.where).__name__}")
         if self.buckets is not None:
             _check_buckets(self.buckets)
         _check_range("limit", self.limit, 0, _MAX_LIMIT)
         _check_range("chunk_rows", self.chunk_rows, MIN_CHUNK_ROWS, MAX_CHUNK_ROWS)
         _check_range("chunk_bytes", self.chunk_bytes, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
         if self.snapshot_id is not None and (not isinstance(self.snapshot_id, str) or not self.snapshot_id):
-            raise UsageError(f"snapshot_id is the id of a snapshot, or None for the live table: {self.snapshot_id!r}")
+            raise UsageError(
+                f"snapshot_id must be the id of a snapshot, or None for the live table, not {self.snapshot_id!r}"
+            )
         if self.key_range is not None and not isinstance(self.key_range, KeyRange):
-            raise UsageError(f"key_range is a KeyRange, or None for all keys, not a {type(self.key_range).__name__}")
+            raise UsageError(
+                f"key_range must be a KeyRange, or None for all keys, not a {type(self.key_range).__name__}"
+            )
         for name, value in (("reverse", self.reverse), ("ordered", self.ordered)):
             if not isinstance(value, bool):
-                raise UsageError(f"{name} is True or False, not {value!r}")
+                raise UsageError(f"{name} must be True or False, not {value!r}")
         if self.read_path not in READ_PATHS:
             raise UsageError(
-                f"read_path is {' or '.join(map(repr, READ_PATHS))}, not {self.read_path!r}", option="read_path"
+                f"read_path must be {' or '.join(map(repr, READ_PATHS))}, not {self.read_path!r}", option="read_path"
             )
         if self.resume is not None and not isinstance(self.resume, Resume):
-            raise UsageError(f"resume is Resume.NEVER, Resume.LATEST, or None for the default, not {self.resume!r}")
+            raise UsageError(
+                f"resume must be Resume.NEVER, Resume.LATEST, or None for the default, not {self.resume!r}"
+            )
         if self.log is not None:
             self._check_log(self.log)
         if self.resume_token is not None:
@@ -128,7 +134,7 @@ class ScanSpec:
 
     def _check_log(self, log: LogSpec) -> None:
         if not isinstance(log, LogSpec):
-            raise UsageError(f"log is a LogSpec, or None for the rows, not a {type(log).__name__}")
+            raise UsageError(f"log must be a LogSpec, or None for the rows, not a {type(log).__name__}")
         for name, asked, why in (
             ("at", self.snapshot_id is not None, "a snapshot has no changes; start with its log offsets"),
             ("key_range", self.key_range is not None, "ask with where for the keys to follow"),
@@ -166,19 +172,19 @@ def _check_buckets(buckets: tuple[int, ...]) -> None:
 
 def _check_token(token: bytes) -> None:
     if not isinstance(token, bytes):
-        raise UsageError(f"a resume token is bytes, as a stream or an error gave it, not a {type(token).__name__}")
+        raise UsageError(f"a resume token must be bytes, as a stream or an error gave it, not a {type(token).__name__}")
     if not 0 < len(token) <= MAX_RESUME_TOKEN_BYTES:
-        raise UsageError(f"a resume token has 1 to {MAX_RESUME_TOKEN_BYTES:,} bytes, not {len(token):,}")
+        raise UsageError(f"a resume token must have between 1 and {MAX_RESUME_TOKEN_BYTES:,} bytes, not {len(token):,}")
 
 
 def check_version(what: str, version: bytes) -> None:
     """Refuses, with UsageError, what is no version: those of answers are short bytes."""
     if not isinstance(version, bytes) or not 0 < len(version) <= _MAX_VERSION_BYTES:
-        raise UsageError(f"{what} is the version of an earlier answer, which is bytes, not {version!r:.80}")
+        raise UsageError(f"{what} must be the version of an earlier answer, which is bytes, not {version!r:.80}")
 
 
 def _check_range(what: str, value: int | None, low: int, high: int) -> None:
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise UsageError(f"{what} must be a whole number from {low:,} to {high:,}, not {value!r}")
+        raise UsageError(f"{what} must be a whole number between {low:,} and {high:,}, not {value!r}")

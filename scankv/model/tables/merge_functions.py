@@ -165,11 +165,12 @@ def check_aggregate(aggregate: ColumnAggregate, column: Column) -> None:
         if parameter == "delimiter":
             if not 1 <= len(value) <= MAX_DELIMITER:
                 raise InvalidRequest(
-                    f"{where}: the delimiter of {name} has 1 to {MAX_DELIMITER} characters, not {len(value)}",
+                    f"{where}: the delimiter of {name} must have between 1 and {MAX_DELIMITER} characters, not "
+                    f"{len(value):,}",
                     column=column.name,
                 )
         elif value not in _BOOLEANS:
             raise InvalidRequest(
-                f'{where}: the parameter {parameter} of {name} is "true" or "false", not "{value[:40]}"',
+                f'{where}: the parameter {parameter} of {name} must be "true" or "false", not "{value[:40]}"',
                 column=column.name,
             )

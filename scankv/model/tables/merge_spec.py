@@ -182,7 +182,7 @@ def _check_beside_key(name: str, primary_key: Sequence[str], consequence: str) -
 def _check_groups(groups: Sequence[SequenceGroup], schema: Schema, primary_key: Sequence[str]) -> None:
     for group in groups:
         if not group.sequence or not group.columns:
-            raise InvalidRequest("a sequence group has at least one sequence column and at least one other column")
+            raise InvalidRequest("a sequence group must have at least one sequence column and one other column")
         for name in group.sequence:
             _check_orders(schema.column(name), primary_key)
         for name in group.columns:

@@ -75,20 +75,22 @@ class TableOptions:
     def __post_init__(self) -> None:
         """Raises InvalidOption for a value that the option does not have."""
         if not isinstance(self.row_deduplicate, bool):
-            raise InvalidOption("row_deduplicate is True or False", option="row_deduplicate")
+            raise InvalidOption(
+                f"row_deduplicate must be True or False, not {self.row_deduplicate!r}", option="row_deduplicate"
+            )
         for name, text in _texts(self).items():
             _check(name, text)
         possible = _DELETE_BEHAVIORS[self.merge_engine]
         if self.delete_behavior not in ("default", *possible):
             allowed = " or ".join(f'"{value}"' for value in possible)
             raise InvalidOption(
-                f'delete_behavior cannot be "{self.delete_behavior}" with merge_engine "{self.merge_engine}"; it is '
-                f"{allowed}",
+                f'delete_behavior must be {allowed} with merge_engine "{self.merge_engine}", not '
+                f'"{self.delete_behavior}"',
                 option="delete_behavior",
             )
         if self.merge_engine == "aggregate" and self.changelog != "full":
             raise InvalidOption(
-                f'changelog cannot be "{self.changelog}" with merge_engine "aggregate"; it is "full"',
+                f'changelog must be "full" with merge_engine "aggregate", not "{self.changelog}"',
                 option="changelog",
             )
 
@@ -138,8 +140,8 @@ def _check(name: str, text: str) -> None:
         low, high = _RANGES[name]
         if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):
             raise InvalidOption(
-                f'table option "{name}" cannot be "{text}"; it is a whole number from {low:,} to {high:,}', option=name
+                f'table option "{name}" must be a whole number between {low:,} and {high:,}, not "{text}"', option=name
             )
     elif text not in _VALUES[name]:
         allowed = " or ".join(f'"{value}"' for value in _VALUES[name])
-        raise InvalidOption(f'table option "{name}" cannot be "{text}"; it is {allowed}', option=name)
+        raise InvalidOption(f'table option "{name}" must be {allowed}, not "{text}"', option=name)

@@ -219,7 +219,9 @@ class TableDefinition:
         key = _checked_key(schema, primary_key)
         schema = Schema(1, tuple(replace(c, nullable=c.nullable and c.name not in key) for c in columns))
         if not 1 <= buckets <= MAX_BUCKETS:
-            raise InvalidRequest(f"a table has 1 to {MAX_BUCKETS} buckets, not {buckets}", table=table)
+            raise InvalidRequest(
+                f"a table must have between 1 and {MAX_BUCKETS:,} buckets, not {buckets:,}", table=table
+            )
         definition = cls(
             name=table,
             incarnation=incarnation,
@@ -335,7 +337,7 @@ class TableDefinition:
             indexes.append(Index(last_id, chosen))
         if len(indexes) > MAX_INDEXES:
             raise InvalidRequest(
-                f"a table has at most {MAX_INDEXES} indexes; this would be {len(indexes)}", table=self.name
+                f"a table must have at most {MAX_INDEXES} indexes, not {len(indexes)}", table=self.name
             )
         return replace(self, indexes=tuple(indexes), last_index_id=last_id)
 
@@ -421,7 +423,7 @@ def _schema_from_json(values: Mapping[str, Any]) -> Schema:
 
 def _columns_from(schema: pa.Schema, first_id: int) -> tuple[Column, ...]:
     if len(schema) > MAX_COLUMNS:
-        raise SchemaMismatch(f"a table has at most {MAX_COLUMNS} columns, not {len(schema)}")
+        raise SchemaMismatch(f"a table must have at most {MAX_COLUMNS:,} columns, not {len(schema):,}")
     for field in schema:
         check_field_name(field.name)
     return tuple(
@@ -432,7 +434,7 @@ def _columns_from(schema: pa.Schema, first_id: int) -> tuple[Column, ...]:
 
 def _check_columns(columns: Sequence[Column]) -> None:
     if not 1 <= len(columns) <= MAX_COLUMNS:
-        raise SchemaMismatch(f"a table has 1 to {MAX_COLUMNS} columns, not {len(columns)}")
+        raise SchemaMismatch(f"a table must have between 1 and {MAX_COLUMNS:,} columns, not {len(columns):,}")
     check_unique([column.name for column in columns], "exists twice; column names are unique")
     for column in columns:
         if column.name in CHANGE_COLUMNS:
@@ -444,7 +446,7 @@ def _check_columns(columns: Sequence[Column]) -> None:
 
 def _checked_key(schema: Schema, primary_key: Sequence[str]) -> tuple[str, ...]:
     if not primary_key:
-        raise InvalidRequest("a table has a primary key of at least one column")
+        raise InvalidRequest("a table must have a primary key of at least one column")
     check_unique(primary_key, "is in the primary key twice", InvalidRequest)
     for name in primary_key:
         type_ = schema.column(name).type
@@ -459,7 +461,7 @@ def _checked_key(schema: Schema, primary_key: Sequence[str]) -> tuple[str, ...]:
 
 def _checked_index(schema: Schema, columns: Sequence[str]) -> tuple[str, ...]:
     if not 1 <= len(columns) <= MAX_INDEX_COLUMNS:
-        raise InvalidRequest(f"an index has 1 to {MAX_INDEX_COLUMNS} columns, not {len(columns)}")
+        raise InvalidRequest(f"an index must have between 1 and {MAX_INDEX_COLUMNS} columns, not {len(columns)}")
     check_unique(columns, "is in an index twice", InvalidRequest)
     for column in map(schema.column, columns):
         if not is_key_type(column.type):

@@ -178,7 +178,7 @@ class _Parser:
         precision = self._number("the number of digits")
         if not 1 <= precision <= 38:
             self._at = start
-            self._fail("a decimal has 1 to 38 digits")
+            self._fail("a decimal must have between 1 and 38 digits")
         scale = self._number("the digits after the point") if self._take(",") else 0
         self._expect(")", "after the digits")
         return pa.decimal128(precision, scale)

@@ -80,9 +80,11 @@ def check_field_name(name: str, kind: str = "column") -> None:
     """
     if not 1 <= len(name) <= MAX_NAME_LENGTH:
         shown = name if len(name) <= MAX_NAME_LENGTH else name[:40] + "..."
-        raise SchemaMismatch(f'{kind} "{shown}": a name has 1 to {MAX_NAME_LENGTH} characters', column=shown)
+        raise SchemaMismatch(
+            f'{kind} "{shown}": a name must have between 1 and {MAX_NAME_LENGTH} characters', column=shown
+        )
     if not name.isprintable():
-        raise SchemaMismatch(f"{kind} {name!a}: a name has printable characters only", column=ascii(name))
+        raise SchemaMismatch(f"{kind} {name!a}: a name must have printable characters only", column=ascii(name))
 
 
 def check_unique(names: Iterable[str], complaint: str, error: type[InvalidRequest] = SchemaMismatch) -> None:
@@ -176,9 +178,11 @@ def _normal_scalar(type_: pa.DataType) -> pa.DataType:
         return pa.binary()
     if pat.is_decimal(type_):
         if type_.precision > _MAX_DECIMAL_DIGITS:
-            raise _NotStorableError(f"{type_} cannot be stored; a decimal has at most {_MAX_DECIMAL_DIGITS} digits")
+            raise _NotStorableError(
+                f"{type_} cannot be stored; a decimal must have at most {_MAX_DECIMAL_DIGITS} digits"
+            )
         if abs(type_.scale) > _MAX_DECIMAL_DIGITS:
-            raise _NotStorableError(f"{type_} cannot be stored; its scale is at most {_MAX_DECIMAL_DIGITS}")
+            raise _NotStorableError(f"{type_} cannot be stored; its scale must be at most {_MAX_DECIMAL_DIGITS}")
         return pa.decimal128(type_.precision, type_.scale)
     if pat.is_timestamp(type_) and type_.tz is not None and not _TIME_ZONE.fullmatch(type_.tz):
         raise _NotStorableError(f"{type_.tz!a} is not the name of a time zone; use one such as UTC or +02:00")
@@ -220,7 +224,7 @@ def _normal_nested(type_: pa.DataType, depth: int) -> pa.DataType:
 def _checked_fields(type_: pa.StructType) -> list[pa.Field]:
     fields = list(type_.fields)
     if not 1 <= len(fields) <= MAX_COLUMNS:
-        raise _NotStorableError(f"a struct with {len(fields)} fields cannot be stored; it has 1 to {MAX_COLUMNS}")
+        raise _NotStorableError(f"a struct must have between 1 and {MAX_COLUMNS:,} fields, not {len(fields):,}")
     for field in fields:
         try:
             check_field_name(field.name, "struct field")

@@ -38,7 +38,7 @@ class BaseRecord:
     is_on_disk: bool = False
 
     @property
-    def why_none(self) -> str:
+    def unused_reason(self) -> str:
         """Why there is no base that scans read, in words."""
         return "; ".join(filter(None, (self.lost, self.waits)))
 

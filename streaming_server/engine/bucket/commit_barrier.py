@@ -122,7 +122,7 @@ async def raise_barrier(chosen: Sequence[LiveBucket]) -> AsyncIterator[CommitBar
     """
     barrier = CommitBarrier()
     async with lock_mutexes(chosen):
-        opened = await all_ended(live.opened() for live in chosen)
+        opened = await all_ended(live.open() for live in chosen)
         for live, bucket in zip(chosen, opened, strict=True):
             live.raise_barrier(barrier, bucket)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from scankv.model.errors import ConsumerFenced, DataLoss, InvalidRequest
-from streaming_server.scan.changes.consumer_progress import Committed
+from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_plan import table_digest
 from streaming_server.scan.changes.log_token import LogPosition
 from streaming_server.storage.changelog.offsets import count_of
@@ -53,7 +53,7 @@ class Consumer:
     consumer_id: str
     expires: float
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    committed: Committed | None = None
+    committed: ConsumerProgress | None = None
     fence: int = 0
     committed_micros: int = 0
     session: Session | None = None
@@ -121,7 +121,7 @@ def check_sound(consumer: Consumer) -> None:
         raise DataLoss(f"{consumer.damage}; delete the consumer to begin it anew")
 
 
-def check_fence(group: Group, consumer: Consumer, fence: int) -> Committed:
+def check_fence(group: Group, consumer: Consumer, fence: int) -> ConsumerProgress:
     """Where the consumer stands, if the stream still has it. Raises ConsumerFenced, and DataLoss when it is damaged."""
     check_sound(consumer)
     if consumer.committed is None or consumer.fence != fence:
@@ -129,7 +129,9 @@ def check_fence(group: Group, consumer: Consumer, fence: int) -> Committed:
     return consumer.committed
 
 
-def check_query(group: Group, consumer: Consumer, committed: Committed, plan: LogPlan, table: TableState) -> None:
+def check_query(
+    group: Group, consumer: Consumer, committed: ConsumerProgress, plan: LogPlan, table: TableState
+) -> None:
     """Raises InvalidRequest when a stream asks for other rows than those that the consumer is reading."""
     buckets = range(len(table.buckets)) if plan.buckets is None else plan.buckets
     if plan.fingerprint(table.definition, list(buckets)).query != committed.query:
@@ -140,12 +142,12 @@ def check_query(group: Group, consumer: Consumer, committed: Committed, plan: Lo
         )
 
 
-def begun(committed: Committed | None, position: LogPosition) -> Committed:
+def begun(committed: ConsumerProgress | None, position: LogPosition) -> ConsumerProgress:
     """Where a consumer stands when a stream of it has been opened at a position."""
     offsets = dict(position.offsets)
-    if committed is None or (committed.position.scanning and not committed.is_among_rows):
-        return Committed(LogPosition(offsets, scanning=position.scanning), b"")
-    return committed if committed.is_among_rows else committed.moved(offsets)
+    if committed is None or (committed.position.scanning and not committed.is_reading_rows):
+        return ConsumerProgress(LogPosition(offsets, scanning=position.scanning), b"")
+    return committed if committed.is_reading_rows else committed.with_offsets(offsets)
 
 
 def info_of(consumer: Consumer, ends: Mapping[int, int], now: float) -> ConsumerInfo:

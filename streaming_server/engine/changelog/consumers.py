@@ -11,7 +11,7 @@ from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import ConsumerNotFound, DataLoss, ScanKvError, TableNotFound, TooManyConsumers
 from scankv.model.names import check_consumer_id
-from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.consumer import (
     Consumer,
     ConsumerInfo,
@@ -28,7 +28,7 @@ from streaming_server.engine.changelog.consumer import (
 )
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.tasks.reaper import Reaper
-from streaming_server.scan.changes.consumer_progress import Committed
+from streaming_server.scan.changes.consumer_progress import ConsumerProgress
 from streaming_server.scan.changes.log_token import LogPosition
 from streaming_server.storage.changelog.offsets import count_of
 from streaming_server.storage.tables.consumers import ConsumerRecord
@@ -91,7 +91,7 @@ class Consumers:
             try:
                 if isinstance(record, DataLoss):
                     raise record
-                consumer.committed = Committed.read(record.token, group.digest)
+                consumer.committed = ConsumerProgress.from_token(record.token, group.digest)
                 consumer.fence, consumer.committed_micros = record.fence, record.committed_micros
             except ScanKvError as error:
                 consumer.damage = error.message
@@ -155,7 +155,7 @@ class Consumers:
             if plan.consumer_fence:
                 check_fence(group, consumer, plan.consumer_fence)
             committed = consumer.committed
-            if committed is not None and not plan.resume_token and committed.is_among_rows:
+            if committed is not None and not plan.resume_token and committed.is_reading_rows:
                 check_query(group, consumer, committed, plan, table)
             opened = await changes.open(plan, scan_id, None if committed is None else committed.position)
             try:
@@ -186,7 +186,7 @@ class Consumers:
         group = self._group(table)
         async with self._locked(group, consumer_id, _gone) as consumer:
             committed = check_fence(group, consumer, fence)
-            advanced = committed.advanced(Committed.read(token, group.digest))
+            advanced = committed.advance_to(ConsumerProgress.from_token(token, group.digest))
             if advanced is not committed or not consumer.committed_micros:
                 await self._store(group, table, consumer, advanced, fence, self._clock.commit_micros())
             self._heard_of(consumer)
@@ -218,7 +218,7 @@ class Consumers:
                 earlier = {n: min(offset, before[n], key=count_of) for n, offset in offsets.items()}
                 _hold(table, consumer_id, earlier)
             await wait_until_durable(table.buckets, states)
-            committed = Committed(LogPosition(offsets, scanning=start.kind is PositionKind.FULL), b"")
+            committed = ConsumerProgress(LogPosition(offsets, scanning=start.kind is PositionKind.FULL), b"")
             await self._store(group, table, consumer, committed, next_fence(consumer), consumer.committed_micros)
             self._end(group, consumer, "it was reset")
             return offsets
@@ -299,7 +299,7 @@ class Consumers:
         return consumer
 
     async def _store(
-        self, group: Group, table: TableState, consumer: Consumer, committed: Committed, fence: int, micros: int
+        self, group: Group, table: TableState, consumer: Consumer, committed: ConsumerProgress, fence: int, micros: int
     ) -> None:
         """Keeps what a consumer is from now on, durably."""
         record = ConsumerRecord(
@@ -394,7 +394,7 @@ async def _ends(table: TableState, numbers: set[int]) -> dict[int, int]:
         if live.state is None:
             async with live.mutex:
                 with suppress(DataLoss):
-                    await live.opened()
+                    await live.open()
         if live.state is not None:
             ends[number] = live.state.log_offset
     return ends

@@ -74,7 +74,7 @@ class LogMaintenance(Background):
         async with live.mutex:
             bucket = live.open_bucket
             if bucket is None and _is_expired(live.state, table.definition, self._clock.service_micros()):
-                bucket = await live.opened()
+                bucket = await live.open()
             if bucket is not None:
                 await live.run(_trim, bucket, table.definition, self._max_held_bytes, self._clock.service_micros())
                 if bucket.writers.is_sweep_due():

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from scankv.model.changes.log_positions import PositionKind
 from scankv.model.errors import InvalidRequest
-from streaming_server.engine.bucket.live_bucket import lock_buckets
+from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.changelog.log_starts import LogStarts
 from streaming_server.engine.columnar.base_choice import choose_bases, record_errors
-from streaming_server.scan.changes.already_applied import SeenBefore
+from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
 from streaming_server.scan.changes.change_rows import ChangeRows
 from streaming_server.scan.changes.consumer_progress import views_of
 from streaming_server.scan.changes.full_source import FullSource
@@ -158,7 +158,7 @@ class LogOpening:
             View(dict(position.offsets), self._clock.commit_micros(), 0),
             stops,
             self._latest,
-            SeenBefore(position.views, self._codec.keys.encoded) if position.views else None,
+            AlreadyAppliedFilter(position.views, self._codec.keys.encoded) if position.views else None,
             self._catching_up if self._plan.net_changes or position.net else None,
             position.net,
             now_micros=self._clock.commit_micros,

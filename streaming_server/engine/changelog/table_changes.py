@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.changelog.compacted_catch_up import DEFAULT_CATCH_UP, CompactedCatchUp
 from streaming_server.engine.changelog.log_opening import LogOpening
 from streaming_server.scan.columnar.base_view import merge_deltas
@@ -60,7 +60,7 @@ class TableChanges:
                 {live.number: live for live, _ in opened},
                 lambda: table.definition,
                 table.codec.keys.encoded,
-                self._catch_up if plan.net_behind is None else replace(self._catch_up, changes=plan.net_behind),
+                self._catch_up if plan.lag_threshold is None else replace(self._catch_up, changes=plan.lag_threshold),
                 self._spill_directory,
             )
             opening = LogOpening(

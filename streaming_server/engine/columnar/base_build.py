@@ -120,9 +120,9 @@ class BaseBuild:
                 return
             # Of now: who had the mutex before may have written rows of a newer schema.
             codec, offset = table.codec.rows, bucket.state.log_offset
-            changed, live.base_record.wanted = live.base_record.changed_bytes, False
+            changed, live.columnar.record.wanted = live.columnar.record.changed_bytes, False
             cursor, delta = self._begun(bucket, codec, offset)
-            current = live.delta
+            current = live.columnar.delta
             assert current is not None
             since = current.view()
             view = View({live.number: offset}, table.clock.commit_micros(), None)
@@ -136,38 +136,40 @@ class BaseBuild:
                 await self._rests.run(since.merge)
                 await live.wait_durable(offset)
                 with translate_disk_errors(self._directory):
-                    base = await self._written(codec, source, offset, lambda: live.delta is current, delta)
+                    base = await self._written(codec, source, offset, lambda: live.columnar.delta is current, delta)
         except BaseException as error:
-            if live.delta is delta or isinstance(error, DataLoss):
-                live.drop_base("the last one could not be built")
+            if live.columnar.delta is delta or isinstance(error, DataLoss):
+                live.columnar.drop("the last one could not be built")
             current.end_fork()
             self._note_cost(0)
             if isinstance(error, DataLoss) and current is not delta:
                 # The base that it was to be made of is damaged, if not the bucket: building of its rows will tell.
                 _log.error("a columnar base is read no more, and built again: %s", error.message)
-                live.base_record.lost = "it was damaged"
+                live.columnar.record.lost = "it was damaged"
                 return
             raise
         self._note_cost(base.info.disk_bytes)
         async with live.mutex:
             # Else a write could not be noted, or the base that this one is made of was found damaged.
-            if live.delta is current and not delta.is_full:
-                live.base, live.delta = base, delta
-                live.base_record.taken_up(base.info.disk_bytes, base.info.cut_millis)
-                live.base_record.changed_bytes -= changed
+            if live.columnar.delta is current and not delta.is_full:
+                live.columnar.base, live.columnar.delta = base, delta
+                live.columnar.record.taken_up(base.info.disk_bytes, base.info.cut_millis)
+                live.columnar.record.changed_bytes -= changed
         await self._rests.run(_remove, self._directory, base.info.name)
         await self._rests.rest()
 
     def _begun(self, bucket: Bucket, codec: RowCodec, offset: int) -> tuple[Cursor, Delta]:
         """A cursor over all rows as of now, and where from now on what is written is kept for the new base."""
         live = self._live
-        if live.base is not None and live.delta is not None and not live.delta.is_full:
-            net = live.delta.view().merge
-            old = BaseCursor(live.base, net, codec, None, None, KeyRange(), reverse=False, place=live.place)
-            return old, live.delta.fork(offset)
+        if live.columnar.base is not None and live.columnar.delta is not None and not live.columnar.delta.is_full:
+            net = live.columnar.delta.view().merge
+            old = BaseCursor(
+                live.columnar.base, net, codec, None, None, KeyRange(), reverse=False, location=live.location
+            )
+            return old, live.columnar.delta.fork(offset)
         cursor = bucket.cursor(codec, codec.decoder(), self._table.codec.key_codec, KeyRange())
-        live.base, live.delta = None, Delta(offset, self._limits.delta_bytes)
-        return cursor, live.delta
+        live.columnar.base, live.columnar.delta = None, Delta(offset, self._limits.delta_bytes)
+        return cursor, live.columnar.delta
 
     async def _written(
         self, codec: RowCodec, source: KvSource, offset: int, is_wanted: Callable[[], bool], delta: Delta
@@ -187,12 +189,12 @@ class BaseBuild:
         except BaseException:
             await rests.run(writer.discard)
             raise
-        base = await rests.run(ColumnarBase.open, path, live.place)
+        base = await rests.run(ColumnarBase.open, path, live.location)
         await rests.rest()
         return base
 
     def _note_cost(self, written: int) -> None:
-        record, spent = self._live.base_record, self._rests.spent - self._spent_before
+        record, spent = self._live.columnar.record, self._rests.spent - self._spent_before
         record.cpu_seconds += spent
         if written:
             record.builds += 1

@@ -37,7 +37,7 @@ def choose_bases(
     filled = {live.number: live for live, bucket in opened if bucket.state.rows != 0}
 
     def view_of(number: int) -> BaseView | None:
-        return filled[number].base_view()
+        return filled[number].columnar.view()
 
     return bases_for(plan, reader, filled, view_of, _WHY_NONE)
 
@@ -47,7 +47,7 @@ def choose_read_path(
 ) -> tuple[ReadPath, str]:
     """What `bases_of` would choose now, and why, in words. Takes no mutex."""
     filled = [live for live in chosen if live.state is None or live.state.rows != 0]
-    based = [live.number for live in filled if live.has_base]
+    based = [live.number for live in filled if live.columnar.is_usable]
     return base_view.choose_read_path(
         plan, reader, [live.number for live in filled], based, through_index=through_index
     )
@@ -66,7 +66,7 @@ def record_errors(
     def noted(number: int, error: ScanKvError) -> ScanKvError:
         if number in names:
             return _note_damaged_base(buckets[number], names[number], error)
-        return buckets[number].noted(error)
+        return buckets[number].record_error(error)
 
     return noted
 
@@ -75,8 +75,8 @@ def _note_damaged_base(live: LiveBucket, name: str, error: ScanKvError) -> ScanK
     """The same error, with the bucket in its details; the base of this name is read no more, and built again."""
     if isinstance(error, DataLoss):
         _log.error("a columnar base is read no more, and built again: %s", error.message)
-        if live.base is not None and live.base.info.name == name:
-            live.drop_base("it was damaged")
+        if live.columnar.base is not None and live.columnar.base.info.name == name:
+            live.columnar.drop("it was damaged")
         error = DataLoss(f"{error.message}; no row is lost: scan again, and the rows are read from RocksDB")
     error.details.setdefault("table", live.table)
     error.details.setdefault("bucket", str(live.number))

@@ -89,7 +89,7 @@ class BaseMaintenance(Background):
                     self._pause(live, "it could not be built, see the log of the server")
 
     def _pause(self, live: LiveBucket, why: str, seconds: float = _PAUSE_SECONDS) -> None:
-        live.base_record.waits = why
+        live.columnar.record.waits = why
         self._not_before[live] = self._clock.monotonic() + seconds
 
     async def look_after(self, table: TableState, live: LiveBucket) -> None:
@@ -97,18 +97,18 @@ class BaseMaintenance(Background):
         bucket = live.open_bucket
         if bucket is None:
             return
-        if live.base is None and not live.base_looked_for:
-            live.base_looked_for = True
+        if live.columnar.base is None and not live.columnar.looked_for:
+            live.columnar.looked_for = True
             await self._take_up(table, live)
-        if live.delta is not None and live.delta.is_full:
-            live.drop_base("more was written since than there is memory for (base_delta_bytes)", at_once=False)
-        if live.base_record.is_on_disk:
+        if live.columnar.delta is not None and live.columnar.delta.is_full:
+            live.columnar.drop("more was written since than there is memory for (base_delta_bytes)", at_once=False)
+        if live.columnar.record.is_on_disk:
             await self._executor.run(_remove_all, _directory(table, live))
-            live.base_record.is_on_disk = False
-        live.base_record.waits = why_not_due(self._now(table, live, bucket), live.base_record, self._limits)
-        if live.base_record.waits:
+            live.columnar.record.is_on_disk = False
+        live.columnar.record.waits = why_not_due(self._now(table, live, bucket), live.columnar.record, self._limits)
+        if live.columnar.record.waits:
             return
-        live.base_record.waits, self._building = "it is being built", live
+        live.columnar.record.waits, self._building = "it is being built", live
         began = self._clock.monotonic()
         try:
             await BaseBuild(table, live, _directory(table, live), self._rests, self._limits).run()
@@ -118,7 +118,7 @@ class BaseMaintenance(Background):
             self._building = None
 
     def _now(self, table: TableState, live: LiveBucket, bucket: Bucket) -> BucketNow:
-        rows, base, delta = bucket.state.rows, live.base, live.delta
+        rows, base, delta = bucket.state.rows, live.columnar.base, live.columnar.delta
         has_base = base is not None and delta is not None
         return BucketNow(
             eager=table.definition.options.columnar_base == "eager",
@@ -127,20 +127,20 @@ class BaseMaintenance(Background):
             base_rows=base.info.rows if base is not None and has_base else None,
             changes=bucket.state.count - count_of(base.info.log_offset) if base is not None else 0,
             delta_bytes=delta.nbytes if delta is not None else 0,
-            age_seconds=self._clock.commit_micros() / 1e6 - live.base_record.cut_millis / 1000,
+            age_seconds=self._clock.commit_micros() / 1e6 - live.columnar.record.cut_millis / 1000,
         )
 
     async def _take_up(self, table: TableState, live: LiveBucket) -> None:
         """Finds the base that an earlier server has left, and what was written since, in the changelog."""
         directory = _directory(table, live)
-        base = await self._executor.run(newest_base, directory, live.place)
+        base = await self._executor.run(newest_base, directory, live.location)
         if base is None:
             return
         info, definition = base.info, table.definition
         if (info.incarnation, info.bucket) == (definition.incarnation, live.number):
             replay = BaseReplay(table, live, base, Delta(info.log_offset, self._limits.delta_bytes))
             if await replay.run():
-                live.base_record.taken_up(info.disk_bytes, info.cut_millis)
+                live.columnar.record.taken_up(info.disk_bytes, info.cut_millis)
                 return
         await self._executor.run(_remove_all, directory)
 
@@ -152,15 +152,15 @@ class BaseMaintenance(Background):
 
         That of the base that is being built is the last one, because it is about to become small.
         """
-        found = [live for table in self._tables() for live in table.buckets if live.delta is not None]
-        taken = {live: live.delta_bytes for live in found}
+        found = [live for table in self._tables() for live in table.buckets if live.columnar.delta is not None]
+        taken = {live: live.columnar.delta_bytes for live in found}
         total = sum(taken.values())
         for live in sorted(found, key=lambda live: (live is self._building, -taken[live])):
             if total <= self._limits.total_delta_bytes:
                 return
             total -= taken[live]
             why = "what was written since the bases of all buckets takes too much memory (base_total_delta_bytes)"
-            live.drop_base(why, at_once=False)
+            live.columnar.drop(why, at_once=False)
             self._pause(live, "it was let go a short time ago")
             _log.warning("columnar base of bucket %s of %s is let go: %s", live.number, live.table, why)
 

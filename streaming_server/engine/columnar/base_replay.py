@@ -58,7 +58,7 @@ class BaseReplay:
                 end = bucket.state.log_offset
                 if count_of(end) - count_of(self._at) <= _LAST_CHANGES:
                     await self._live.run(self._read, end)
-                    self._live.base, self._live.delta = self._base, self._delta
+                    self._live.columnar.base, self._live.columnar.delta = self._base, self._delta
                     return True
             async with self._live.maintenance:
                 if self._live.open_bucket is not bucket:
@@ -72,7 +72,7 @@ class BaseReplay:
     def _is_there(self, bucket: Bucket) -> bool:
         try:
             # With its epoch: a base may also be of changes that a crash, or a copy put back, has undone.
-            bucket.log.span.resolve(self._at, location=self._live.place)
+            bucket.log.span.resolve(self._at, location=self._live.location)
         except (PositionExpired, PositionOutOfRange):
             return False
         return True
@@ -98,5 +98,5 @@ class BaseReplay:
         values = pc.replace_with_mask(pa.nulls(len(kinds), pa.binary()), there, codec.rows.encode(rows))
         self._at = record.offset + len(record.changes)
         keys = codec.keys.encoded(changed)
-        self._live.base_record.changed_bytes += keys.nbytes + values.nbytes
+        self._live.columnar.record.changed_bytes += keys.nbytes + values.nbytes
         self._delta.add(keys, values, self._at)

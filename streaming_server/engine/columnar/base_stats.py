@@ -17,7 +17,7 @@ class BaseStats:
     """A base and what was written since; zeros where there is none.
 
     Attributes:
-        why_none: Why there is none that scans read, in words; empty where there is one.
+        unused_reason: Why there is none that scans read, in words; empty where there is one.
         log_offset: The offset of the first change that is not in it.
         rows: Rows in it.
         disk_bytes: Bytes of its files.
@@ -28,7 +28,7 @@ class BaseStats:
         record: What bases of the bucket have cost.
     """
 
-    why_none: str
+    unused_reason: str
     log_offset: int = 0
     rows: int = 0
     disk_bytes: int = 0
@@ -42,12 +42,12 @@ class BaseStats:
 def base_stats_of(live: LiveBucket, now_micros: int) -> BaseStats:
     """The figures at some commit time, from memory. Opens nothing and takes no mutex."""
     # Read once: a write in a thread may change them meanwhile.
-    base, delta, state, record = live.base, live.delta, live.state, live.base_record
-    taken = live.delta_bytes
+    base, delta, state, record = live.columnar.base, live.columnar.delta, live.state, live.columnar.record
+    taken = live.columnar.delta_bytes
     if base is None or delta is None or delta.is_full or state is None:
-        return BaseStats(why_none=record.why_none or "it is not open", delta_bytes=taken, record=record)
+        return BaseStats(unused_reason=record.unused_reason or "it is not open", delta_bytes=taken, record=record)
     return BaseStats(
-        why_none="",
+        unused_reason="",
         log_offset=base.info.log_offset,
         rows=base.info.rows,
         disk_bytes=base.info.disk_bytes,

@@ -111,7 +111,7 @@ class IndexBuilds:
 
     async def _keep(self, live: LiveBucket) -> None:
         async with live.mutex:
-            bucket = await live.opened()
+            bucket = await live.open()
             await live.run(bucket.set_indexes, list(self._codec().indexes))
         while await self._step(live):
             pass
@@ -122,7 +122,7 @@ class IndexBuilds:
         Whoever waits for the mutex meanwhile has it before the next step.
         """
         async with live.mutex:
-            bucket, codec = await live.opened(), self._codec()
+            bucket, codec = await live.open(), self._codec()
             left = [id_ for id_ in bucket.builds if id_ in codec.indexes and (live.number, id_) not in self._failures]
             if not left:
                 return False

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from scankv.model.errors import RequestTooLarge
 from scankv.model.limits import MAX_LOOKUP_KEYS
-from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.columnar.base_choice import choose_bases, choose_read_path, record_errors
 from streaming_server.engine.writes.lookups import lookup_rows
@@ -18,7 +18,7 @@ from streaming_server.scan.chunk_source import View, total_rows
 from streaming_server.scan.columnar.base_view import merge_deltas
 from streaming_server.scan.execution.explain import explain
 from streaming_server.scan.execution.open_scan import open_scan
-from streaming_server.scan.rows.index_lookup import chosen_index, plan_reads, plan_reads_in, read_through_index
+from streaming_server.scan.rows.index_lookup import choose_index, plan_reads, plan_reads_off_loop, read_through_index
 from streaming_server.scan.rows.locked_view import LockedView, complete_indexes
 from streaming_server.storage.rows.key_encoder import rows_by_bucket
 
@@ -56,7 +56,7 @@ class TableReads:
         """
         table = self._table
         chosen, codec = table.select_buckets(plan.buckets), table.codec
-        reader, choices = await plan_reads_in(table.executor.run, plan, codec)
+        reader, choices = await plan_reads_off_loop(table.executor.run, plan, codec)
         async with lock_buckets(chosen) as opened:
             if codec is not table.codec:
                 codec = table.codec
@@ -91,7 +91,7 @@ class TableReads:
         reader, choices = plan_reads(plan, table.codec)
         if choices:
             async with lock_buckets(chosen) as opened:
-                choice = chosen_index(choices, self._lock_view(opened).indexes)
+                choice = choose_index(choices, self._lock_view(opened).indexes)
         numbers = [live.number for live in chosen]
         return explain(
             plan, definition, reader, numbers, choice, choose_read_path(plan, reader, choice is not None, chosen)
@@ -208,4 +208,4 @@ class TableReads:
         )
 
     def _noted(self, number: int, error: ScanKvError) -> ScanKvError:
-        return self._table.buckets[number].noted(error)
+        return self._table.buckets[number].record_error(error)

@@ -60,7 +60,7 @@ class SnapshotInfo:
         manifest: What the view is of.
         ttl: The lease's time to live, in seconds.
         remaining: What is left of it, in seconds.
-        held_micros: How long the table's writers were held to take the view; 0 when it was there already.
+        write_pause_micros: How long the table's writers were held to take the view; 0 when it was there already.
     """
 
     snapshot_id: str
@@ -68,7 +68,7 @@ class SnapshotInfo:
     manifest: ViewManifest
     ttl: float
     remaining: float
-    held_micros: int = 0
+    write_pause_micros: int = 0
 
 
 def info_of(lease: Lease, now: float) -> SnapshotInfo:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import SnapshotNotTaken
-from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_durable
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_durable
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.storage.snapshots.pinned_base import link_base
 
@@ -44,14 +44,14 @@ class Cut:
         definition: The table's definition then.
         states: The state of each bucket then.
         view_micros: When that was, in microseconds since 1970.
-        held_micros: How long writers were held for it.
+        write_pause_micros: How long writers were held for it.
         bases: The buckets that had a columnar base then, of which the view has the files.
     """
 
     definition: TableDefinition
     states: Mapping[int, BucketState]
     view_micros: int
-    held_micros: int
+    write_pause_micros: int
     bases: Mapping[int, BaseView]
 
 
@@ -144,7 +144,7 @@ class ViewPinner:
                 async with asyncio.timeout_at(started + max_hold_seconds):
                     for live in self._buckets[1:]:
                         await mutexes.enter_async_context(live.mutex)
-                    opened = [await live.opened() for live in self._buckets]
+                    opened = [await live.open() for live in self._buckets]
                     states = {live.number: bucket.state for live, bucket in zip(self._buckets, opened, strict=True)}
                     if log_owner:
                         # Before a mutex is let go: nothing may be trimmed between the view and its hold.
@@ -163,12 +163,14 @@ class ViewPinner:
                     retry_after=_RETRY_SECONDS,
                     table=self._buckets[0].table,
                 ) from None
-            held_micros = int((clock() - started) * 1_000_000)
-        return Cut(definition=instant, states=states, view_micros=now, held_micros=held_micros, bases=bases)
+            write_pause_micros = int((clock() - started) * 1_000_000)
+        return Cut(
+            definition=instant, states=states, view_micros=now, write_pause_micros=write_pause_micros, bases=bases
+        )
 
     def _bases(self) -> dict[int, BaseView]:
         """The buckets that have a columnar base as of now, with little enough written since to be kept twice."""
-        views = {live.number: live.base_view() for live in self._buckets}
+        views = {live.number: live.columnar.view() for live in self._buckets}
         return {number: view for number, view in views.items() if view and view.delta.nbytes <= MAX_NET_BYTES}
 
     async def _made(self, opened: Sequence[Bucket], paths: Sequence[Path]) -> None:
@@ -220,7 +222,7 @@ def _link(bases: dict[int, BaseView], paths: Sequence[Path]) -> None:
         try:
             link_base(view.base.path, paths[number])
         except OSError as error:
-            _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
+            _log.warning("a snapshot goes without the columnar base of %s: %s", view.location, error)
             del bases[number]
 
 

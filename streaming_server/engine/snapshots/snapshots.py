@@ -213,12 +213,12 @@ class Snapshots:
             await self._make_place()
             with self._place_for(lease_id, name):
                 if same_view_as:
-                    view, held_micros = self.lease(same_view_as, name).view, 0
+                    view, write_pause_micros = self.lease(same_view_as, name).view, 0
                 else:
-                    view, held_micros = await self._view_of_now(pinning)
+                    view, write_pause_micros = await self._view_of_now(pinning)
                 with self._used(view):
                     lease = await self._add_lease(view, lease_id, ttl, shared=shared)
-                    return replace(self._info_of(lease), held_micros=held_micros)
+                    return replace(self._info_of(lease), write_pause_micros=write_pause_micros)
 
     async def renew(self, snapshot_id: str, ttl: float | None = None) -> SnapshotInfo:
         """Begins a lease's time to live anew; with `ttl`, in seconds, another one.
@@ -373,7 +373,7 @@ class Snapshots:
                 live.release_log(_log_owner(directory.view_id))
             pinning.discard_later(lambda: directory.remove(self._trash))
             raise
-        return self._added(name, table.path, directory, manifest), cut.held_micros
+        return self._added(name, table.path, directory, manifest), cut.write_pause_micros
 
     async def _check_disk(self) -> None:
         """Refuses a view where those that there are hold as much as they may, as of the last look at the disk.
@@ -582,7 +582,7 @@ def _keep_bases(directory: ViewDirectory, bases: Mapping[int, BaseView]) -> dict
             net = view.delta.merge()
             kept[number] = write_delta(directory.base(number), view.base.info.name, net.keys, net.values)
         except OSError as error:
-            _log.warning("a snapshot goes without the columnar base of %s: %s", view.place, error)
+            _log.warning("a snapshot goes without the columnar base of %s: %s", view.location, error)
             remove_base(directory.base(number))
     return kept
 

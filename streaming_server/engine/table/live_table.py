@@ -119,7 +119,7 @@ class LiveTable:
 
     async def statistics(self) -> tuple[list[BucketStats], list[IndexStatus]]:
         """The statistics of each bucket, one after another, and how far each index is built."""
-        figures = [await live.figures() for live in self.buckets]
+        figures = [await live.stats() for live in self.buckets]
         return figures, [self._index_builds.status(index, figures) for index in self.definition.indexes]
 
     async def disk_use(self) -> tuple[DiskUse, dict[int, BucketFiles]]:
@@ -133,8 +133,8 @@ class LiveTable:
         """A check of one bucket as of now; the caller runs it. Raises DataLoss when the bucket cannot be opened."""
         live = self.buckets[number]
         async with live.mutex:
-            bucket = await live.opened()
-            check = BucketCheck(number, bucket, self.state.codec, live.noted)
+            bucket = await live.open()
+            check = BucketCheck(number, bucket, self.state.codec, live.record_error)
             self.state.abort_on_close(check)
         return check
 

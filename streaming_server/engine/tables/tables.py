@@ -215,10 +215,10 @@ class Tables:
         """
         found = self._catalog.unusable
         for name, live in self._live.items():
-            troubled = [each for each in live.buckets if each.trouble is not None]
+            troubled = [each for each in live.buckets if each.problem is not None]
             if troubled:
                 buckets = ", ".join(str(each.number) for each in troubled)
-                found[name] = f"of its {len(live.buckets)} buckets, {buckets} cannot be used: {troubled[0].trouble}"
+                found[name] = f"of its {len(live.buckets)} buckets, {buckets} cannot be used: {troubled[0].problem}"
         return dict(sorted(found.items()))
 
     def live_tables(self) -> Iterable[LiveTable]:

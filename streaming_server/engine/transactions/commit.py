@@ -218,7 +218,7 @@ class CommitCoordinator:
         _log.error("the transaction %s may be decided, and is not applied", decision.token, exc_info=error)
         self.stuck[decision.token] = not_yet(kind_of(error), UNTOLD, error)
         for live in buckets:
-            live.block(not_yet(Unavailable, f"{live.place}: {UNTOLD}", error))
+            live.block(not_yet(Unavailable, f"{live.location}: {UNTOLD}", error))
 
     def is_decided(self, token: str) -> bool:
         """Whether a transaction is committed and not yet done, or that cannot be told."""

@@ -140,9 +140,9 @@ class RollForward:
             earlier = self._decisions.pending_before(self._decision, live.table, live.number)
             if earlier is not None:
                 # Each bucket takes transactions in their order, or an old row would replace a newer one.
-                raise Unavailable(f"{live.place} lacks an earlier transaction, {earlier.token}")
+                raise Unavailable(f"{live.location} lacks an earlier transaction, {earlier.token}")
             async with live.mutex.bypass_barrier():
-                bucket = await live.opened()
+                bucket = await live.open()
                 answer = await live.run(bucket.find_answer, self._identity)
             self._applied[live] = 0 if answer is None else answer.rows
             self._behind[live] = bucket.state.log_offset if answer is None else answer.offset
@@ -179,7 +179,7 @@ class RollForward:
     ) -> None:
         try:
             async with live.mutex.bypass_barrier():
-                merged = net.setdefault(live, NetRows(await live.opened()))
+                merged = net.setdefault(live, NetRows(await live.open()))
                 if is_first:
                     merged.note(part)
                 else:
@@ -215,7 +215,7 @@ class RollForward:
     async def _apply_step(
         self, table: LiveTable, live: LiveBucket, net: NetRows, columns: Columns, keys: list[bytes]
     ) -> None:
-        bucket, codec = await live.opened(), table.state.codec
+        bucket, codec = await live.open(), table.state.codec
         behind = self._applied[live] + len(keys)
         await live.run(
             apply_change,
@@ -242,7 +242,7 @@ class RollForward:
     async def _step(self, table: LiveTable, live: LiveBucket, part: PreparedRows, start: int) -> None:
         """Applies the next rows of a part with one WriteBatch."""
         async with live.mutex.bypass_barrier():
-            bucket = await live.opened()
+            bucket = await live.open()
             applied, end = self._applied[live], start + len(part.keys)
             merger = table.writes.merger
             behind = min(applied + step_rows(bucket.state, len(merger.codec.indexes)), end)
@@ -276,7 +276,11 @@ class RollForward:
     def _fail(self, live: LiveBucket, error: Exception) -> None:
         trace = None if isinstance(error, ScanKvError) else error
         _log.error(
-            "%s lacks what the transaction %s has written: %s", live.place, self._decision.token, error, exc_info=trace
+            "%s lacks what the transaction %s has written: %s",
+            live.location,
+            self._decision.token,
+            error,
+            exc_info=trace,
         )
         self.failed[live] = error
 

@@ -30,7 +30,7 @@ def why_blocked(live: LiveBucket, error: Exception, token: str) -> ScanKvError:
 
     It is no `DiskFull`: reads, too, have to wait for the bucket.
     """
-    what = f"{live.place} lacks what a committed transaction has written, and is not served"
+    what = f"{live.location} lacks what a committed transaction has written, and is not served"
     if isinstance(error, DataLoss):
         return DataLoss(
             f"{what}: {error.message}; {_way_out(token)}",
@@ -48,7 +48,7 @@ def why_stuck(token: str, failed: Mapping[LiveBucket, Exception], unreadable: Ma
         failed: The buckets that lack it, and why.
         unreadable: Why tables of it cannot be used.
     """
-    places = ", ".join(sorted([*(live.place for live in failed), *(f"table {name}" for name in unreadable)]))
+    places = ", ".join(sorted([*(live.location for live in failed), *(f"table {name}" for name in unreadable)]))
     what = f"the transaction is committed, and could not be written to {places}"
     for error in failed.values():
         if not isinstance(error, DataLoss):

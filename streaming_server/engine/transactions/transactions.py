@@ -197,7 +197,7 @@ class Transactions:
                     live = self._table(name).buckets[number]
                     live.block(
                         type(damage)(
-                            f"{live.place} may lack what a committed transaction has written, and is not served: "
+                            f"{live.location} may lack what a committed transaction has written, and is not served: "
                             f"{damage.message}",
                             table=name,
                             bucket=number,

@@ -107,8 +107,8 @@ class UndoOperation:
     async def _hold(self, live: LiveBucket, start: int) -> int:
         """Keeps the changes of a bucket from an offset on until the end; the offset to start at."""
         async with live.mutex:
-            bucket = await live.opened()
-            start = bucket.log.span.resolve(start, location=live.place)
+            bucket = await live.open()
+            start = bucket.log.span.resolve(start, location=live.location)
             live.retain_log(self._owner, start)
         return start
 
@@ -138,7 +138,7 @@ class UndoOperation:
     async def _end(self, live: LiveBucket) -> int:
         """Where the changelog of a bucket ends now; all before is durable."""
         async with live.mutex:
-            end = (await live.opened()).state.log_offset
+            end = (await live.open()).state.log_offset
         await live.wait_durable(end)
         return end
 
@@ -167,7 +167,7 @@ class UndoOperation:
             self.undone.conflicts += plan.conflicts
             return
         raise UndoConflict(
-            f"{live.place}: others have written keys of the undo each time that it was tried; repeat it",
+            f"{live.location}: others have written keys of the undo each time that it was tried; repeat it",
             table=live.table,
             bucket=live.number,
         )

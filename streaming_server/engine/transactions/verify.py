@@ -102,7 +102,7 @@ async def _merge(rows: StagedRows, net: dict[LiveBucket, NetRows]) -> None:
     for part in rows.parts:
         live = table.buckets[part.bucket]
         async with live.mutex.bypass_barrier():
-            bucket = await live.opened()
+            bucket = await live.open()
             merged = net.setdefault(live, NetRows(bucket))
             merged.note(part)
             try:
@@ -116,11 +116,11 @@ async def _merge(rows: StagedRows, net: dict[LiveBucket, NetRows]) -> None:
 
 async def _check_unchanged(live: LiveBucket, offset: int, keys: pa.Array, table: LiveTable) -> None:
     async with live.mutex.bypass_barrier():
-        changed = await live.run(changed_keys, await live.opened(), offset, keys, table.state.codec)
+        changed = await live.run(changed_keys, await live.open(), offset, keys, table.state.codec)
     if len(changed):
         raise TransactionConflict(
-            f"{live.place}: {len(changed)} keys that the transaction depends on have changed since it looked; nothing "
-            "was written: begin another one, and read them again",
+            f"{live.location}: {len(changed)} keys that the transaction depends on have changed since it read them; "
+            "nothing was written: begin another transaction, and read them again",
             table=live.table,
             bucket=live.number,
             keys=len(changed),

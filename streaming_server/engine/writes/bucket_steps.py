@@ -79,19 +79,19 @@ def apply_change(
     except (RequestTooLarge, InvalidRequest):
         raise  # before anything was written
     except BaseException:
-        live.drop_base("a write failed that it may lack")
+        live.columnar.drop("a write failed that it may lack")
         raise
-    live.base_record.changed_bytes += change.put_keys.nbytes + change.put_values.nbytes + change.delete_keys.nbytes
+    live.columnar.record.changed_bytes += change.put_keys.nbytes + change.put_values.nbytes + change.delete_keys.nbytes
     # Read once: a damaged base may be forgotten at any time.
-    delta = live.delta
+    delta = live.columnar.delta
     if delta is None:
         return
     try:
         delta.add(*_noted(change), bucket.state.log_offset)
     except Exception:
         # The rows are written all the same.
-        _log.exception("%s: a write cannot be noted beside the columnar base, which is read no more", live.place)
-        live.drop_base("a write could not be noted beside it")
+        _log.exception("%s: a write cannot be noted beside the columnar base, which is read no more", live.location)
+        live.columnar.drop("a write could not be noted beside it")
 
 
 def _noted(change: BucketChange) -> tuple[pa.Array, pa.Array | None]:

@@ -6,7 +6,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.limits import MAX_REQUEST_BYTES
-from streaming_server.engine.bucket.live_bucket import lock_buckets, wait_until_readable
+from streaming_server.engine.bucket.locking import lock_buckets, wait_until_readable
 from streaming_server.engine.writes.bucket_steps import get_within, total_bytes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def _apart(wanted: Sequence[tuple[LiveBucket, list[bytes]]]) -> tuple[list
         async with live.mutex.bypass_barrier():
             if live.mutex.failure is not None:
                 raise copy(live.mutex.failure)
-            bucket: Bucket | BucketSnapshot = await live.opened()
+            bucket: Bucket | BucketSnapshot = await live.open()
             bucket = live.before or bucket
             found = await live.run(get_within, bucket, keys, room)
             offsets[live.number] = bucket.state.log_offset

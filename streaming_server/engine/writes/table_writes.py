@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from scankv.model.changes.log_offsets import check_incarnation
 from scankv.model.errors import InvalidRequest
-from streaming_server.engine.bucket.live_bucket import lock_buckets
+from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.bucket.request_rows import read_request
 from streaming_server.engine.merging.merger import Merger
 from streaming_server.engine.merging.preparing import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from scankv.model.errors import InvalidRequest, WriteConflict
-from streaming_server.engine.bucket.live_bucket import lock_buckets
+from streaming_server.engine.bucket.locking import lock_buckets
 from streaming_server.engine.tasks.executor import all_ended
 from streaming_server.engine.writes.bucket_steps import apply_rows, step_rows
 from streaming_server.engine.writes.changed_keys import changed_keys
@@ -117,7 +117,7 @@ class WriteOperation:
         live, whole = self._live(part), False
         while not whole and self._done.get(part.bucket) != len(part.keys):
             async with live.mutex:
-                whole = await self._step(live, await live.opened(), part)
+                whole = await self._step(live, await live.open(), part)
         if self._scope.table.codec.rows.hidden:
             # What is hidden beside a row may have changed without an offset.
             await live.wait_written()
@@ -165,7 +165,7 @@ class WriteOperation:
         changed = await live.run(changed_keys, bucket, offset, keys, self._scope.table.codec)
         if len(changed):
             raise WriteConflict(
-                f"{live.place}: {len(changed)} of {len(keys)} keys have changed since offset {offset}; nothing was "
+                f"{live.location}: {len(changed)} of {len(keys)} keys have changed since offset {offset}; nothing was "
                 "written: read them again",
                 table=live.table,
                 bucket=part.bucket,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.support.command_line import CommandLine
 
 
-def choose_bases(scankv: CommandLine, table: str) -> list[dict[str, Any]]:
+def bases_of(scankv: CommandLine, table: str) -> list[dict[str, Any]]:
     return [bucket["base"] for bucket in scankv("describe", table, "--json").json["bucket_statistics"]]
 
 
@@ -27,21 +27,21 @@ def based(scankv: CommandLine, table: str) -> str:
     columns = ["--schema", "player string, score int64", "--key", "player", "--buckets", "1"]
     scankv("create", table, *columns, "--set", "columnar_base=eager")
     scankv("load", table, "-", stdin="player,score\nann,31\nbob,27\ncem,\n")
-    wait_until(lambda: choose_bases(scankv, table)[0]["why_none"] is None, "a base", timeout=30)
+    wait_until(lambda: bases_of(scankv, table)[0]["unused_reason"] is None, "a base", timeout=30)
     return table
 
 
 def test_the_figures_of_a_base_are_shown_by_bucket_and_by_table(scankv: CommandLine, based: str) -> None:
     scankv("put", based, "player=dan", "score=1")
     scankv("delete", based, "ann")
-    (base,) = choose_bases(scankv, based)
+    (base,) = bases_of(scankv, based)
     table = all_bases(scankv, based)
     assert (base["rows"], base["changes_since"], base["delta_rows"], base["log_offset"]) == (3, 2, 2, 3)
     assert (base["builds"], base["written_bytes"]) == (1, base["last_written_bytes"])
     assert min(base["disk_bytes"], base["delta_bytes"], base["last_build_cpu_seconds"]) > 0
     assert 0 <= base["age_seconds"] < 600
-    assert (table["buckets"], table["bases"], table["why_none"]) == (1, 1, [])
-    shared = set(base) & set(table) - {"why_none", "age_seconds"}
+    assert (table["buckets"], table["bases"], table["unused_reasons"]) == (1, 1, [])
+    shared = set(base) & set(table) - {"unused_reason", "unused_reasons", "age_seconds"}
     assert {name: table[name] for name in shared} == {name: base[name] for name in shared}
     text = scankv("describe", based).text
     line = text[text.index("columnar base of bucket") :].splitlines()[2]
@@ -51,14 +51,14 @@ def test_the_figures_of_a_base_are_shown_by_bucket_and_by_table(scankv: CommandL
 
 
 def test_a_table_says_why_it_has_no_base(scankv: CommandLine, table: str, scores: str) -> None:
-    assert choose_bases(scankv, scores) == [None, None]
+    assert bases_of(scankv, scores) == [None, None]
     assert "columnar base" not in scankv("describe", scores).text
     assert scores not in [each["table"] for each in scankv("stats", "--json").json["bases"]]
     small = scores + "_small"
     scankv("create", small, "--schema", "k int64", "--key", "k", "--buckets", "1", "--set", "columnar_base=auto")
     scankv("put", small, "k=1")
     why = "it has fewer than 100,000 rows (base_min_rows)"
-    wait_until(lambda: choose_bases(scankv, small)[0]["why_none"] == why, "a look at the bucket", timeout=30)
+    wait_until(lambda: bases_of(scankv, small)[0]["unused_reason"] == why, "a look at the bucket", timeout=30)
     assert why in scankv("describe", small).text
-    assert all_bases(scankv, small)["why_none"] == [why]
+    assert all_bases(scankv, small)["unused_reasons"] == [why]
     assert why in scankv("stats").text

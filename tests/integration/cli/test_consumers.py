@@ -40,7 +40,7 @@ def test_consumers_are_listed_with_how_far_they_are_behind(scankv: CommandLine, 
     assert 600_000 < billing["expires_in_seconds"] <= 604_800
     assert listed(scankv, consumed, "audit") == [audit | {"expires_in_seconds": pytest.approx(604_800, abs=60)}]
     header, _, *lines = scankv("consumers", "list", consumed).text.splitlines()
-    assert header.split()[:3] == ["consumer", "behind", "reads"]
+    assert header.split()[:3] == ["consumer", "lag", "reads"]
     assert [line.split()[:4] for line in lines] == [
         ["audit", "3", "rows", "never"],
         ["billing", "3", "changes", billing["committed_at"][:10]],

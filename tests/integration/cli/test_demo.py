@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.timeout(180)  # loads and streams 336,776 flights
 def test_the_demo_ends_with_all_checks_true() -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "scankv", "demo"],

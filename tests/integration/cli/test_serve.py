@@ -148,7 +148,7 @@ def test_the_log_has_what_its_level_says(tmp_path: Path) -> None:
         assert server.stop() == 0
         assert server.log == ""
     refused = serve("--data", str(tmp_path), "--log-level", "loud")
-    assert b"log_level = loud: it must be debug or info or warning or error" in refused.stderr
+    assert b"log_level must be debug or info or warning or error, not loud" in refused.stderr
 
 
 def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ async def test_under_random_faults_a_scan_is_whole_or_an_error(proxy: FaultProxy
                 assert proxy.faults[-1].connection == proxy.connections, proxy
     assert 0 < whole < 10, proxy
     assert len(proxy.faults) >= 10 - whole, proxy
-    proxy.calm()
+    proxy.heal()
     async with connect(proxy.address) as through:
         assert await scanned(through, filled) == DATA, proxy
 

@@ -261,6 +261,7 @@ async def check_seed(server: ServerProcess, seed: int, *, rows: int, questions: 
 
 
 @pytest.mark.asyncio
+@pytest.mark.timeout(180)  # compares many answers in three tables
 async def test_answers_with_and_without_indexes_are_those_of_the_whole_table(shared_server: ServerProcess) -> None:
     seen: Counter[str] = Counter()
     for seed, rows in enumerate([0, 1, 40, 80, 80, 150]):

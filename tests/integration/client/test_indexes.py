@@ -56,7 +56,7 @@ def agreeing(checks: list[BucketCheck], *indexes: tuple[str, ...], rows: int = R
     return (
         [check.bucket for check in checks] == [0, 1, 2, 3]
         and sum(check.rows for check in checks) == rows
-        and all(check.agrees for check in checks)
+        and all(check.is_consistent for check in checks)
         and all(tuple(index.columns for index in check.indexes) == indexes for check in checks)
         and all(index.ready and index.entries == check.rows for check in checks for index in check.indexes)
     )

@@ -249,10 +249,10 @@ BAD_TABLES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"aggregates": {"note": agg.listagg("")}}, InvalidRequest, 'column "note": the delimiter'),
     ({"aggregates": {"note": agg.installed("no.such")}}, InvalidRequest, 'column "note": this server has no'),
     ({"aggregates": {"note": "max"}}, UsageError, "one of scankv.agg"),
-    ({"changelog": "upsert"}, InvalidOption, 'changelog cannot be "upsert"'),
-    ({"changelog": "none"}, InvalidOption, 'changelog cannot be "none"'),
+    ({"changelog": "upsert"}, InvalidOption, 'changelog must be "full" with merge_engine "aggregate", not "upsert"'),
+    ({"changelog": "none"}, InvalidOption, 'changelog must be "full" with merge_engine "aggregate", not "none"'),
     ({"merge_engine": "last_row"}, InvalidOption, "aggregates is of merge_engine"),
-    ({"merge_engine": "sum"}, InvalidOption, 'merge_engine" cannot be "sum"'),
+    ({"merge_engine": "sum"}, InvalidOption, 'merge_engine" must be .*, not "sum"'),
     ({"merge_engine": "versioned", "aggregates": None}, InvalidOption, "needs a version_column"),
     ({"version_column": "flights"}, InvalidOption, "version_column is of merge_engine"),
     ({"merge_engine": "versioned", "version_column": "airports", "aggregates": None}, SchemaMismatch, '"airports" is'),
@@ -274,7 +274,7 @@ BAD_TABLES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"merge_engine": "partial_update", "aggregates": None, "sequence_groups": {"worst": []}},
         InvalidRequest,
-        "a sequence group has",
+        "a sequence group must have",
     ),
 ]
 

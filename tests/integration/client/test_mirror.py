@@ -59,7 +59,7 @@ async def test_a_mirror_has_all_rows_when_it_is_entered_and_follows_every_change
                 else:
                     written = await table.upsert([row(n, chance.random()) for n in numbers])
             last = await table.upsert([row(500), row(501)])
-            written.log_offsets.note(last.log_offsets, last.log_offsets.table_incarnation)
+            written.log_offsets.advance(last.log_offsets, last.log_offsets.table_incarnation)
             await same(local, table, written)
             assert local.get(key(500)) == row(500)
             assert key(500) in local
@@ -126,8 +126,8 @@ async def test_changed_returns_when_something_has(shared_server: ServerProcess) 
     async with connect(shared_server.url) as client:
         table = await make(client, "changed", 10)
         async with mirror(table) as local:
-            await local.changed()  # the rows it began with
-            waiting = asyncio.create_task(local.changed())
+            await local.wait_for_change()  # the rows it began with
+            waiting = asyncio.create_task(local.wait_for_change())
             await table.upsert([row(3)])  # the same row again
             await table.upsert([row(3, 7.0)])
             await waiting
@@ -138,10 +138,10 @@ async def test_what_ends_the_stream_is_raised_by_every_read(shared_server: Serve
     async with connect(shared_server.url) as client:
         table = await make(client, "dropped", 10)
         async with mirror(table) as local:
-            await local.changed()
+            await local.wait_for_change()
             await client.drop_table(table.name)
             with pytest.raises(TableNotFound):
-                await local.changed()
+                await local.wait_for_change()
             with pytest.raises(TableNotFound):
                 local.get(key(1))
 

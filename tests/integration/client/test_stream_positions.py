@@ -140,19 +140,19 @@ async def test_net_changes_begin_as_far_behind_as_a_stream_says(table: Table) ->
         await table.upsert([{"k": key, "v": v} for key in range(30)])
     every = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_catch_up("net")
     assert len(await every.to_pylist()) == 30 + 4 * 60  # the server's own setting is 100,000
-    net = await table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_catch_up("net", behind=10).to_pylist()
+    net = await table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_catch_up("net", lag_threshold=10).to_pylist()
     assert [(row["_change_type"], row["v"]) for row in net] == [("+I", 4)] * 30
-    far = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_catch_up("net", behind=1000)
+    far = table.changes(StartFrom.EARLIEST, StopAt.LATEST).with_catch_up("net", lag_threshold=1000)
     assert len(await far.to_pylist()) == 30 + 4 * 60
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("behind", [0, -1, True, 1.5, 2**49])
-async def test_behind_is_a_number_of_changes(table: Table, behind: Any) -> None:
-    with pytest.raises(UsageError, match="behind"):
-        table.changes().with_catch_up("net", behind=behind)
-    with pytest.raises(UsageError, match="behind"):
-        table.changes().with_catch_up("all", behind=10)
+@pytest.mark.parametrize("lag_threshold", [0, -1, True, 1.5, 2**49])
+async def test_the_lag_threshold_is_a_number_of_changes(table: Table, lag_threshold: Any) -> None:
+    with pytest.raises(UsageError, match="lag_threshold"):
+        table.changes().with_catch_up("net", lag_threshold=lag_threshold)
+    with pytest.raises(UsageError, match="lag_threshold"):
+        table.changes().with_catch_up("all", lag_threshold=10)
 
 
 @pytest.mark.asyncio

@@ -268,14 +268,14 @@ async def test_a_server_that_falls_silent_is_noticed_and_asked_over_another_conn
         try:
 
             async def troubled() -> bool:
-                return isinstance(watch.trouble, DeadlineExceeded)
+                return isinstance(watch.current_error, DeadlineExceeded)
 
             await await_until(troubled, "noticed that the server is silent")
         finally:
             os.kill(server.process.pid, signal.SIGCONT)
 
         async def answered() -> bool:
-            return watch.trouble is None
+            return watch.current_error is None
 
         await await_until(answered, "answered again")
         await table.upsert(scores(["ann"], [6]))
@@ -416,7 +416,7 @@ async def test_a_watch_rides_through_a_restart_of_the_server(server: ServerProce
         await asyncio.to_thread(server.kill if end == "kill" else server.stop)
 
         async def troubled() -> bool:
-            return isinstance(watch.trouble, Unavailable | ServerDraining)
+            return isinstance(watch.current_error, Unavailable | ServerDraining)
 
         await await_until(troubled, "noticed that the server is away")
         await asyncio.to_thread(server.restart)
@@ -426,7 +426,7 @@ async def test_a_watch_rides_through_a_restart_of_the_server(server: ServerProce
             return watch.unchanged > polls
 
         await await_until(polled, "answered again")
-        assert watch.trouble is None
+        assert watch.current_error is None
         assert not waiting.done()
         assert (await client.server_stats()).rows_scanned == 0
         await table.upsert(scores(["bob"], [7]))

@@ -29,6 +29,7 @@ def write(table: sync.Table, number: int) -> None:
 
 # Twelve pins, of which every fourth is read, were enough for writes to fail; 115 without readers.
 @pytest.mark.parametrize("pins", [40, pytest.param(400, marks=pytest.mark.soak)])
+@pytest.mark.timeout(180)  # 40 pins, each with a flush
 def test_a_table_that_is_pinned_and_written_by_turns_needs_few_files(tmp_path: Path, pins: int) -> None:
     with ServerProcess(tmp_path / "data", wrapper=LIMITED) as server, sync.connect(server.url) as client:
         table = client.create_table("test.t", SCHEMA, primary_key="k", buckets=4)

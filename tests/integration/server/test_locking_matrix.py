@@ -263,6 +263,6 @@ async def _check(client: Client, name: str, before: Rows, applied: list[Callable
         orders.append(made)
     for key in {*rows, *before, *itertools.chain.from_iterable(orders)} - {FILLER}:
         assert rows.get(key) in [made.get(key) for made in orders], f"key {key} is {rows.get(key)}"
-    assert all(bucket.agrees for bucket in await client.check_table(name))
+    assert all(bucket.is_consistent for bucket in await client.check_table(name))
     await log(client, table)
     assert await client.column_locks(name) == []

@@ -185,7 +185,7 @@ async def test_holds_that_change_while_a_bucket_is_opened_are_as_they_are_afterw
             await tables.snapshots.release(kept.snapshot_id)
             await tables.snapshots.release(released.snapshot_id)
             live._bucket = opened
-            bucket = await live.opened()
+            bucket = await live.open()
             held = bucket.log.holds.oldest()
         assert held is not None
         assert held[1] == later.manifest.buckets[0].log_offset

@@ -112,6 +112,7 @@ async def stalled_readers(url: str) -> AsyncIterator[list[ScanStream]]:
 
 
 @pytest.mark.asyncio
+@pytest.mark.timeout(180)  # a hundred clients and two servers
 async def test_a_hundred_readers_of_bases_that_stop_cost_less_than_a_mebibyte_each(tmp_path: Path) -> None:
     with serving(tmp_path / "based", 300, *SOON) as server:
         async with connect(server.url) as client:
@@ -204,6 +205,7 @@ async def resident(client: Client) -> int:
     ],
 )
 @pytest.mark.asyncio
+@pytest.mark.timeout(300)  # waits until readers have stalled
 async def test_readers_that_stop_cost_little_memory_and_nobody_elses_rate_and_are_gone_with_all_they_held(
     tmp_path: Path, phases: Phases
 ) -> None:

@@ -27,8 +27,8 @@ def test_a_key_of_several_columns_is_a_line_of_csv() -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("2013-01-01", 'the key "2013-01-01" has 1 parts instead of 2: day,name'),
-        ("2013-01-01,a,b", 'the key "2013-01-01,a,b" has 3 parts instead of 2: day,name'),
+        ("2013-01-01", 'the key "2013-01-01" must have 2 parts, not 1: day,name'),
+        ("2013-01-01,a,b", 'the key "2013-01-01,a,b" must have 2 parts, not 3: day,name'),
         ("today,ann", 'column "day": "today" is not date32'),
     ],
 )

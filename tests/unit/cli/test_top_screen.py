@@ -20,7 +20,7 @@ NOON = datetime(2026, 1, 1, 12, 0, 5, tzinfo=UTC)
 @dataclass
 class Polls:
     unchanged: int = 0
-    trouble: ScanKvError | None = None
+    current_error: ScanKvError | None = None
 
 
 def top(
@@ -105,9 +105,9 @@ def test_the_last_line_tells_how_the_polls_are_going() -> None:
     screen.change(top("ann"))
     polls.unchanged = 12
     assert drawn(screen)[-1] == "last change 12:00:05  unchanged answers since: 12"
-    polls.trouble = Unavailable("no ScanKV server answers at a:1")
+    polls.current_error = Unavailable("no ScanKV server answers at a:1")
     assert drawn(screen, width=120)[-1] == "last change 12:00:05  reconnecting: no ScanKV server answers at a:1"
-    polls.trouble = None
+    polls.current_error = None
     assert "reconnecting" not in drawn(screen)[-1]
 
 

@@ -36,7 +36,7 @@ def test_what_cannot_be_is_refused_at_once(scan: Scan) -> None:
         scan.at("")
     with pytest.raises(UsageError, match="at takes a snapshot or its id, not None"):
         scan.at(None)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"resume is Resume\.NEVER"):
+    with pytest.raises(UsageError, match=r"resume must be Resume\.NEVER"):
         scan.resume("latest")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a resume token is bytes"):
         scan.resume_from(None)  # type: ignore[arg-type]

@@ -327,7 +327,7 @@ async def test_calm_drops_every_fault_that_has_not_happened(accepting: Server) -
         async with connected(proxy, accepting) as ends:
             await await_until(_async(lambda: proxy.faults), "the stall happened")
             proxy.refuse()
-            proxy.calm()
+            proxy.heal()
             ends.server[1].write(b"hello, hello")
             assert await asyncio.wait_for(ends.client[0].readexactly(12), 60) == b"hello, hello"
             for _ in range(2):
@@ -420,7 +420,7 @@ async def test_a_proxy_runs_in_a_thread_for_code_that_blocks(accepting: Server) 
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection((host, int(port)), timeout=5)
         with pytest.raises(UsageError, match="closed"):
-            proxy.calm()
+            proxy.heal()
 
     async with accepting as url:
         await asyncio.to_thread(blocking, url)

@@ -15,7 +15,7 @@ import pytest
 
 from scankv.model.errors import DiskFull, ScanCancelled
 from scankv.model.keys.key_range import KeyRange
-from streaming_server.engine.bucket import live_bucket
+from streaming_server.engine.bucket import base_slot
 from streaming_server.engine.columnar import base_build, base_replay
 from streaming_server.engine.columnar.base_stats import base_stats_of
 from streaming_server.engine.merging.prepared_rows import prepare
@@ -101,7 +101,7 @@ async def test_a_base_has_rows_written_with_a_column_that_was_added_while_its_bu
             await tables.alter(NAME, add_columns=pa.schema([("level", pa.int64())]))
             level = batch_of([7]).append_column("level", pa.array([1]))
             (part,) = prepare(level, table.state.codec, keys_only=False)
-            await live.run(apply_rows, live, await live.opened(), part, table.writes.merger)
+            await live.run(apply_rows, live, await live.open(), part, table.writes.merger)
         await looking
         rows = await rows_of(table)
         assert rows[7] == {"player": "player 0000007", "score": 7, "level": 1}
@@ -118,7 +118,7 @@ async def test_the_old_base_is_read_on_and_costs_no_more_when_a_new_one_cannot_b
         bases.write_text("no directory can be made here")
         with pytest.raises(OSError, match="0000"):
             await look(tables, table)
-        delta = table.buckets[0].delta
+        delta = table.buckets[0].columnar.delta
         assert delta is not None
         assert delta._fork is None, "what is written is kept twice"
         assert len(await rows_of(table)) == 200
@@ -145,7 +145,7 @@ async def test_what_was_written_since_the_base_is_sorted_beside_the_event_loop(t
         for start in range(1000, 1500, 100):
             await put(table, range(start, start + 100))
         scan = await opened(table)
-        delta = table.buckets[0].delta
+        delta = table.buckets[0].columnar.delta
         assert delta is not None
         assert delta.view()._pending is None, "the first chunk would sort it, and hold the loop for so long"
         scan.source.close()
@@ -167,7 +167,7 @@ async def test_a_base_is_given_up_when_the_changes_since_go_while_they_are_read(
             looking = asyncio.create_task(look(tables, table))
 
             async def waits() -> bool:
-                return live.base_looked_for and not live.mutex.locked() and bool(live.maintenance._waiters)
+                return live.columnar.looked_for and not live.mutex.locked() and bool(live.maintenance._waiters)
 
             await await_until(waits, "reading the changes")
             bucket = live.open_bucket
@@ -185,7 +185,7 @@ async def test_a_base_of_changes_that_a_crash_undid_is_not_taken_up(tmp_path: Pa
         await look(tables, table)
         await put(table, range(200, 300))
         live = table.buckets[0]
-        base, delta, bucket = live.base, live.delta, live.open_bucket
+        base, delta, bucket = live.columnar.base, live.columnar.delta, live.open_bucket
         assert base is not None
         assert delta is not None
         assert bucket is not None
@@ -207,9 +207,9 @@ async def test_a_write_that_cannot_be_noted_is_acknowledged_and_ends_the_use_of_
         table = await scores_table(tables)
         await look(tables, table)
         live = table.buckets[0]
-        live.delta = NotesNothing(0, 1 << 20)
+        live.columnar.delta = NotesNothing(0, 1 << 20)
         await put(table, [1000])
-        assert live.base_view() is None
+        assert live.columnar.view() is None
         await look(tables, table)
         assert len(await rows_of(table)) == 101
 
@@ -219,9 +219,9 @@ async def test_a_scan_that_was_ended_keeps_nothing_of_the_base(tmp_path: Path) -
         table = await scores_table(tables)
         await look(tables, table)
         live, scan = table.buckets[0], await opened(table)
-        assert live.base is not None
+        assert live.columnar.base is not None
         assert scan.source.next_chunk(10, 1 << 20) is not None
-        base = ref(live.base)
+        base = ref(live.columnar.base)
         await put(table, range(1000, 1100))
         await look(tables, table)
         assert base() is not None, "the scan reads it"
@@ -233,7 +233,7 @@ async def test_a_scan_that_was_ended_keeps_nothing_of_the_base(tmp_path: Path) -
 async def test_readers_that_keep_what_was_written_since_the_base_are_few_and_the_others_read_rocksdb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_bucket, "MAX_VIEWS_BYTES", 64 << 10)
+    monkeypatch.setattr(base_slot, "MAX_VIEWS_BYTES", 64 << 10)
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = await scores_table(tables)
         await look(tables, table)
@@ -241,7 +241,7 @@ async def test_readers_that_keep_what_was_written_since_the_base_are_few_and_the
         live, scans = table.buckets[0], []
         for number in range(40):
             await put(table, [2000 + number])
-            if live.base_view() is None:
+            if live.columnar.view() is None:
                 break
             scans.append(await opened(table))
             assert scans[-1].source.next_chunk(10, 1 << 20) is not None
@@ -249,7 +249,7 @@ async def test_readers_that_keep_what_was_written_since_the_base_are_few_and_the
         for scan in scans:
             scan.source.close()
         del scan, scans
-        assert live.base_view() is not None
+        assert live.columnar.view() is not None
 
 
 async def test_explain_names_no_base_where_too_much_was_written_since(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ async def test_explain_names_no_base_where_too_much_was_written_since(tmp_path: 
 
 
 def record_of(table: LiveTable, bucket: int = 0) -> BaseRecord:
-    return table.buckets[bucket].base_record
+    return table.buckets[bucket].columnar.record
 
 
 async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another_did(tmp_path: Path) -> None:
@@ -270,18 +270,18 @@ async def test_with_auto_a_base_is_built_once_a_scan_asked_and_anew_once_another
         table = await scores_table(tables, columnar_base="auto")
         live = table.buckets[0]
         await look(tables, table)
-        assert live.base is None
-        assert record_of(table).why_none == "no scan has asked for one since the last"
+        assert live.columnar.base is None
+        assert record_of(table).unused_reason == "no scan has asked for one since the last"
         await ask(table)
         await look(tables, table)
-        assert live.base is not None
-        first = live.base.info.name
+        assert live.columnar.base is not None
+        first = live.columnar.base.info.name
         await put(table, range(1000, 1100))
         await look(tables, table)
-        assert live.base.info.name == first, "nobody has scanned it since"
+        assert live.columnar.base.info.name == first, "nobody has scanned it since"
         assert len(await rows_of(table)) == 200
         await look(tables, table)
-        assert live.base.info.name > first
+        assert live.columnar.base.info.name > first
         assert len(await rows_of(table)) == 200
 
 
@@ -296,16 +296,16 @@ async def test_a_base_is_built_anew_for_its_age_even_where_little_was_written(tm
         table = await scores_table(tables)
         live = table.buckets[0]
         await look(tables, table)
-        assert live.base is not None
-        first = live.base.info.name
+        assert live.columnar.base is not None
+        first = live.columnar.base.info.name
         await put(table, range(40))
         await put(table, range(1000, 1040))
         await look(tables, table)
-        assert live.base.info.name == first
+        assert live.columnar.base.info.name == first
         assert "base_max_write_amplification" in record_of(table).waits
         record_of(table).cut_millis -= 3_600_001
         await look(tables, table)
-        assert live.base.info.name > first
+        assert live.columnar.base.info.name > first
         assert len(await rows_of(table)) == 140
 
 
@@ -319,14 +319,14 @@ async def test_the_bucket_with_most_in_memory_loses_its_base_first_and_only_as_m
             await look(tables, tables.table(name))
             await put(tables.table(name), range(1000 * number, 1000 * number + 1500 * (number + 1)))
         found = [tables.table(f"game.t{number}").buckets[0] for number in range(3)]
-        sizes = [live.delta_bytes for live in found]
+        sizes = [live.columnar.delta_bytes for live in found]
         assert sizes == sorted(sizes)
         assert sum(sizes) > 300_000 > sum(sizes[:2])
         tables._bases.let_go_beyond_memory()
-        assert [live.has_base for live in found] == [True, True, False]
-        assert "base_total_delta_bytes" in found[2].base_record.why_none
+        assert [live.columnar.is_usable for live in found] == [True, True, False]
+        assert "base_total_delta_bytes" in found[2].columnar.record.unused_reason
         tables._bases.let_go_beyond_memory()
-        assert [live.has_base for live in found] == [True, True, False]
+        assert [live.columnar.is_usable for live in found] == [True, True, False]
         rows = await rows_of(tables.table("game.t1"))
         assert len(rows) == 3000 + 100
         await look(tables, tables.table("game.t2"))
@@ -348,12 +348,12 @@ async def test_a_build_ends_when_more_is_written_meanwhile_than_there_is_memory_
             patch.setattr(base_build.Rests, "rest", writes)
             await look(tables, table)
         assert list((table.state.path / "bases" / "0000").iterdir()) == []
-        assert "more was written while it was built" in record_of(table).why_none
+        assert "more was written while it was built" in record_of(table).unused_reason
         assert record_of(table).builds == 0
         assert record_of(table).cpu_seconds > 0
         await look(tables, table)
         assert record_of(table).builds == 1
-        assert record_of(table).why_none == ""
+        assert record_of(table).unused_reason == ""
         assert len(await rows_of(table)) == 1100
 
 
@@ -373,16 +373,16 @@ async def test_figures_of_a_base_say_what_is_in_it_and_what_it_has_cost(tmp_path
     async with tables_in(tmp_path, **SELDOM) as tables:
         table = await scores_table(tables)
         live = table.buckets[0]
-        assert base_stats_of(live, table.state.clock.commit_micros()).why_none == "it was not looked at yet"
+        assert base_stats_of(live, table.state.clock.commit_micros()).unused_reason == "it was not looked at yet"
         await look(tables, table)
         await put(table, range(98, 103))
         figures = base_stats_of(live, table.state.clock.commit_micros())
-        assert live.base is not None
-        assert (figures.why_none, figures.rows, figures.log_offset) == ("", 100, 100)
+        assert live.columnar.base is not None
+        assert (figures.unused_reason, figures.rows, figures.log_offset) == ("", 100, 100)
         # Rows that stay as they are make no change, and are not noted.
         assert (figures.changes_since, figures.delta_rows) == (3, 3)
         assert 0 < figures.delta_bytes < 100_000
-        assert figures.disk_bytes == live.base.info.disk_bytes == figures.record.last_written_bytes
+        assert figures.disk_bytes == live.columnar.base.info.disk_bytes == figures.record.last_written_bytes
         assert 0 <= figures.age_millis < 60_000
         assert figures.record.builds == 1
         assert 0 < figures.record.last_cpu_seconds == figures.record.cpu_seconds < 5

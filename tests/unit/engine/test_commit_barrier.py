@@ -98,7 +98,7 @@ async def test_nobody_sees_a_part_and_lookups_do_not_wait(tmp_path: Path, monkey
                 return sum(live.mutex.locked() for live in table.buckets) == 1
 
             await await_until(one_is_written, "one bucket written, and the other held")
-            states = [await live.opened() for live in table.buckets]
+            states = [await live.open() for live in table.buckets]
             assert sum(bucket.state.count for bucket in states) > 40
             told.clear()
             waiting = {

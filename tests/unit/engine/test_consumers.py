@@ -77,7 +77,7 @@ async def trimmed(table: LiveTable) -> int:
     """Removes what nobody keeps; how many changes are gone."""
     for live in table.buckets:
         async with live.mutex:
-            bucket = await live.opened()
+            bucket = await live.open()
             await live.run(bucket.trim_log, bucket.state.log_offset)
     return sum(live.state.log_first for live in table.buckets if live.state is not None)
 

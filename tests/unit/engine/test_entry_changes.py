@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import RequestTooLarge
@@ -19,6 +19,7 @@ from streaming_server.storage.rows.index_codec import IndexCodec
 from streaming_server.storage.rows.key_encoder import KeyEncoder
 from streaming_server.storage.rows.row_codec import RowCodec
 from streaming_server.storage.rows.table_codec import TableCodec
+from tests.support.examples import examples
 from tests.support.tables import define
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.booleans())
-@settings(max_examples=60)
+@examples(30)
 def test_after_any_history_the_entries_are_those_of_the_rows(
     steps: list[tuple[str, list[Any]]], deduplicate: bool
 ) -> None:

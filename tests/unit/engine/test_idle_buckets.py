@@ -171,7 +171,7 @@ async def test_beyond_the_bound_those_unused_for_longest_are_closed(
         recent = [live for live in table.buckets if live.number in (2, 5)]
         for live in recent:
             async with live.mutex:
-                await live.opened()
+                await live.open()
         idle = IdleBuckets(tables._states, most=2, idle_seconds=1e9, has_files=lambda: has_files)
         await idle.look(time.monotonic() + later)
         assert [live for live in table.buckets if live.is_open] == recent
@@ -185,6 +185,7 @@ async def test_what_was_used_within_the_last_minute_stays_open_while_there_are_f
         assert open_count(table) == 8
 
 
+@pytest.mark.timeout(180)  # opens and closes buckets all the time
 async def test_pins_work_on_buckets_at_rest_and_while_they_are_closed_all_the_time(tmp_path: Path) -> None:
     async with tables_in(tmp_path) as tables:
         table = await new_table(tables, buckets=3)

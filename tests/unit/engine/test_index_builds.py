@@ -134,7 +134,7 @@ async def test_status_tells_how_far_a_build_is_and_never_more_than_there_is(tmp_
         with no_builds():
             await tables.alter(INDEXED_TABLE, add_indexes=[("score",)])
             (live,) = table.buckets
-            bucket = await live.opened()
+            bucket = await live.open()
             bucket.set_indexes([1])
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(index_builds, "STEP_ROWS", 80)

@@ -61,16 +61,16 @@ async def test_a_refused_row_leaves_its_bucket_and_its_base_as_they_were(tmp_pat
         table = await means(tables, columnar_base="eager", delete_behavior="allow")
         before = await write(table, {"k": 1, "total": 2**63 - 1}, {"k": 2, "total": 1})
         await tables._bases.look_after(table.state, table.buckets[0])
-        assert table.buckets[0].has_base
+        assert table.buckets[0].columnar.is_usable
         with pytest.raises(InvalidRequest, match=r'column "total", key \(1\)'):
             await write(table, {"k": 2, "total": 1}, {"k": 1, "total": 1})
-        assert table.buckets[0].has_base
+        assert table.buckets[0].columnar.is_usable
         assert await write(table, {"k": 3}) == {0: before[0] + 1}
         keys = ipc_stream(
             table.definition.key_schema, pa.record_batch({"k": pa.array([1, 3])}).cast(table.definition.key_schema)
         )
         await table.writes.delete(keys, kind=WriteKind())
-        view = table.buckets[0].base_view()
+        view = table.buckets[0].columnar.view()
         assert view is not None
         net = view.delta.merge()
         assert [value is None for value in net.values.to_pylist()] == [True, True]

@@ -81,7 +81,7 @@ async def changes_of(table: LiveTable) -> list[tuple[str, tuple[Any, ...]]]:
     return [
         ("+I -U +U -D".split()[kind], tuple(row.values()))
         for live in table.buckets
-        for record in (await live.opened()).changes(table.definition, 10_000)
+        for record in (await live.open()).changes(table.definition, 10_000)
         for kind, row in zip(record.changes.kinds.tolist(), record.changes.rows.to_pylist(), strict=True)
     ]
 
@@ -90,7 +90,7 @@ async def times_of(table: LiveTable) -> list[int]:
     return [
         micros
         for live in table.buckets
-        for record in (await live.opened()).changes(table.definition, 10_000)
+        for record in (await live.open()).changes(table.definition, 10_000)
         for micros in record.commit_micros.tolist()
     ]
 
@@ -143,7 +143,7 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
         first = await commit(tables, upsert(plain, *({**row, "v": -1} for row in rows)))
         assert set(await times_of(plain)) == {first.micros}
         # One bucket is ahead of the clock, as after that was set back.
-        bucket = await plain.buckets[1].opened()
+        bucket = await plain.buckets[1].open()
         ahead = time.time_ns() // 1000 + 3_600_000_000
         monkeypatch.setattr(bucket, "commit_time", lambda: ahead)
         committed = await commit(
@@ -154,7 +154,7 @@ async def test_a_transaction_has_one_time_in_all_of_its_buckets_and_no_stop_or_s
         times = set(await times_of(plain))
         assert times == {first.micros, ahead}
         for live in plain.buckets:
-            log = (await live.opened()).log
+            log = (await live.open()).log
             for micros in times:
                 before = log.offset_at(micros, plain.definition)
                 behind = log.offset_at(micros + 1, plain.definition)

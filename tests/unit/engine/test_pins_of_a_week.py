@@ -21,6 +21,7 @@ MOST_FILES = BUCKETS * 4 * (FEW_FILES + 8 + 4)
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("pins", [120, pytest.param(A_WEEK, marks=pytest.mark.soak)])
+@pytest.mark.timeout(180)  # 120 pins, each with a flush
 async def test_pins_of_a_table_under_writes_leave_few_files_open(tmp_path: Path, pins: int) -> None:
     async with tables_in(tmp_path, log_maintenance_seconds=3600) as tables:
         table = await new_table(tables, buckets=BUCKETS)

@@ -53,7 +53,7 @@ async def test_a_snapshot_shows_the_rows_of_its_pin_whatever_is_written_later(ta
     offsets = (await table.reads.count(None))[1]
     assert {number: bucket.log_offset for number, bucket in pinned.manifest.buckets.items()} != offsets
     assert sum(bucket.rows or 0 for bucket in pinned.manifest.buckets.values()) == len(SCORES_THEN)
-    assert pinned.held_micros > 0
+    assert pinned.write_pause_micros > 0
 
 
 async def test_a_snapshot_has_the_columns_of_its_pin(tables: Tables) -> None:
@@ -70,8 +70,8 @@ async def test_a_hundred_pins_of_an_unchanged_table_share_one_view(tables: Table
     pins = [await tables.snapshots.pin(tables.table(TABLE).pinning) for _ in range(100)]
     assert len({pin.view_id for pin in pins}) == tables.snapshots.views == len(views_on_disk(tmp_path)) == 1
     assert len({pin.snapshot_id for pin in pins}) == tables.snapshots.leases == 100
-    assert pins[0].held_micros > 0
-    assert {pin.held_micros for pin in pins[1:]} == {0}
+    assert pins[0].write_pause_micros > 0
+    assert {pin.write_pause_micros for pin in pins[1:]} == {0}
 
 
 async def test_pins_at_the_same_time_share_one_view(tables: Tables) -> None:

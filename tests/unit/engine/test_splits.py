@@ -151,7 +151,7 @@ async def filled(tables: Tables, rows: int, *, buckets: int, shape: str) -> Live
         await table.writes.upsert(ipc_stream(SCHEMA, batch), 0)
         if shape == "compacted":
             for live in table.buckets:
-                await live.run((await live.opened()).flush)
+                await live.run((await live.open()).flush)
     return table
 
 

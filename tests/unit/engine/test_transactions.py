@@ -155,7 +155,7 @@ async def test_changes_that_are_no_longer_there_cannot_be_checked(tmp_path: Path
         await stage(tables, begun.token, 0, ann=1)
         for value in range(1, 4):
             await put(table, {"ben": value})
-        bucket = await table.buckets[0].opened()
+        bucket = await table.buckets[0].open()
         bucket.trim_log(bucket.state.log_offset)
         assert bucket.state.log_first == 1
         held = bucket.log.holds.oldest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scankv.model.expressions import IndexPlan, Predicate, bind, col, evaluate, plan_index, plan_order
@@ -12,6 +12,7 @@ from scankv.model.expressions.nodes import Constant, FieldPath
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import KeyRanges
+from tests.support.examples import examples
 from tests.unit.model.expression_strategies import answers, conjunctions, disjunctions, nullable
 from tests.unit.model.strategies import key_types
 
@@ -60,7 +61,7 @@ def floats(*values: float | None) -> pa.RecordBatch:
 
 
 @given(index_questions())
-@settings(max_examples=80)
+@examples(30)
 @example((floats(None, float("nan"), float("inf")), ["k"], col("k") > 5.0))
 @example((floats(None, float("nan"), float("inf")), ["k"], ~(col("k") <= 5.0)))
 @example((floats(None, float("nan"), 5.0), ["k"], (col("k") == 5.0) | col("k").is_null()))
@@ -92,7 +93,7 @@ def test_ranges_and_residual_keep_what_the_predicate_keeps(
 
 
 @given(index_questions(), st.booleans())
-@settings(max_examples=60)
+@examples(25)
 def test_the_part_in_order_and_its_residual_keep_what_the_predicate_keeps(
     question: tuple[pa.RecordBatch, list[str], Predicate], everything: bool
 ) -> None:

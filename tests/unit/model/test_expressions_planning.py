@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scankv.model.expressions import KeyPlan, Predicate, all_of, any_of, bind, col, conjuncts, evaluate, plan_keys
@@ -16,6 +16,7 @@ from scankv.model.keys.key_codec import KeyCodec
 from scankv.model.keys.key_range import KeyRange
 from scankv.model.keys.key_ranges import ALL_KEY_RANGES, NO_KEY_RANGES, KeyRanges
 from scankv.model.limits import MAX_KEY_BYTES
+from tests.support.examples import examples
 from tests.unit.model.expression_strategies import (
     answers,
     conjunctions,
@@ -65,7 +66,7 @@ def check_order(ranges: KeyRanges) -> None:
 
 
 @given(key_questions())
-@settings(max_examples=150)
+@examples(40)
 @example((pa.record_batch([[float("nan")], [1]], names=["k", "v"]), ["k"], col("k") > 5.0))
 @example((pa.record_batch([[-0.0], [1]], names=["k", "v"]), ["k"], (col("k") >= 0.0) & (col("k") <= -0.0)))
 @example((pa.record_batch([["a\0"], [1]], names=["k", "v"]), ["k"], col("k").starts_with("a\0")))
@@ -87,7 +88,7 @@ def test_plan_and_residual_keep_what_the_predicate_keeps(
 
 
 @given(key_questions())
-@settings(max_examples=15)
+@examples(15)
 def test_all_conjuncts_are_true_where_the_predicate_is(
     question: tuple[pa.RecordBatch, list[str], Predicate],
 ) -> None:

@@ -177,7 +177,7 @@ def test_nanoseconds_of_a_timestamp_are_kept() -> None:
         ("a. = 1", 1, 4, "name of a field"),
         ("a = 1 -- it's\n and b = 'x", 2, 10, "a quote that is opened here is never closed"),
         ("a = '/*' /* b", 1, 10, "a comment that is opened here is never closed"),
-        ("a = 1e999", 1, 5, "over all floats"),
+        ("a = 1e999", 1, 5, "greater than all floats"),
         ("b = 1 and a = '\ud800'", 1, 15, "this text is no UTF-8"),
     ],
 )

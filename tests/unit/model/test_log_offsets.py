@@ -55,9 +55,9 @@ def test_offsets_of_shards_are_joined_and_those_of_two_tables_are_not() -> None:
 
 def test_later_offsets_raise_those_of_the_same_table_and_replace_those_of_another() -> None:
     offsets = LogOffsets.of({0: 3, 1: 9}, "abc")
-    offsets.note({0: 5, 1: 2}, "abc")
+    offsets.advance({0: 5, 1: 2}, "abc")
     assert offsets == {0: 5, 1: 9}
-    offsets.note({0: 1}, "def")
+    offsets.advance({0: 1}, "def")
     assert (offsets, offsets.table_incarnation) == ({0: 1}, "def")
 
 

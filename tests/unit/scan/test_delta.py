@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.keys.key_codec import KeyCodec
 from streaming_server.scan.columnar.delta import EMPTY_DELTA, Delta, MergedDelta
+from tests.support.examples import examples
 
 if TYPE_CHECKING:
     import random
@@ -66,7 +67,7 @@ def write(pool: Sequence[bytes], rng: random.Random, delta: Delta, *models: dict
 
 
 @given(pool=key_pools(), rng=st.randoms(use_true_random=False), steps=st.integers(0, 150))
-@settings(max_examples=40)
+@examples(20)
 def test_every_view_is_the_last_write_of_each_key_at_its_moment(
     pool: list[bytes], rng: random.Random, steps: int
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
@@ -21,6 +21,7 @@ from streaming_server.scan.chunk_source import Position, View
 from streaming_server.scan.execution.open_scan import OpenedScan, open_scan
 from streaming_server.scan.read_plan import ReadPlan
 from streaming_server.storage.cursors.cursor import BucketCursor
+from tests.support.examples import examples
 from tests.support.offline import OfflineBucket, opened
 from tests.support.offline_bases import based_view
 
@@ -140,7 +141,7 @@ def tables(draw: st.DrawFn) -> tuple[list[Key], int, list[str]]:
     where=st.sampled_from(range(len(PREDICATES))),
     based=st.booleans(),
 )
-@settings(max_examples=20)
+@examples(10)
 def test_an_ordered_scan_gives_what_sorting_gives(
     made: tuple[list[Key], int, list[str]],
     reverse: bool,
@@ -266,7 +267,7 @@ def test_an_ended_scan_raises_the_reason_and_holds_nothing(table: Offline) -> No
 
 
 @given(data=st.data(), reverse=st.booleans(), max_rows=st.sampled_from([1, 10, 8192]))
-@settings(max_examples=15)
+@examples(10)
 def test_points_are_read_in_order_and_only_those_found_are_counted(
     table: Offline, data: st.DataObject, reverse: bool, max_rows: int
 ) -> None:

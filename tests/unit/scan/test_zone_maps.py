@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.expressions import bind, evaluate
@@ -18,6 +18,7 @@ from scankv.model.expressions.nodes import FieldPath
 from streaming_server.scan.columnar.zone_maps import may_match
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase, Zone
+from tests.support.examples import examples
 from tests.support.tables import define
 from tests.unit.model.expression_strategies import keyed_batches, predicates
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @given(drawn=keyed_batches(), data=st.data())
-@settings(max_examples=30)
+@examples(15)
 def test_a_batch_with_a_row_to_keep_is_never_ruled_out(drawn: Any, data: st.DataObject) -> None:
     batch, _ = drawn
     # Zones do not care what the key is: a number in front of the columns is, so that these may have any values.

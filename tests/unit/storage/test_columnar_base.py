@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
@@ -22,6 +22,7 @@ from streaming_server.storage.columnar import base_writer
 from streaming_server.storage.columnar.base_writer import BaseWriter
 from streaming_server.storage.columnar.columnar_base import ColumnarBase, newest_base, remove_bases
 from streaming_server.storage.rows.key_encoder import KeyEncoder
+from tests.support.examples import examples
 from tests.support.tables import define, exact_rows, exact_values
 from tests.unit.model.strategies import order_of
 from tests.unit.storage.strategies import batches, definitions
@@ -78,7 +79,7 @@ def counts(base: ColumnarBase) -> list[int]:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@examples(25)
 def test_every_storable_type_comes_back_to_the_bit_whatever_the_batches_on_the_way_in(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     rows, keys = numbered(definition, data.draw(batches(definition.schema.arrow, max_rows=12)))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_range import KeyRange
+from tests.support.examples import examples
 from tests.support.offline import OfflineBucket, opened
 from tests.support.prepared import flip, rows_file
 from tests.support.tables import define
@@ -100,7 +101,7 @@ def chunks(
     rng=st.randoms(use_true_random=False),
     ends=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=4, max_size=4),
 )
-@settings(max_examples=12)
+@examples(6)
 def test_any_range_in_any_direction_is_the_slice_of_the_sorted_keys(
     size: int, rng: random.Random, ends: list[tuple[int | None, int | None]]
 ) -> None:

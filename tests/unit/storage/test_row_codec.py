@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import SchemaMismatch
 from scankv.model.limits import MAX_ROW_BYTES
 from streaming_server.storage.rows.row_codec import RowCodec
+from tests.support.examples import examples
 from tests.support.tables import define, exact_rows, exact_values
 from tests.unit.storage.strategies import batches, definitions
 
 if TYPE_CHECKING:
     from scankv.model.tables.schema import TableDefinition
 
-few = settings(max_examples=24)
-many = settings(max_examples=32)
+few = examples(12)
+many = examples(16)
 
 KEY = pa.field("k", pa.int32(), nullable=False)
 
@@ -370,7 +371,7 @@ def test_rows_of_only_an_older_version_decode_to_the_current_one(versions: list[
 
 
 @given(st.data())
-@settings(max_examples=20)
+@examples(10)
 def test_any_columns_added_later_are_null_in_rows_written_before(data: st.DataObject) -> None:
     definition, other = data.draw(definitions()), data.draw(definitions())
     added = pa.schema([pa.field(f"new {f.name}"[:100], f.type) for f in list(other.schema.arrow)[1:]])

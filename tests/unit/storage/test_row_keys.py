@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_codec import KeyCodec
 from streaming_server.storage.rows.row_codec import RowCodec
+from tests.support.examples import examples
 from tests.support.tables import define
 from tests.unit.model.strategies import columns, key_types, storable_types, values_of
 from tests.unit.storage import damage
@@ -37,7 +38,7 @@ def tables(draw: st.DrawFn) -> TableDefinition:
 
 
 @given(st.data())
-@settings(max_examples=40)
+@examples(20)
 def test_the_key_of_a_row_is_what_the_key_codec_gives_for_its_columns(data: st.DataObject) -> None:
     definition = data.draw(tables())
     rows = data.draw(st.integers(1, 3))
@@ -81,7 +82,7 @@ def test_a_row_without_its_key_is_data_loss() -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=120)
+@examples(40)
 def test_damage_is_data_loss_or_the_key_that_is_decoded(seed: int) -> None:
     rng = random.Random(seed)
     reader, keys = row_keys_of(damage.SECOND)

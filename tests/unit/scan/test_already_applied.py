@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming_server.scan.changes.already_applied import SeenBefore
+from streaming_server.scan.changes.already_applied import AlreadyAppliedFilter
 from streaming_server.scan.changes.log_token import LaterView
 from streaming_server.scan.chunk_source import Position
 from streaming_server.storage.changelog.records import Changes, LogRecord, RowKind
@@ -87,11 +87,11 @@ def test_rows_of_many_views_and_the_changes_that_are_left_are_the_table(
         else:
             write(number, what, key)
     replay |= {key: view[key] for key in order[place:] if key in view}
-    seen = SeenBefore(views, keys_of) if views else None
+    applied = AlreadyAppliedFilter(views, keys_of) if views else None
     for bucket, end in table.ends().items():
         for start in range(starts[bucket], end, step):
             record = table.record(bucket, start, min(start + step, end))
-            places = None if seen is None else seen.places([record], bucket)
+            places = None if applied is None else applied.new_changes([record], bucket)
             left = range(len(record.changes)) if places is None else places.tolist()
             for change in left:
                 kind, key, value = table.changes[bucket][start + change]
@@ -111,5 +111,5 @@ def test_behind_the_last_view_nothing_is_asked_of_the_keys() -> None:
     table = Table()
     for value in range(4):
         table.put(0, value)
-    seen = SeenBefore([LaterView(Position(0, encoded(0)), {0: 3, 1: 0})], refuse)
-    assert seen.places([table.record(0, 3, 5)], 0) is None
+    applied = AlreadyAppliedFilter([LaterView(Position(0, encoded(0)), {0: 3, 1: 0})], refuse)
+    assert applied.new_changes([table.record(0, 3, 5)], 0) is None

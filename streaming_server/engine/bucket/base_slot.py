@@ -1,0 +1,79 @@
+"""The columnar base of a live bucket, with the delta of what was written since."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
+
+from streaming_server.engine.bucket.base_record import BaseRecord
+from streaming_server.scan.columnar.base_view import BaseView
+
+if TYPE_CHECKING:
+    from streaming_server.scan.columnar.delta import Delta, DeltaView
+    from streaming_server.storage.columnar.columnar_base import ColumnarBase
+
+MAX_VIEWS_BYTES: Final = 64 << 20
+"""Memory for older states of the delta that running scans still read. Each state has its own sorted rows. Where readers
+keep more, new scans read RocksDB."""
+
+
+class BaseSlot:
+    """What scans of one bucket can read instead of RocksDB. Changed with the bucket's mutex held.
+
+    Attributes:
+        base: The columnar base, where one exists and `delta` has everything that was written since.
+        delta: What was written since the base, or since the one that is being built.
+        looked_for: Whether files of a base that an earlier server built were looked for.
+        record: What bases have cost, and why none exists.
+    """
+
+    def __init__(self, location: str) -> None:
+        """Begins without a base.
+
+        Args:
+            location: How errors call the bucket.
+        """
+        self.base: ColumnarBase | None = None
+        self.delta: Delta | None = None
+        self.looked_for = False
+        self.record = BaseRecord()
+        self._location = location
+        self._views: WeakSet[DeltaView] = WeakSet()
+
+    def view(self) -> BaseView | None:
+        """The bucket as of now, out of its base. None where none exists, or readers keep too many older states.
+
+        Records that a scan wants a base, which is a reason to build one.
+        """
+        self.record.wanted = True
+        if self.base is None or self.delta is None or self.delta.is_full:
+            return None
+        view = self.delta.view()
+        if sum(each.nbytes for each in self._views if each is not view) > MAX_VIEWS_BYTES:
+            return None
+        self._views.add(view)
+        return BaseView(base=self.base, delta=view, location=self._location)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether scans can read the base. Does not need the mutex."""
+        return self.base is not None and self.delta is not None and not self.delta.is_full
+
+    @property
+    def delta_bytes(self) -> int:
+        """Memory for the delta, with older states that scans still read."""
+        delta = self.delta
+        kept = sum(view.nbytes for view in self._views)
+        return kept if delta is None else max(kept, delta.nbytes)
+
+    def drop(self, why: str, *, at_once: bool = True) -> None:
+        """Stops reading the base.
+
+        Args:
+            why: The reason, in words: the base is damaged, or lacks a write.
+            at_once: Whether to build another one whatever that costs.
+        """
+        self.base = self.delta = None
+        self.record.lost, self.record.is_on_disk = why, True
+        if at_once:
+            self.record.base_bytes = 0
