@@ -110,7 +110,7 @@ def slice_values(values: pa.Array, starts: Offsets, ends: Offsets) -> pa.Array:
     """A compact binary array of the bytes `starts[i]..ends[i]` of the data buffer of `values`.
 
     The ranges must ascend and not overlap. Interleaved, starts and ends are the offsets of an array whose even values
-    are the ranges and whose odd values are the gaps between them. So one `take` of the even values copies everything.
+    are the ranges and whose odd values are the gaps between them. So one `take` of the even values copies all of it.
     """
     count = len(starts)
     if count == 0:

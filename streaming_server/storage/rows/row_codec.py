@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from scankv.model.keys.key_codec import KeyCodec
-    from scankv.model.tables.schema import Column, TableDefinition
+    from scankv.model.tables.schema import ColumnDefinition, TableDefinition
     from streaming_server.arrays.arrow_buffers import Bytes, Mask, Offsets
 
 _HEADER_BITS = (1 << 8 * HEADER.size) - 1
@@ -133,7 +133,7 @@ class RowDecoder:
     """
 
     def __init__(
-        self, layouts: dict[int, RowLayout], current: RowLayout, columns: list[Column], schema: pa.Schema
+        self, layouts: dict[int, RowLayout], current: RowLayout, columns: list[ColumnDefinition], schema: pa.Schema
     ) -> None:
         self.schema = schema
         self._layouts = layouts
@@ -191,7 +191,7 @@ class RowDecoder:
     @staticmethod
     def _column(
         layout: RowLayout,
-        column: Column,
+        column: ColumnDefinition,
         values: pa.Array,
         fixed: Bytes,
         without_nulls: int,

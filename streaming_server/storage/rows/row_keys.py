@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from scankv.model.keys.key_codec import KeyCodec
-    from scankv.model.tables.schema import Column
+    from scankv.model.tables.schema import ColumnDefinition
     from streaming_server.storage.rows.row_layout import RowLayout, Slot
 
 _END = struct.Struct("<I")
@@ -24,7 +24,7 @@ _END = struct.Struct("<I")
 class RowKeys:
     """Reads the encoded keys of stored rows of any schema of a table. Thread-safe."""
 
-    def __init__(self, layouts: Iterable[RowLayout], columns: Sequence[Column], keys: KeyCodec) -> None:
+    def __init__(self, layouts: Iterable[RowLayout], columns: Sequence[ColumnDefinition], keys: KeyCodec) -> None:
         """Creates a reader.
 
         Args:

@@ -23,7 +23,7 @@ from streaming_server.storage.rows.shredding import segment_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scankv.model.tables.schema import Column, Schema
+    from scankv.model.tables.schema import ColumnDefinition, Schema
 
 ROW_FORMAT = 1
 HEADER = struct.Struct("<BBI")
@@ -33,7 +33,7 @@ HEADER = struct.Struct("<BBI")
 class Slot:
     """The location of one column: a slot of `width` bytes at `start`, or `segments` segments from `segment` on."""
 
-    column: Column
+    column: ColumnDefinition
     index: int
     width: int | None
     start: int
@@ -49,7 +49,7 @@ class RowLayout:
         hidden: Columns after them that no reader of the table sees.
     """
 
-    def __init__(self, schema: Schema, hidden: Sequence[Column] = ()) -> None:
+    def __init__(self, schema: Schema, hidden: Sequence[ColumnDefinition] = ()) -> None:
         self.schema = schema
         self.header = HEADER.pack(ROW_FORMAT, 0, schema.id)
         self.bitmap_start = HEADER.size

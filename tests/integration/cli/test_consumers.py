@@ -82,7 +82,7 @@ def test_consumers_are_deleted_and_those_that_are_not_there_named(scankv: Comman
     assert finished.text == f"deleted audit of {consumed}\ndeleted billing of {consumed}\n"
     assert 'no consumer "nobody"' in finished.stderr
     assert scankv("consumers", "list", consumed, "--json").json == []
-    assert "there are no consumers" in scankv("consumers", "list", consumed).stderr
+    assert "the table has no consumers" in scankv("consumers", "list", consumed).stderr
 
 
 def test_consumers_are_listed_and_deleted_by_pattern(scankv: CommandLine, consumed: str) -> None:
