@@ -77,8 +77,8 @@ def as_decimals(limbs: Sequence[pa.Array], type_: pa.DataType) -> pa.Array | Non
 def as_floats(limbs: Sequence[pa.Array], scale: int) -> pa.Array:
     """Sums in normal form, of any size, as float64, divided by ten to the power of `scale`."""
     total = np.zeros(len(limbs[0]))
-    for place, each in reversed(list(enumerate(limbs))):
-        total += _numbers(each) * 2.0 ** (_BITS * place)
+    for number, each in reversed(list(enumerate(limbs))):
+        total += _numbers(each) * 2.0 ** (_BITS * number)
     return pa.array(total / 10.0**scale if scale >= 0 else total * 10.0**-scale, mask=_nulls(limbs[0]))
 
 

@@ -51,8 +51,6 @@ def load_index_build(store: RocksStore, index: int) -> IndexBuild:
         stored = store.meta.get(build_key(index))
         return IndexBuild() if stored is None else IndexBuild.from_bytes(stored)
     except (ValueError, TypeError, KeyError) as error:
-        raise DataLoss(
-            f"{store.location} is damaged: what it notes of the building of an index cannot be read"
-        ) from error
+        raise DataLoss(f"{store.location} is damaged: the progress of an index build cannot be read") from error
     except Exception as error:
         raise store.failure(error) from error

@@ -223,10 +223,10 @@ class RangeReader(Generic[T]):
         key_of = self._projection.key_of
         if len(found) == first or self._floor is self._ceiling is None or self._is_in_range(key_of(found[-1])):
             return
-        behind = bisect_left(found, True, lo=first, key=lambda entry: not self._is_in_range(key_of(entry)))
+        outside = bisect_left(found, True, lo=first, key=lambda entry: not self._is_in_range(key_of(entry)))
         # The iterator may have continued from there to the last entry of all.
-        self.beyond, self.exhausted = key_of(found[behind]), False
-        del found[behind:]
+        self.beyond, self.exhausted = key_of(found[outside]), False
+        del found[outside:]
         self._end()
 
     def _is_in_range(self, key: bytes) -> bool:
@@ -292,10 +292,10 @@ class RangeReader(Generic[T]):
             elif last is None and self._range.end is None:
                 iterator.seek_to_last()
             else:
-                behind = self._range.end if last is None else last
-                assert behind is not None
-                iterator.seek_for_prev(behind)
-                if iterator.valid() and iterator.key() == behind:
+                end = self._range.end if last is None else last
+                assert end is not None
+                iterator.seek_for_prev(end)
+                if iterator.valid() and iterator.key() == end:
                     iterator.prev()
         finally:
             del iterator
@@ -339,10 +339,10 @@ class RangeReader(Generic[T]):
             assert end is not None
             return max(previous_grid_key(end, bits), self._floor or b""), end
         start = (self._range.start or b"") if last is None else last + b"\0"
-        behind = next_grid_key(start, bits)
-        if behind is None or (self._range.end is not None and behind >= self._range.end):
+        end = next_grid_key(start, bits)
+        if end is None or (self._range.end is not None and end >= self._range.end):
             return None if self._ceiling is None else (start, self._ceiling)
-        return start, behind + b"\0"
+        return start, end + b"\0"
 
     def _key_above_all(self) -> bytes:
         """A key after all existing ones, which is verified."""

@@ -52,8 +52,7 @@ class Catalog:
         self._tables.pop(name, None)
         _log.error("DATA_LOSS: table %s cannot be used: %s", name, why)
         self._unusable[name] = DataLoss(
-            f"table {name} cannot be used: {why}; restore the file from a copy and restart the server, or drop the "
-            "table",
+            f"table {name} cannot be used: {why}; restore it from a copy and restart the server, or drop the table",
             table=name,
         )
 

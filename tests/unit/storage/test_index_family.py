@@ -117,7 +117,7 @@ def test_a_note_of_a_build_that_cannot_be_read_is_data_loss(path: Path) -> None:
     with opened(path, PLAIN) as bucket:
         bucket.upsert({"player": "ann", "score": 1})
         spoil(bucket)
-        with pytest.raises(DataLoss, match="what it notes of the building of an index cannot be read"):
+        with pytest.raises(DataLoss, match="the progress of an index build cannot be read"):
             bucket.bucket.set_indexes([1])
 
 

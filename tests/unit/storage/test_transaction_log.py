@@ -179,7 +179,7 @@ def test_the_pieces_of_a_request_are_given_in_its_place_and_all_of_them_or_none(
     pieces.discard()
     with pytest.raises(DataLoss, match="0 of 3 can be read"):
         list(read_staged_requests(part.path, 3))
-    with pytest.raises(DataLoss, match="number 3 cannot be read"):
+    with pytest.raises(DataLoss, match="request 3 cannot be read"):
         read_staged_request(part.path, 3)
 
 

@@ -137,7 +137,7 @@ def test_a_new_epoch_fences_the_one_before_and_goes_on_behind_it(path: Path) -> 
 
 
 def test_an_opened_writer_that_is_not_known_any_more_is_refused(path: Path) -> None:
-    with opened(path, DEFINITION) as bucket, pytest.raises(WriterExpired, match="open the writer anew"):
+    with opened(path, DEFINITION) as bucket, pytest.raises(WriterExpired, match="open the writer again"):
         bucket.bucket.find_answer(WriteIdentity(writer="job", epoch=3, sequence=12))
 
 
