@@ -177,7 +177,7 @@ def test_ties_that_are_too_many_are_let_go_and_matter_only_at_the_end(ties: int)
             top.settle()
         assert top.kept_rows <= 2 * 100_000 + 10_000
     if ties > 100_000:
-        with pytest.raises(InvalidRequest, match="over 100,000"):
+        with pytest.raises(InvalidRequest, match="more than 100,000"):
             top.result()
     else:
         assert top.result()["a"].to_pylist() == list(range(200_000, 300_000))
