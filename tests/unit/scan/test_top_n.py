@@ -1,4 +1,4 @@
-"""The first rows by a column are those of a sort of all rows: nulls last, NaN above infinity, ties by ascending key."""
+"""Top-N equals the head of a full sort: nulls last, NaN above infinity, ties by ascending key."""
 
 from __future__ import annotations
 

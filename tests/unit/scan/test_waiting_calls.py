@@ -1,4 +1,4 @@
-"""Calls that wait for another version: who is woken, in which turns of the event loop, and what is left behind."""
+"""Calls that wait for another version: which are woken, in which turns of the event loop, and what remains."""
 
 from __future__ import annotations
 
