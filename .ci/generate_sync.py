@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import aio_client  # noqa: E402
-from aio_client._input.awaitable import NotOpened  # noqa: E402
+from aio_client._input.awaitable import Opener  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,13 @@ REWORDED = {
         )
     ],
     "Table": [("Belongs to the event loop of its client; many tasks may use it at once.", "Thread-safe.")],
-    "Table.watch_top_n": [("See `TopNWatch` for", "It asks in the background. See `TopNWatch` for")],
+    "Table.snapshot": [
+        ("An object for `async with` or `await`, which takes a `Snapshot` each time.", "The `Snapshot`.")
+    ],
+    "Table.lock_columns": [
+        ("An object for `async with` or `await`, which takes a `ColumnLock` each time.", "The `ColumnLock`."),
+    ],
+    "Table.watch_top_n": [("See `TopNWatch` for", "The client asks in the background. See `TopNWatch` for")],
     "Client.alter_table": [("at least once.", "at least once. Called in the client's thread; must not block.")],
     "Client.check_table": [
         ("as soon as it is done.", "as soon as it is done, in the client's thread; must not block."),
@@ -152,7 +158,7 @@ SPECIAL = {"__aenter__": "__enter__", "__anext__": "__next__"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 TWINS = (*GENERATED, *BY_HAND)
-OPENED = {each.__name__: each.result.__name__ for each in NotOpened.__subclasses__()}
+OPENED = {each.__name__: each.result.__name__ for each in Opener.__subclasses__()}
 """What `await` makes of each class that is opened so."""
 
 RESULTS = OPENED | {"BlockingStream": "ScanStream"}

@@ -16,8 +16,9 @@ from aio_client._admin.check import BucketCheck, IndexCheck
 from aio_client._admin.damaged_table import DamagedTable
 from aio_client._admin.disk_use import DiskUse
 from aio_client._admin.indexes import IndexStatus
+from aio_client._admin.table_statistics import BucketStatistics
 from aio_client._client.client import Client, connect
-from aio_client._client.table import BucketStatistics, Table
+from aio_client._client.table import Table
 from aio_client._client.transaction import CommitResult, LostWrites, Transaction, TransactionInfo, TransactionPart
 from aio_client._integrations.blocking_stream import BlockingStream, register_opener
 from aio_client._queries.lookup import VersionedRows

@@ -12,14 +12,14 @@ from aio_client._admin.damaged_table import DamagedTable
 from aio_client._admin.indexes import index_messages, wait_until_built
 from aio_client._client.table import Table
 from aio_client._client.transaction import (
-    Beginning,
+    TransactionOpener,
     TransactionPart,
     abort_transaction,
     give_up_transaction,
     list_transactions,
 )
 from aio_client._input.arguments import names_of, text_of, timeout_of
-from aio_client._input.awaitable import NotOpened
+from aio_client._input.awaitable import Opener
 from aio_client._scan.scan import Scan
 from aio_client._scan.snapshot import adopt_snapshot, list_snapshots
 from aio_client._transport.config import ClientConfig, default_url
@@ -339,7 +339,7 @@ class Client:
         ttl: float | None = None,
         writer: str | None = None,
         attempt: str | None = None,
-    ) -> Beginning:
+    ) -> TransactionOpener:
         """Begins a transaction: writes to any tables of the server that are seen all at once, or never.
 
             async with client.transaction(id="job-1:7") as tx:
@@ -370,7 +370,7 @@ class Client:
             TooManyTransactions: The server has as many open ones as it allows.
             UsageError: An argument is not possible; InvalidRequest for the id, or the writer's.
         """
-        return Beginning(self._transport, id, conflict, ttl, writer, attempt)
+        return TransactionOpener(self._transport, id, conflict, ttl, writer, attempt)
 
     def transaction_part(self, token: str, part: str) -> TransactionPart:
         """Takes part in a transaction that was begun elsewhere; whoever has begun it commits it, and names the part.
@@ -443,7 +443,7 @@ class Client:
         await self._transport.wait_ready(timeout_of(timeout))
 
 
-class Connecting(NotOpened):
+class ClientOpener(Opener):
     """What `connect` returns: `async with connect(...) as client`, or `client = await connect(...)`."""
 
     call = "connect(...)"
@@ -480,7 +480,7 @@ def connect(
     next_chunk_timeout: float = 30.0,
     read_ahead_bytes: int = 2 * 1024 * 1024,
     read_ahead_chunks: int = 2,
-) -> Connecting:
+) -> ClientOpener:
     """Opens a client, in `async with` or by `await`.
 
     The server need not be there yet: the first call connects, and fails within milliseconds where nobody listens. Only
@@ -499,7 +499,7 @@ def connect(
     Raises:
         UsageError: The url cannot be read, or a number is out of its range.
     """
-    return Connecting(
+    return ClientOpener(
         ClientConfig(
             url=default_url() if url is None else url,
             operation_timeout=operation_timeout,

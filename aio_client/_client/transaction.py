@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 import anyio
 
 from aio_client._input.arguments import text_of
-from aio_client._input.awaitable import NotOpened
+from aio_client._input.awaitable import Opener
 from aio_client._input.data import rows_of
 from aio_client._input.keys import is_one_key, keys_of
 from aio_client._input.optional import to_pylist
@@ -201,7 +201,7 @@ class TransactionPart:
             RequestTooLarge: It would stage more than the server allows for one.
         """
         rows = await asyncio.to_thread(rows_of, data)
-        pieces = await table._pieces(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
+        pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, columns, mode))
         return await self._stage(pieces, locks)
 
     async def retract(
@@ -209,7 +209,9 @@ class TransactionPart:
     ) -> int:
         """Stages taking rows back. The arguments and errors are those of `Table.retract`, and of `upsert`."""
         rows = await asyncio.to_thread(rows_of, data)
-        pieces = await table._pieces(lambda shape: WritePieces.of_rows(shape, rows, columns, retract=True))
+        pieces = await table._handle.build_for_shape(
+            lambda shape: WritePieces.of_rows(shape, rows, columns, retract=True)
+        )
         return await self._stage(pieces, locks)
 
     async def delete(
@@ -222,7 +224,7 @@ class TransactionPart:
         locks: Sequence[ColumnLock | str] = (),
     ) -> int:
         """Stages a delete. The arguments and errors are those of `Table.delete`, and of `upsert`."""
-        pieces = await table._pieces(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
+        pieces = await table._handle.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, columns, mode))
         return await self._stage(pieces, locks)
 
     async def delete_all(
@@ -279,7 +281,7 @@ class TransactionPart:
         """
         if missing not in ("omit", "null"):
             raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
-        batch = await asyncio.to_thread(keys_of, keys, table._shape.key_schema)
+        batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
         answers = [await self._read(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
         return assemble(answers, table.schema, fill_missing=missing == "null")
 
@@ -304,7 +306,7 @@ class TransactionPart:
         """
         if missing not in ("omit", "null"):
             raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
-        batch = await asyncio.to_thread(keys_of, keys, table._shape.key_schema)
+        batch = await asyncio.to_thread(keys_of, keys, table._handle.shape.key_schema)
         answers = [await self._read_staged(table, piece) for piece in cut([batch], max_rows=LOOKUP_KEYS)]
         return assemble(answers, table.schema, fill_missing=missing == "null")
 
@@ -315,7 +317,7 @@ class TransactionPart:
             )
             calls = self._transport
             response = await call_again(calls, lambda: calls.services.transactions.LookupStaged, request)
-        return LookupAnswer.read(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
+        return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
 
     async def _read(self, table: Table, keys: pa.RecordBatch) -> LookupAnswer:
         async with self._turn:
@@ -325,7 +327,7 @@ class TransactionPart:
             calls = self._transport
             with self._noted():
                 response = await call_again(calls, lambda: calls.services.transactions.GetForUpdate, request)
-        return LookupAnswer.read(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
+        return LookupAnswer.decode(keys, lookup_pb2.LookupResponse(rows=response.rows, found=response.found))
 
     async def _stage(self, pieces: WritePieces, locks: Sequence[ColumnLock | str]) -> int:
         rows = 0
@@ -371,7 +373,7 @@ class Transaction(TransactionPart):
     def __init__(
         self, transport: Transport, id_: str, token: str, committed: transaction_pb2.CommitTransactionResponse | None
     ) -> None:
-        """Called by `Beginning`."""
+        """Called by `TransactionOpener`."""
         super().__init__(transport, token, _MAIN)
         self._id = id_
         self._result = None if committed is None else CommitResult.of(committed)
@@ -483,7 +485,7 @@ class Transaction(TransactionPart):
             raise
 
 
-class Beginning(NotOpened):
+class TransactionOpener(Opener):
     """What `client.transaction()` returns: `async with` it, or `await` it. Each time, it begins a transaction."""
 
     call = "client.transaction(...)"

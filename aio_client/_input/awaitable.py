@@ -18,7 +18,7 @@ class NotAwaitedError(UsageError, AttributeError):
     """
 
 
-class NotOpened(ABC):
+class Opener(ABC):
     """What a call returns that is opened by `await` or `async with`.
 
     Using it without either is a UsageError that says what to write.

@@ -222,7 +222,7 @@ def _numbers(column: str, names: str | Iterable[str]) -> list[lookup_pb2.Aggrega
     return numbers
 
 
-def rows_in(data: bytes) -> pa.Table:
+def decode_rows(data: bytes) -> pa.Table:
     """The rows that an answer carries. Raises ProtocolViolation when there are none to be read."""
     try:
         return pa.ipc.open_stream(data).read_all()

@@ -51,7 +51,7 @@ class LookupAnswer:
     log_offsets: LogOffsets
 
     @classmethod
-    def read(cls, keys: pa.RecordBatch, response: LookupResponse) -> LookupAnswer:
+    def decode(cls, keys: pa.RecordBatch, response: LookupResponse) -> LookupAnswer:
         """Reads the response to a request for these keys.
 
         Raises:

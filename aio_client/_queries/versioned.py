@@ -33,7 +33,7 @@ class Conditional(Protocol):
 _Request = TypeVar("_Request", bound=Conditional)
 
 
-def since_version(request: _Request, since: bytes | None) -> _Request:
+def require_change(request: _Request, since: bytes | None) -> _Request:
     """The same request, to be answered only when something has changed since a version; None: in any case.
 
     Raises:

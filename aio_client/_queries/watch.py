@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 import pyarrow.types as pat
 
-from aio_client._queries.aggregate import changed_top_n, rows_in, top_n
+from aio_client._queries.aggregate import changed_top_n, decode_rows, top_n
 from scankv.model import lazy_compute as pc
 from scankv.model.errors import ScanKvError, SchemaMismatch, UsageError
 from scankv.v1 import lookup_pb2
@@ -222,7 +222,7 @@ class TopNPolls:
         answered, ranking = self._clock(), None
         if not response.unchanged:
             self._due = answered + self._every
-            now = Ranking.of(rows_in(response.rows), response.version, self._primary_key, self._hidden)
+            now = Ranking.of(decode_rows(response.rows), response.version, self._primary_key, self._hidden)
             self._last = now
             ranking = None if last is not None and last.same_rows(now) else now
         elif answered - asked >= self._wait / 2:  # else it did not wait

@@ -1,8 +1,7 @@
-"""The changes of a table in one call, and those who follow them: consumers, listed, moved and deleted."""
+"""The consumers of a table: listed, moved, and deleted."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,38 +9,37 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from aio_client._scan.protocol import changelog
+from aio_client._table.handle import TableMethods
 from aio_client._transport.repeatable_calls import call_again
 from scankv.model.changes.log_offsets import LogOffsets
-from scankv.model.changes.log_positions import LogSpec, ScanSource, StartFrom
+from scankv.model.changes.log_positions import LogSpec
 from scankv.model.errors import ConsumerNotFound, InvalidRequest, UsageError
 from scankv.model.names import check_consumer_id
 from scankv.v1 import consumer_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from aio_client._scan.scan import Scan
-    from aio_client._transport.transport import Transport
-    from scankv.model.changes.log_positions import StopAt
-    from scankv.model.expressions import Where
+    from scankv.model.changes.log_positions import StartFrom
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumer:
-    """A consumer of a table, as of when it was asked for.
+    """A consumer of a table, as of the call that returned it.
 
     Attributes:
-        id: Its id.
-        log_offsets: For every bucket that it has read, the offset of the first change that it has not committed.
-        lag: How many changes there are from there on, without those in damaged buckets. With `phase` "rows", the rows
-            that it has not committed come before them and are not counted.
-        committed_at: When it committed last, in UTC, by the server's clock. None: never.
-        live: Whether it has a stream.
-        phase: Whether it has to commit `rows` of the table that its start began with, or `changes` alone.
-        expires_in: Seconds until it is forgotten when nothing is heard of it; of no meaning while it is live.
-        damage: Why it cannot be read: it can only be deleted. None: it can.
+        id: The consumer's id.
+        log_offsets: For every bucket that the consumer has read, the offset of the first change that it has not
+            committed.
+        lag: The number of changes from these offsets on, without those in damaged buckets. While `phase` is "rows", the
+            uncommitted rows come before these changes and are not counted.
+        committed_at: When the consumer committed last, in UTC, by the server's clock. None: never.
+        live: Whether the consumer has a running stream.
+        phase: "rows" while the consumer has not committed all rows of the table that its first stream began with,
+            "changes" afterwards.
+        expires_in: Seconds after which the server forgets the consumer unless it reads or commits. Meaningless while
+            `live`.
+        damage: Why the consumer cannot be read; such a consumer can only be deleted. None: it can be read.
     """
 
     id: str
@@ -55,7 +53,7 @@ class Consumer:
 
     @classmethod
     def of(cls, message: consumer_pb2.Consumer) -> Self:
-        """One consumer of an answer."""
+        """Decodes a consumer in an answer."""
         micros = message.committed_micros
         return cls(
             id=message.consumer_id,
@@ -69,135 +67,90 @@ class Consumer:
         )
 
 
-class ChangesOfTable(ABC):
-    """The changes of a table, and its consumers."""
-
-    _transport: Transport
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """`database.table`."""
-
-    @abstractmethod
-    def scan(
-        self, columns: Sequence[str] | None = None, *, where: Where | None = None, limit: int | None = None
-    ) -> Scan:
-        """A scan of the table, to be refined and started."""
-
-    def changes(
-        self,
-        start: StartFrom = StartFrom.FULL,
-        stop: StopAt | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        where: Where | None = None,
-        consumer_id: str | None = None,
-        must_exist: bool = False,
-        shard: tuple[int, int] | None = None,
-        clamp: bool = False,
-    ) -> Scan:
-        """The changes of the table as they happen, each with what happened to it, as a scan to be refined and started.
-
-            async for changes in table.changes().stream():
-                ...
-
-        The short form of `scan().with_source(ScanSource.LOG).start_from(start).stop_at(stop).with_row_kind()`.
-
-        Args:
-            start: Where it starts, as for `Scan.start_from`. Default: with all rows, then every change from there on.
-            stop: Where it ends, as for `Scan.stop_at`. Default: never.
-            columns: The columns of the table to return behind those of the change. Default: all.
-            where: Which rows are seen: one that begins to match is `+I`, one that ceases to is `-D`. Default: all.
-            consumer_id: The consumer that keeps the position, as for `Scan.with_consumer_id`. Default: none.
-            must_exist: Whether that consumer must be there already, as for `Scan.with_consumer_id`. Default: no.
-            shard: `(i, n)` for one of `n` shares of the buckets, as for `Scan.with_shard`. Default: all buckets.
-            clamp: Whether a start that is not there stands for the nearest change that is, as for `Scan.start_from`.
-
-        Raises:
-            UsageError: An argument is none of these.
-            SchemaMismatch: `where` is text and does not fit the table.
-        """
-        changes = self.scan(columns, where=where).with_source(ScanSource.LOG).start_from(start, clamp=clamp)
-        changes = changes.stop_at(stop).with_row_kind()
-        if consumer_id is not None:
-            changes = changes.with_consumer_id(consumer_id, must_exist=must_exist)
-        elif must_exist:
-            raise UsageError("must_exist is of a consumer: give its consumer_id", option="must_exist")
-        if shard is not None:
-            if not isinstance(shard, tuple) or len(shard) != 2:
-                raise UsageError(f"shard is (i, n), the i-th of n shares, from 0 on, not {shard!r}")
-            changes = changes.with_shard(*shard)
-        return changes
+class ConsumerMethods(TableMethods):
+    """Administers the consumers of a table. `ScanMethods.changes` reads as one."""
 
     async def consumers(self, pattern: str | None = None) -> list[Consumer]:
-        """The consumers of the table, by id, ascending. Opens the buckets in which they have positions.
+        """Lists the consumers of the table in ascending order of ids. Opens the buckets that they have read.
 
         Args:
-            pattern: Only those whose id matches: `*` stands for any characters, `?` for one, `[a-c]` for one of some.
-                Default: all.
+            pattern: Return only consumers whose id matches: `*` stands for any characters, `?` for one character,
+                `[a-c]` for one of several. Default: all consumers.
+
+        Raises:
+            UsageError: `pattern` is not a pattern.
         """
         if pattern is not None:
             _check_pattern(pattern)
-        request = consumer_pb2.ListConsumersRequest(table=self.name)
-        response = await call_again(self._transport, lambda: self._transport.services.consumers.ListConsumers, request)
-        found = [Consumer.of(message) for message in response.consumers]
-        return found if pattern is None else [each for each in found if fnmatchcase(each.id, pattern)]
+        transport = self._handle.transport
+        request = consumer_pb2.ListConsumersRequest(table=self._handle.name)
+        response = await call_again(transport, lambda: transport.services.consumers.ListConsumers, request)
+        consumers = [Consumer.of(message) for message in response.consumers]
+        return consumers if pattern is None else [each for each in consumers if fnmatchcase(each.id, pattern)]
 
     async def reset_consumer(self, consumer_id: str, start: StartFrom, *, clamp: bool = False) -> LogOffsets:
-        """Moves a consumer to any place, in all buckets that it has read. A stream of it ends with ConsumerFenced.
+        """Moves a consumer to another position in all buckets that it has read.
+
+        A running stream of the consumer ends with ConsumerFenced. The call is not repeated if its answer is lost.
 
         Args:
-            consumer_id: Its id.
-            start: Where it goes on, as for `Scan.start_from`. With `StartFrom.FULL` the next stream begins with
-                all rows.
-            clamp: Whether a place that is not there stands for the nearest change that is.
+            consumer_id: The consumer's id.
+            start: The new position, as for `Scan.start_from`. With `StartFrom.FULL`, the next stream begins with all
+                rows.
+            clamp: Whether to move to the nearest change that exists if `start` does not.
 
         Returns:
-            The offsets that are committed now.
+            The committed offsets of the new position, by bucket.
 
         Raises:
-            ConsumerNotFound: There is no such consumer.
-            PositionExpired, PositionOutOfRange: The changelog does not have that place.
-            InvalidRequest: Offsets are not of all buckets that it has read; those of others are not looked at.
-            UsageError: It is no id, or no start.
+            ConsumerNotFound: The consumer does not exist.
+            PositionExpired, PositionOutOfRange: The changelog does not have the position.
+            InvalidRequest: Offsets are missing for a bucket that the consumer has read. Offsets of other buckets are
+                ignored.
+            UsageError: `consumer_id` is not an id, or `start` is not a start.
         """
-        _check(consumer_id)
+        _check_id(consumer_id)
+        transport = self._handle.transport
         request = consumer_pb2.ResetConsumerRequest(
-            table=self.name, consumer_id=consumer_id, start=changelog(LogSpec(start=start, clamp=clamp))
+            table=self._handle.name, consumer_id=consumer_id, start=changelog(LogSpec(start=start, clamp=clamp))
         )
-        # Not repeated: it would fence a stream that was opened meanwhile.
-        response = await self._transport.call(
-            lambda: self._transport.services.consumers.ResetConsumer, request, repeatable=False
-        )
+        # Not repeated: a second reset would fence a stream that was opened after the first one.
+        response = await transport.call(lambda: transport.services.consumers.ResetConsumer, request, repeatable=False)
         return LogOffsets.of(response.log_offsets, response.table_incarnation)
 
     async def delete_consumer(self, consumer_id: str) -> None:
-        """Forgets a consumer, so that nothing is kept for it any more. A stream of it ends with ConsumerFenced.
+        """Deletes a consumer with its position and its retention hold.
+
+        A running stream of the consumer ends with ConsumerFenced.
+
+        Args:
+            consumer_id: The consumer's id.
 
         Raises:
-            ConsumerNotFound: There is no such consumer.
-            UsageError: It is no id.
+            ConsumerNotFound: The consumer does not exist.
+            UsageError: `consumer_id` is not an id.
         """
-        _check(consumer_id)
-        request = consumer_pb2.DeleteConsumerRequest(table=self.name, consumer_id=consumer_id)
-        await self._transport.call(lambda: self._transport.services.consumers.DeleteConsumer, request, repeatable=False)
+        _check_id(consumer_id)
+        transport = self._handle.transport
+        request = consumer_pb2.DeleteConsumerRequest(table=self._handle.name, consumer_id=consumer_id)
+        await transport.call(lambda: transport.services.consumers.DeleteConsumer, request, repeatable=False)
 
     async def delete_consumers(self, pattern: str) -> list[str]:
-        """Forgets all consumers whose id matches, one after another, as `delete_consumer` does.
+        """Deletes all consumers whose id matches, one after another, as `delete_consumer` does.
 
         Args:
             pattern: As for `consumers`; `*` for all.
 
         Returns:
-            The ids of those that were forgotten, ascending. One that has gone in the meantime is not among them.
+            The ids of the consumers that this call deleted, ascending.
 
         Raises:
-            UsageError: It is no pattern.
+            UsageError: `pattern` is not a pattern.
         """
         _check_pattern(pattern)
         deleted = []
         for consumer in await self.consumers(pattern):
+            # Another client may have deleted the consumer since it was listed.
             with suppress(ConsumerNotFound):
                 await self.delete_consumer(consumer.id)
                 deleted.append(consumer.id)
@@ -209,7 +162,7 @@ def _check_pattern(pattern: str) -> None:
         raise UsageError(f'pattern is text such as "billing-*", or "*" for all, not {pattern!r}', option="pattern")
 
 
-def _check(consumer_id: str) -> None:
+def _check_id(consumer_id: str) -> None:
     try:
         check_consumer_id(consumer_id)
     except InvalidRequest as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, Protocol, Self
 
 from aio_client._input.arguments import is_text, items_of, names_of
-from aio_client._input.awaitable import NotOpened
+from aio_client._input.awaitable import Opener
 from aio_client._input.key_bounds import range_between, range_of_prefix
 from aio_client._scan.changes_builder import ChangesBuilder
 from scankv.model.errors import UsageError
@@ -36,7 +36,7 @@ class Pinned(Protocol):
 
 def snapshot_id_of(snapshot: str | Pinned) -> str:
     """The id of what was given as `at`. Raises UsageError where it is neither a snapshot nor an id."""
-    if isinstance(snapshot, NotOpened):
+    if isinstance(snapshot, Opener):
         raise UsageError(snapshot.forgotten)
     snapshot_id = snapshot if isinstance(snapshot, str) else getattr(snapshot, "id", None)
     if not is_text(snapshot_id) or not snapshot_id:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from aio_client._input.arguments import is_text, text_of
-from aio_client._input.awaitable import NotOpened
+from aio_client._input.awaitable import Opener
 from aio_client._transport.lease import Lease, ttl_millis
 from aio_client._transport.repeatable_calls import call_again
 from aio_client._transport.retry import PASSING_ERRORS, with_retries
@@ -181,7 +181,7 @@ class Snapshot(Lease):
         self._note_renewed()
 
 
-class Pinning(NotOpened):
+class SnapshotOpener(Opener):
     """What `table.snapshot()` returns: `async with` it, or `await` it. Each time, it takes a snapshot of its own."""
 
     call = "table.snapshot()"

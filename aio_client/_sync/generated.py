@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from aio_client._admin.damaged_table import DamagedTable
     from aio_client._admin.disk_use import DiskUse
     from aio_client._admin.indexes import Indexes, IndexStatus
-    from aio_client._client.table import BucketStatistics
+    from aio_client._admin.table_statistics import BucketStatistics
     from aio_client._client.transaction import CommitResult, ConflictMode, LostWrites, TransactionInfo
     from aio_client._input.data import Data
     from aio_client._queries.aggregate import Ties
@@ -410,7 +410,7 @@ class Client(BlockingClient):
 
 
 class Table(Blocking):
-    """A table on the server. What it says of itself is as of when it was asked for; its rows are those of now.
+    """A table on the server. Its properties are as of the call that returned it; its methods read the rows of now.
 
     Made by `client.table(name)`, `create_table`, `alter_table` or `tables`. Thread-safe.
     """
@@ -419,7 +419,7 @@ class Table(Blocking):
 
     @property
     def name(self) -> str:
-        """`database.table`."""
+        """The name as `database.table`."""
         return self._aio.name
 
     @property
@@ -429,12 +429,12 @@ class Table(Blocking):
 
     @property
     def primary_key(self) -> list[str]:
-        """The key columns in key order."""
+        """The names of the key columns, in key order."""
         return self._aio.primary_key
 
     @property
     def bucket_key(self) -> list[str]:
-        """The key columns whose values choose the bucket."""
+        """The names of the key columns whose values choose the bucket."""
         return self._aio.bucket_key
 
     @property
@@ -444,138 +444,49 @@ class Table(Blocking):
 
     @property
     def incarnation(self) -> str:
-        """Differs for every creation of a table, also of the same name."""
+        """Identifies this incarnation of the table: a table created again under the same name has another value."""
         return self._aio.incarnation
 
     @property
     def options(self) -> dict[str, str]:
-        """The options that differ from their defaults."""
+        """The options that differ from their defaults, by name."""
         return self._aio.options
 
     @property
     def indexes(self) -> tuple[tuple[str, ...], ...]:
-        """The columns of each index, in the order in which they were made; also of those that are still built."""
+        """The columns of each index, in the order of creation. Indexes that are still being built are included."""
         return self._aio.indexes
 
-    def upsert(
-        self,
-        data: Data,
-        columns: Names | None = None,
-        *,
-        mode: WriteMode = "merge",
-        if_version: Mapping[int, int] | None = None,
-        locks: Sequence[ColumnLock | str] = (),
-    ) -> WriteResult:
-        """Inserts rows, and merges them into those whose key is there already, as the table's merge engine says.
+    @property
+    def merge_engine(self) -> str:
+        """What an upsert does to an existing row: the option `merge_engine`, by default "last_row"."""
+        return self._aio.merge_engine
 
-        Without one, a row replaces the one that is there, and of several rows of one key the last counts.
+    @property
+    def version_column(self) -> str | None:
+        """The column that decides which row wins in a `versioned` table; None for other tables."""
+        return self._aio.version_column
 
-        Columns are matched by name. Values are cast where nothing is lost: numbers of other widths, all layouts of text
-        and lists, dates to timestamps. NaN in pandas is null, and so is a key that a dictionary does not have.
+    @property
+    def sequence_column(self) -> tuple[str, ...]:
+        """The columns that decide which row is newer. Empty if the row written last wins."""
+        return self._aio.sequence_column
 
-        Rows in memory are checked whole before the first is sent, so bad ones write nothing. A reader, or another
-        object that streams, is checked batch by batch: rows before a bad one may have been written. The rows go out in
-        order, in requests of up to 8 MiB; one request is atomic by bucket and 8,192 rows. A request that is not
-        answered, because the connection broke or the server was restarted, is repeated for the operation timeout, and
-        applied once all the same. One whose answer never came may have been applied in part or in whole, and may yet
-        be: but not behind what a thread writes after it to the same bucket, if no other threads write through the
-        client at the same time.
+    @property
+    def sequence_groups(self) -> dict[tuple[str, ...], tuple[str, ...]]:
+        """The sequence groups of a `partial_update` table: sequence columns to the columns that they order."""
+        return self._aio.sequence_groups
 
-        Args:
-            data: A RecordBatch, Table or RecordBatchReader, a pandas or Polars DataFrame, a list of dictionaries, or
-                anything with `__arrow_c_stream__` or `__arrow_c_array__`. Must not be changed meanwhile. It may have
-                one more column, `_change_type`, as streams of changes have it: rows with "-U" and "-D" are taken back
-                where the table does so (see `retract`); elsewhere "-U" does nothing, and "-D" deletes, as the table's
-                `delete_behavior` says.
-            columns: The columns to write, all key columns among them; the data may have more. Others stay as they are,
-                and are null in new rows, so all columns beside the key must be nullable. Default: all.
-            mode: "overwrite" replaces what is there, whatever the merge engine.
-            if_version: Writes only if none of these keys has changed since they were read: the `log_offsets` of a
-                scan's stream, of `lookup(with_version=True)`, or of a write, by bucket. Checked in all buckets before
-                the first is written, with nothing else written in between. The rows must fit into one request, and
-                their buckets be in it. `LogOffsets` know of which table they are, also when they are pickled or
-                stored with `to_json`; those in a plain dictionary do not. Default: in any case.
-            locks: The column locks of this table, or their ids, that the caller has: what they lock may be written.
-                One that has ended is refused, so that a holder that was paused does not write beside its successor.
-
-        Raises:
-            SchemaMismatch: A column is missing or unknown, or a value cannot be in its column; names column and row.
-                Or `columns` cannot be written alone.
-            InvalidRequest: The merge has no result, as a sum that does not fit its column; names column and key.
-                Batches before it may have been written. Or the merge engine takes whole rows only, or refuses deletes.
-            InvalidKey: A key is over 16 KiB.
-            RequestTooLarge: A row is over 16 MiB, also once merged.
-            WriteConflict: A key has changed since `if_version`; nothing was written.
-            TableRecreated: The table was dropped and created again since `if_version`; nothing was written.
-            PositionExpired: The changelog no longer reaches back to `if_version`; read again.
-            ColumnLocked: Another writer has locked a column of the table; nothing was written.
-            LockLost: A lock of `locks` has ended, or is of another table; nothing was written.
-            UsageError: No rows can be taken from `data`, or with `if_version` they take more than one request.
-            ConnectionFailed: There was no answer within the operation timeout.
-        """
-        return self._runner.call(
-            lambda: self._aio.upsert(data, columns, mode=mode, if_version=if_version, locks=unwrap(locks))
-        )
-
-    def retract(
-        self,
-        data: Data,
-        columns: Names | None = None,
-        *,
-        if_version: Mapping[int, int] | None = None,
-        locks: Sequence[ColumnLock | str] = (),
-    ) -> WriteResult:
-        """Takes rows back that were written before: sums become less, elements go, by each column's function.
-
-        Of tables with merge engine `aggregate`, and of the sequence groups of `partial_update` with `delete_behavior`
-        "retract". The rows stay. A row that never was written is taken back all the same: a sum is below zero then.
-
-        Args:
-            data: The rows, as for `upsert`, without `_change_type`.
-            columns: As for `upsert`.
-            if_version: As for `upsert`.
-            locks: As for `upsert`.
-
-        Raises:
-            InvalidRequest: The table takes nothing back, or the function of a column does not; nothing was written.
-            ScanKvError: As for `upsert`.
-        """
-        return self._runner.call(lambda: self._aio.retract(data, columns, if_version=if_version, locks=unwrap(locks)))
-
-    def delete(
-        self,
-        keys: object,
-        columns: Names | None = None,
-        *,
-        mode: WriteMode = "merge",
-        if_version: Mapping[int, int] | None = None,
-        locks: Sequence[ColumnLock | str] = (),
-    ) -> WriteResult:
-        """Deletes the rows with these keys; a key without a row is passed over. Is repeated as `upsert` is.
-
-        Args:
-            keys: As for `lookup`.
-            columns: Only these columns become null; a row of which nothing beside its key is left goes. All columns
-                beside the key must be nullable. Default: the rows go.
-            mode: "overwrite" deletes whatever the table's `delete_behavior` says.
-            if_version: As for `upsert`.
-            locks: As for `upsert`. A delete of rows changes all columns.
-
-        Raises:
-            InvalidKey: A key is incomplete, null, over 16 KiB, or not of its columns' types. Nothing was deleted.
-            SchemaMismatch: A column does not exist, or takes no null.
-            InvalidRequest: The table refuses deletes.
-            WriteConflict, TableRecreated, PositionExpired, ColumnLocked, UsageError, ConnectionFailed: As for `upsert`.
-        """
-        return self._runner.call(
-            lambda: self._aio.delete(keys, columns, mode=mode, if_version=if_version, locks=unwrap(locks))
-        )
+    @property
+    def aggregates(self) -> dict[str, Aggregator]:
+        """The aggregate function of each column that was given one, by column name."""
+        return self._aio.aggregates
 
     def get(self, key: object) -> dict[str, Any] | None:
-        """The row with this key as a dictionary, None when there is none.
+        """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
 
         Args:
-            key: A scalar where the key has one column, a tuple in key order, or a dictionary of all key columns.
+            key: A scalar if the key has one column, else a tuple in key order or a dictionary of all key columns.
 
         Raises:
             InvalidKey: The key is incomplete, null, or not of its columns' types.
@@ -597,38 +508,44 @@ class Table(Blocking):
     def lookup(
         self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: bool = False
     ) -> pa.Table | VersionedRows:
-        """The rows with these keys, in the order asked; a key given twice is there twice.
+        """Reads the rows with these keys.
 
-        What it shows is durable. Keys of one bucket are read at one instant as far as they fit into one request (10,000
-        keys); those of several buckets, one after another.
+        The rows returned are durable. Up to 10,000 keys go into one request. Keys of one bucket in one request are read
+        at one instant; different buckets are read one after another.
 
         Args:
-            keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array where the key has one column, or
+            keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array if the key has one column, or
                 Arrow data or a DataFrame with the key columns, whose other columns are ignored.
-            missing: What becomes of a key without a row: nothing, or a row that is null but for its key. With `null`,
-                the result has as many rows as there are keys.
-            with_version: Whether to return what the rows are as of, too, for `upsert(if_version=...)` of these keys.
+            missing: What to return for a key without a row: "omit" returns nothing, "null" returns a row that is null
+                except for its key, so that the result has as many rows as there are keys.
+            with_version: Whether to return also the log offsets that the rows are as of, for
+                `upsert(if_version=...)` of these keys.
+
+        Returns:
+            All columns of the rows found, in the order of `keys`. The row of a key that is given twice appears twice.
+            With `with_version`, a `VersionedRows`.
 
         Raises:
             InvalidKey: A key is incomplete, null, or not of its columns' types.
+            UsageError: `missing` is neither "omit" nor "null".
         """
         return self._runner.call(lambda: self._aio.lookup(keys, missing=missing, with_version=with_version))
 
     def scan(
         self, columns: Sequence[str] | None = None, *, where: Where | None = None, limit: int | None = None
     ) -> Scan:
-        """A scan of the table, to be refined and started.
+        """Returns a scan of the table, which its methods refine and start.
 
         Args:
             columns: The columns to return, in this order. Default: all. Empty: rows without columns.
-            where: What is true of the rows to return, as for `Scan.where`. Default: all rows.
+            where: Which rows to return, as for `Scan.where`. Default: all rows.
             limit: The most rows to return, over all buckets together. Default: no limit.
 
         Raises:
-            UsageError: The limit is negative, a column is named twice, or `where` cannot be read. Columns that do not
-                exist are found when the scan starts.
-            SchemaMismatch: `where` is text and names a column that does not exist, or compares it with what it cannot
-                be; says where in the text.
+            UsageError: The limit is negative, a column is named twice, or `where` cannot be parsed. Whether the columns
+                exist is checked when the scan starts.
+            SchemaMismatch: `where` is text, and names a column that does not exist or compares it with a value of
+                another type. The message says where in the text.
         """
         return Scan._of(self._runner, self._aio.scan(columns, where=where, limit=limit))
 
@@ -640,30 +557,442 @@ class Table(Blocking):
             with table.snapshot(ttl=600) as snap:
                 rows = table.scan().at(snap).to_arrow()
 
-        In `with`, the snapshot is renewed every third of its time to live, and released at the end. With `snap =
-        table.snapshot()`, both are the caller's. Pinning a table that has not changed since its last pin costs next to
-        nothing. The call is repeated within the operation timeout when its answer is lost, the server restarts, or
-        writers would have been held for too long; a snapshot taken by a call that fails in the end expires by itself.
+        `with` renews the snapshot after every third of its time to live, and releases it at the end. After `snap =
+        table.snapshot()`, the caller renews and releases it. Pinning a table that has not changed since its last pin
+        costs next to nothing. The call is repeated within the operation timeout if its answer is lost, if the server
+        restarts, or if it would have delayed writers for too long. A snapshot that was taken by a call that fails in
+        the end expires by itself.
 
         Args:
-            ttl: Seconds until the snapshot is lost unless it is renewed, 1 to 604,800.
-            same_view_as: A snapshot of this table, or its id, whose view is kept on in place of one as of now.
-            id: Names a snapshot that many readers share, which need not know of each other: the first one takes it, and
-                whoever gives the same id later gets the same view. Once it has ended, the id is never taken again. The
-                end of a block does not release it: it expires when none of them has renewed it for its time to live,
-                which no later call makes shorter. Where the server has no place for another snapshot, it ends those
-                with an id that were not renewed for a minute. 1 to 64 of `A-Z a-z 0-9 _ -`. Default: a new one.
+            ttl: Seconds after which the snapshot expires unless it is renewed, 1 to 604,800.
+            same_view_as: A snapshot of this table, or its id, whose view to pin instead of the view of now.
+            id: The id of a snapshot that several independent readers share. The first call with an id takes the
+                snapshot, and later calls with the same id get the same view. An id is never reused after its snapshot
+                has ended. The end of `with` does not release a shared snapshot: it expires when no reader has renewed
+                it for its time to live, which later calls never shorten. A server without room for another snapshot
+                ends shared snapshots that were not renewed for a minute. 1 to 64 of `A-Z a-z 0-9 _ -`. Default: a new
+                id.
+
+        Returns:
+            The `Snapshot`.
 
         Raises:
             TableNotFound: The table was dropped.
-            SnapshotLost: That of `same_view_as`, or of `id`, has ended.
-            InvalidRequest: `id` is that of a snapshot of another table, or has other characters.
-            TooManySnapshots: The server has as many snapshots, or holds as much on disk for them, as it allows.
-            SnapshotNotTaken: Writers would have been held for too long, also when it was tried again.
-            UsageError: `ttl` is out of its range.
+            SnapshotLost: The snapshot of `same_view_as`, or the one with this `id`, has ended.
+            InvalidRequest: `id` belongs to a snapshot of another table, or has other characters.
+            TooManySnapshots: The server has as many snapshots, or keeps as many bytes on disk for them, as it allows.
+            SnapshotNotTaken: Every attempt would have delayed writers for too long.
+            UsageError: `ttl` is out of range.
         """
         return Snapshot(
             self._runner, self._runner.call(lambda: self._aio.snapshot(ttl, same_view_as=same_view_as, id=id))
+        )
+
+    def changes(
+        self,
+        start: StartFrom = StartFrom.FULL,
+        stop: StopAt | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
+        consumer_id: str | None = None,
+        must_exist: bool = False,
+        shard: tuple[int, int] | None = None,
+        clamp: bool = False,
+    ) -> Scan:
+        """Returns a scan of the changes of the table, each with its row kind, which its methods refine and start.
+
+            for changes in table.changes().stream():
+                ...
+
+        The short form of `scan().with_source(ScanSource.LOG).start_from(start).stop_at(stop).with_row_kind()`.
+
+        Args:
+            start: Where the changes start, as for `Scan.start_from`. Default: with all rows of the table, followed by
+                every later change.
+            stop: Where the changes end, as for `Scan.stop_at`. Default: never.
+            columns: The columns of the table to return, after the columns of the change. Default: all.
+            where: Which rows to follow: a row that begins to match is `+I`, a row that ceases to match is `-D`.
+                Default: all rows.
+            consumer_id: The consumer whose position the server stores, as for `Scan.with_consumer_id`. Default: none.
+            must_exist: Whether that consumer must exist already, as for `Scan.with_consumer_id`.
+            shard: `(i, n)` for shard `i` of `n` of the buckets, as for `Scan.with_shard`. Default: all buckets.
+            clamp: Whether to start at the nearest change that exists if `start` does not, as for `Scan.start_from`.
+
+        Raises:
+            UsageError: An argument is not one of these.
+            SchemaMismatch: `where` is text and does not fit the table.
+        """
+        return Scan._of(
+            self._runner,
+            self._aio.changes(
+                start,
+                stop,
+                columns=columns,
+                where=where,
+                consumer_id=consumer_id,
+                must_exist=must_exist,
+                shard=shard,
+                clamp=clamp,
+            ),
+        )
+
+    def log_offsets(self) -> LogOffsets:
+        """Returns the end of the changelog of every bucket, at one instant, as the checkpoint of a job.
+
+        All changes before these offsets are durable.
+
+        Raises:
+            TooManyScans: The server had as many live scans as it allows, for the whole operation timeout.
+            DataLoss: A bucket is damaged.
+        """
+        return self._runner.call(self._aio.log_offsets)
+
+    def count(self, where: Where | None = None, *, at: Pinned | str | None = None) -> int:
+        """Counts the rows of the table: exact, and all buckets as of one instant.
+
+        Without `where`, the server reads no rows, unless the table does not keep its number of rows (see the option
+        `changelog` of `create_table`). Otherwise the server reads the rows as a scan does, and sends none.
+
+        Args:
+            where: Which rows to count, as for `Scan.where`. Default: all rows.
+            at: A pinned snapshot, or its id, whose rows to count. Default: the rows of now.
+
+        Raises:
+            UsageError, SchemaMismatch: `where` cannot be parsed, or does not fit the table.
+            SnapshotLost: The lease of the snapshot has ended.
+            TooManyScans, ScanTooLong, ScanCancelled, DataLoss: As for a scan, because the server runs it as one.
+            DeadlineExceeded: No answer came within the operation timeout.
+        """
+        return self._runner.call(lambda: self._aio.count(where, at=at))
+
+    def count_if_changed(self, since: bytes | None, where: Where | None = None) -> Versioned[int] | None:
+        """Counts the rows if the table has changed since an earlier answer.
+
+            counted = table.count_if_changed(None)
+            later = table.count_if_changed(counted.version)
+
+        If nothing has changed, the server answers from memory.
+
+        Args:
+            since: The version of an earlier answer about this table. None: count in any case.
+            where: As for `count`.
+
+        Returns:
+            The number of rows with its version. None if nothing in the table has changed since the version `since`.
+
+        Raises:
+            UsageError: `since` is not a version.
+            ScanKvError: As for `count`.
+        """
+        return self._runner.call(lambda: self._aio.count_if_changed(since, where))
+
+    def aggregate(
+        self,
+        functions: Mapping[str, str | Iterable[str]],
+        where: Where | None = None,
+        *,
+        group_by: Sequence[str] = (),
+        at: Pinned | str | None = None,
+    ) -> pa.Table:
+        """Computes sums, minima, maxima, means and counts of columns at the server, all buckets as of one instant.
+
+            table.aggregate({"distance": ["sum", "max"], "delay": "mean"}, "year = 2013", group_by=["carrier"])
+
+        Nulls are ignored, as in SQL. Sums of integers (int64) and of decimals (38 digits) are exact. Sums of floats are
+        float64, and added up in the same order for the same snapshot; NaN makes them NaN. `min` and `max` use the key
+        order, in which NaN is greater than infinity. `mean` is float64. `count` of a key column counts rows.
+
+        Args:
+            functions: For each column, one or several of "count", "sum", "min", "max" and "mean".
+            where: Which rows to aggregate, as for `Scan.where`. Default: all rows.
+            group_by: The columns whose equal values form a group; null and NaN are values like others. Default: one
+                group, which exists even if there are no rows.
+            at: A pinned snapshot, or its id, to read. Default: the rows of now.
+
+        Returns:
+            One row per group, in ascending order of the `group_by` columns with nulls last. Its columns are those of
+            `group_by`, then one per function, such as `distance_sum`, in the order of `functions`.
+
+        Raises:
+            UsageError: A function does not exist.
+            SchemaMismatch: A column does not exist, or its type does not have the function.
+            InvalidRequest: `functions` is empty, a sum overflows, or there are more than 1,000,000 groups.
+            RequestTooLarge: The result takes more than 32 MiB.
+            SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
+        """
+        return self._runner.call(lambda: self._aio.aggregate(functions, where, group_by=group_by, at=at))
+
+    def aggregate_if_changed(
+        self,
+        since: bytes | None,
+        functions: Mapping[str, str | Iterable[str]],
+        where: Where | None = None,
+        *,
+        group_by: Sequence[str] = (),
+    ) -> Versioned[pa.Table] | None:
+        """Computes aggregates if the table has changed since an earlier answer.
+
+        If nothing has changed, the server answers from memory. It computes an answer that several clients ask for at
+        the same time only once.
+
+        Args:
+            since: The version of an earlier answer about this table. None: compute in any case.
+            functions: As for `aggregate`.
+            where: As for `aggregate`.
+            group_by: As for `aggregate`.
+
+        Returns:
+            The result of `aggregate` with its version. None if nothing in the table has changed since the version
+            `since`.
+
+        Raises:
+            UsageError: `since` is not a version.
+            ScanKvError: As for `aggregate`.
+        """
+        return self._runner.call(lambda: self._aio.aggregate_if_changed(since, functions, where, group_by=group_by))
+
+    def top_n(
+        self,
+        n: int,
+        by: str,
+        where: Where | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        descending: bool = True,
+        ties: Ties = "key",
+        at: Pinned | str | None = None,
+    ) -> pa.Table:
+        """Returns the first `n` rows in the order of a column: exact, and all buckets as of one instant.
+
+        The server reads all rows as a scan does, unless an index has the order. Only the result is sent.
+
+        Args:
+            n: How many rows, 1 to 100,000. Fewer are returned if fewer match.
+            by: The column to order by; not a struct, list or map. The order is the key order: NaN is greater than
+                infinity, and -0.0 equals 0.0. Nulls come last in both directions. Equal rows come in ascending order
+                of their keys.
+            where: Which rows to rank, as for `Scan.where`. Default: all rows.
+            columns: The columns to return, in this order. Default: all.
+            descending: Whether the greatest value comes first.
+            ties: Which of the rows to return whose `by` equals that of the last row: "key" returns the first of them
+                by key, so that there are at most `n` rows; "all" returns all of them, up to 100,000 rows.
+            at: A pinned snapshot, or its id, to read. Default: the rows of now.
+
+        Returns:
+            The rows, the first in order first.
+
+        Raises:
+            UsageError: `n` is out of range.
+            SchemaMismatch: A column does not exist, or `by` has no order.
+            InvalidRequest: With all ties, there are more than 100,000 rows.
+            RequestTooLarge: The rows take more than 32 MiB, or more than 128 MiB as the server stores them.
+            SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
+        """
+        return self._runner.call(
+            lambda: self._aio.top_n(n, by, where, columns=columns, descending=descending, ties=ties, at=at)
+        )
+
+    def top_n_if_changed(
+        self,
+        since: bytes | None,
+        n: int,
+        by: str,
+        where: Where | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        descending: bool = True,
+        ties: Ties = "key",
+    ) -> Versioned[pa.Table] | None:
+        """Returns the first rows in the order of a column if the table has changed since an earlier answer.
+
+        The rows may still equal those of the earlier answer, because other rows may have changed; `watch_top_n`
+        compares the rows too. If nothing has changed, the server answers from memory. It computes an answer that
+        several clients ask for at the same time only once.
+
+        Args:
+            since: The version of an earlier answer about this table. None: answer in any case.
+            n: As for `top_n`.
+            by: As for `top_n`.
+            where: As for `top_n`.
+            columns: As for `top_n`.
+            descending: As for `top_n`.
+            ties: As for `top_n`.
+
+        Returns:
+            The result of `top_n` with its version. None if nothing in the table has changed since the version `since`.
+
+        Raises:
+            UsageError: `since` is not a version.
+            ScanKvError: As for `top_n`.
+        """
+        return self._runner.call(
+            lambda: self._aio.top_n_if_changed(since, n, by, where, columns=columns, descending=descending, ties=ties)
+        )
+
+    def watch_top_n(
+        self,
+        n: int,
+        by: str,
+        where: Where | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        descending: bool = True,
+        ties: Ties = "key",
+        every: float = 10.0,
+    ) -> TopNWatch:
+        """Watches the first rows in the order of a column: returns them now, and again whenever they differ.
+
+            for top in table.watch_top_n(10, by="score", every=10.0):
+                show(top.rows, top.moved)
+
+        Each answer says which rows entered, which left, and which have another rank. The query waits at the server
+        until the table changes, so the client learns of a change at once, and an idle table costs next to nothing. The
+        client asks in the background. See `TopNWatch` for what happens when the reader is slow or the server is away.
+
+        Args:
+            n: As for `top_n`.
+            by: As for `top_n`.
+            where: As for `top_n`. Text is parsed once, with the columns that the table had when it was opened.
+            columns: As for `top_n`. Default: all, including columns that are added later.
+            descending: As for `top_n`.
+            ties: As for `top_n`.
+            every: The least time between two answers in seconds, at least 0.1. Changes within that time arrive together
+                at its end.
+
+        Raises:
+            UsageError: `n` or `every` is out of range, or `where` cannot be parsed.
+        """
+        return TopNWatch(
+            self._runner,
+            self._aio.watch_top_n(n, by, where, columns=columns, descending=descending, ties=ties, every=every),
+        )
+
+    def upsert(
+        self,
+        data: Data,
+        columns: Names | None = None,
+        *,
+        mode: WriteMode = "merge",
+        if_version: Mapping[int, int] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> WriteResult:
+        """Inserts rows, and merges them into the rows that have their keys, as the table's merge engine says.
+
+        By default, a new row replaces the row with its key, and the last of several rows with one key counts.
+
+        Columns are matched by name. Values are cast if nothing is lost: numbers of other widths, all layouts of text
+        and lists, dates to timestamps. NaN in pandas is null, and so is a column that a dictionary does not have.
+
+        Rows in memory are all checked before the first is sent, so invalid rows write nothing. A reader, or another
+        object that streams, is checked batch by batch: rows before an invalid one may have been written. The rows are
+        sent in order, in requests of up to 8 MiB; a request is atomic per bucket and 8,192 rows. A request that gets no
+        answer, because the connection broke or the server restarted, is repeated for the operation timeout, and is
+        applied once all the same. If no answer ever comes, the request may have been applied in part or completely, or
+        may still be applied; but not after a later write to the same bucket by the same thread, provided that no other
+        thread writes through the client at the same time.
+
+        Args:
+            data: A RecordBatch, Table or RecordBatchReader, a pandas or Polars DataFrame, a list of dictionaries, or
+                anything with `__arrow_c_stream__` or `__arrow_c_array__`. Must not be changed until the call returns.
+                It may have an additional column `_change_type`, as streams of changes have it: rows with "-U" and "-D"
+                are retracted if the table supports it (see `retract`); in other tables "-U" does nothing, and "-D"
+                deletes, as the table's `delete_behavior` says.
+            columns: The columns to write, including all key columns; the data may have more. Other columns keep their
+                values, and are null in new rows, so all columns outside the key must be nullable. Default: all.
+            mode: "merge" merges as the merge engine says, "overwrite" replaces existing rows in any table.
+            if_version: Write only if none of these keys has changed since they were read: the `log_offsets` of a
+                scan's stream, of `lookup(with_version=True)`, or of a write, by bucket. The server checks all buckets
+                before it writes the first one, with no other write in between. The rows must fit into one request, and
+                `if_version` must have all their buckets. `LogOffsets` know the table incarnation that they belong to,
+                also after pickling and `to_json`; a plain dictionary does not. Default: write in any case.
+            locks: The column locks of this table, or their ids, that the caller holds: the columns that they lock may
+                be written. A lock that has ended is refused, so that a holder that was paused does not write
+                concurrently with its successor.
+
+        Returns:
+            The number of rows given, and the log offsets after the write.
+
+        Raises:
+            SchemaMismatch: A column is missing or unknown, or its type cannot hold a value; the message names column
+                and row. Or `columns` cannot be written alone.
+            InvalidRequest: The merge has no result, such as a sum that does not fit its column; the message names
+                column and key, and batches before it may have been written. Or the merge engine takes complete rows
+                only, or refuses deletes.
+            InvalidKey: A key is longer than 16 KiB.
+            RequestTooLarge: A row is larger than 16 MiB, before or after the merge.
+            WriteConflict: A key has changed since `if_version`; nothing was written.
+            TableRecreated: The table was dropped and created again since `if_version`; nothing was written.
+            PositionExpired: The changelog no longer reaches back to `if_version`; read again.
+            ColumnLocked: Another writer has locked a column of the table; nothing was written.
+            LockLost: A lock of `locks` has ended, or belongs to another table; nothing was written.
+            UsageError: `data` has no rows of a known form, or takes more than one request with `if_version`.
+            ConnectionFailed: No answer came within the operation timeout.
+        """
+        return self._runner.call(
+            lambda: self._aio.upsert(data, columns, mode=mode, if_version=if_version, locks=unwrap(locks))
+        )
+
+    def retract(
+        self,
+        data: Data,
+        columns: Names | None = None,
+        *,
+        if_version: Mapping[int, int] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> WriteResult:
+        """Retracts rows that were written before: subtracts from sums, removes elements, by each column's function.
+
+        For tables with the merge engine `aggregate`, and for the sequence groups of `partial_update` tables with
+        `delete_behavior` "retract". The rows with these keys stay. The server does not check that a retracted row was
+        ever written: a sum may become negative.
+
+        Args:
+            data: The rows, as for `upsert`, without `_change_type`.
+            columns: As for `upsert`.
+            if_version: As for `upsert`.
+            locks: As for `upsert`.
+
+        Returns:
+            As for `upsert`.
+
+        Raises:
+            InvalidRequest: The table, or the function of a column, does not support retraction; nothing was written.
+            ScanKvError: As for `upsert`.
+        """
+        return self._runner.call(lambda: self._aio.retract(data, columns, if_version=if_version, locks=unwrap(locks)))
+
+    def delete(
+        self,
+        keys: object,
+        columns: Names | None = None,
+        *,
+        mode: WriteMode = "merge",
+        if_version: Mapping[int, int] | None = None,
+        locks: Sequence[ColumnLock | str] = (),
+    ) -> WriteResult:
+        """Deletes the rows with these keys. Ignores keys without a row. Is repeated as `upsert` is.
+
+        Args:
+            keys: As for `lookup`.
+            columns: Set only these columns to null. A row whose columns outside the key are then all null is deleted.
+                All columns outside the key must be nullable. Default: delete the rows.
+            mode: "overwrite" deletes whatever the table's `delete_behavior` says.
+            if_version: As for `upsert`.
+            locks: As for `upsert`. Deleting a row changes all columns.
+
+        Returns:
+            The number of keys given, and the log offsets after the write.
+
+        Raises:
+            InvalidKey: A key is incomplete, null, longer than 16 KiB, or not of its columns' types. Nothing was
+                deleted.
+            SchemaMismatch: A column does not exist, or is not nullable.
+            InvalidRequest: The table refuses deletes.
+            WriteConflict, TableRecreated, PositionExpired, ColumnLocked, UsageError, ConnectionFailed: As for `upsert`.
+        """
+        return self._runner.call(
+            lambda: self._aio.delete(keys, columns, mode=mode, if_version=if_version, locks=unwrap(locks))
         )
 
     def writer(
@@ -678,31 +1007,32 @@ class Table(Blocking):
         max_buffered_bytes: int = 64 * 1024 * 1024,
         in_flight: int = 4,
     ) -> Writer:
-        """A writer that collects rows and sends them in the background, several requests at a time.
+        """Returns a writer, which collects rows and sends them in the background, several requests at a time.
 
             with table.writer(id="job-1") as writer:
                 writer.upsert(rows)
                 writer.flush()
 
         Writes of one key are applied in the order of the calls, each once, however often the connection breaks or the
-        server restarts; writes of several keys in any order.
+        server restarts. Writes of different keys are applied in any order.
 
         Args:
-            id: Names the writer: only the last one of this id that was entered may write, those before get
-                WriterFenced. 1 to 128 of `A-Z a-z 0-9 . _ : -`. Default: a random one.
-            columns: The columns that it writes, and that its deletes make null, unless a call names others; the key is
-                added to them. Default: all.
-            lock: Whether to lock these columns while the writer is entered, so that nobody else writes them. The owner
-                of the lock is the id; a lock that an earlier writer of the id has left is taken over.
-            lock_ttl: Seconds that the lock outlives a writer that is gone, 1 to 604,800.
-            batch_bytes: A request is sent when it has so many bytes of Arrow data, 1 to 8 MiB.
-            batch_seconds: It is sent at the latest so many seconds after its first row was written.
-            max_buffered_bytes: So many bytes may wait, or be under way, before a call waits for some to be written. One
-                call's rows may take up to 8 MiB more, and each of the `in_flight` requests is there twice.
-            in_flight: How many requests may be under way at once, 1 to 16.
+            id: The writer's id. Only the writer of this id that was entered last may write: earlier ones get
+                WriterFenced. 1 to 128 of `A-Z a-z 0-9 . _ : -`. Default: a random id.
+            columns: The columns that the writer writes, and that its deletes set to null, unless a call names others.
+                The key columns are added. Default: all.
+            lock: Whether to lock these columns while the writer is entered, so that no other writer changes them. The
+                owner of the lock is the writer's id; a lock that an earlier writer of the same id left is taken over.
+            lock_ttl: Seconds that the lock remains if the writer disappears, 1 to 604,800.
+            batch_bytes: The bytes of Arrow data that fill a request, 1 to 8 MiB.
+            batch_seconds: The longest that a row waits for its request to fill, in seconds, 0 to 3,600.
+            max_buffered_bytes: How many bytes may wait or be in flight before a call waits for some of them to be
+                written. One call's rows may exceed the limit by 8 MiB, and each of the `in_flight` requests is in
+                memory twice.
+            in_flight: How many requests may be in flight at once, 1 to 16.
 
         Raises:
-            UsageError: A number is out of its range, the id is none, or there is `lock` without `columns`.
+            UsageError: A number is out of range, `id` is not an id, or `lock` is set without `columns`.
         """
         return Writer(
             self._runner,
@@ -726,37 +1056,41 @@ class Table(Blocking):
         any_incarnation: bool = False,
         locks: Sequence[ColumnLock | str] = (),
     ) -> UndoReport:
-        """Takes back what a named writer has done since some offsets, as a job does that goes back to a checkpoint.
+        """Reverts what one writer has written since some log offsets, for a job that restarts from a checkpoint.
 
             writer.flush()
             checkpoint = table.log_offsets().to_json()  # kept with the job's own state
             ...
             report = table.undo("job-1", LogOffsets.from_json(checkpoint))
 
-        Of each key the writer's first change since then decides: a row that it has made goes, one that it has changed
-        or deleted gets back what it had, whatever the merge engine; only in the columns that the writer has named in
-        its writes. Keys of which others have written these columns since are left as they are, and counted. Repeating
-        it changes nothing; the call is repeated until it is answered, for the operation timeout.
+        The first change of the writer to a key since then decides what becomes of the key: a row that the writer
+        inserted is deleted, and a row that the writer changed or deleted gets its earlier values back, whatever the
+        merge engine. Only the columns that the writer has named in its writes are reverted. A key whose columns another
+        writer has changed since is a conflict: it is counted and left as it is. Repeating an undo changes nothing, so
+        the call is repeated until it is answered, for the operation timeout.
 
         Args:
             writer_id: The id of a writer: `table.writer(id=...)`, `client.transaction(writer=...)`.
-            to_offsets: By bucket, the offset behind the last change that stays. Buckets that are not named stay. They
-                must be `LogOffsets` that know of which table they are: those of a table that was dropped and created
-                again under the same name would take back other changes.
-            any_incarnation: Whether offsets are taken, too, that do not know of which table they are.
-            locks: The column locks, or their ids, that the caller has, such as `writer.locks`.
+            to_offsets: By bucket, the offset after the last change to keep. Buckets that are not named are not changed.
+                They must be `LogOffsets` that know their table incarnation, because those of a table that was dropped
+                and created again under the same name would revert other changes.
+            any_incarnation: Whether to accept offsets that do not know their table incarnation.
+            locks: The column locks, or their ids, that the caller holds, such as `writer.locks`.
+
+        Returns:
+            How many keys were restored, deleted and left alone, and the log offsets after the undo.
 
         Raises:
             TableRecreated: The table was dropped and created again since the offsets; nothing was changed.
-            InvalidRequest: The table's changelog has no rows before changes; or an id or bucket is none; or the writer
-                has written a column that cannot be undone exactly, as one with function `avg` or `first_value`, of
-                which the changelog does not have everything. Nothing was changed.
-            PositionExpired, PositionOutOfRange: The changelog does not reach back so far, or never had the offset.
-            UndoConflict: Others write the same keys all the time.
-            ColumnLocked: Another writer has locked a column that the undo would change.
+            InvalidRequest: The table's changelog does not have the rows before each change; or an id or a bucket is
+                invalid; or the writer has written a column that cannot be reverted exactly, such as one with the
+                function `avg` or `first_value`, whose state is not in the changelog. Nothing was changed.
+            PositionExpired, PositionOutOfRange: The changelog no longer has the offset, or never had it.
+            UndoConflict: Other writers keep changing the same keys.
+            ColumnLocked: Another writer has locked a column to revert.
             LockLost: A lock of `locks` has ended.
-            UsageError: `to_offsets` is no such thing, or does not know of which table it is.
-            ConnectionFailed: There was no answer within the operation timeout.
+            UsageError: `to_offsets` are not log offsets, or do not know their table incarnation.
+            ConnectionFailed: No answer came within the operation timeout.
         """
         return self._runner.call(
             lambda: self._aio.undo(writer_id, to_offsets, any_incarnation=any_incarnation, locks=unwrap(locks))
@@ -765,381 +1099,113 @@ class Table(Blocking):
     def lock_columns(
         self, columns: Sequence[str], *, owner: str, ttl: float = 30.0, take_over: bool = False
     ) -> ColumnLock:
-        """Locks columns, so that nobody else writes them: several jobs can fill different columns of the same rows.
+        """Locks columns, so that no other writer changes them, and several jobs can fill columns of the same rows.
 
             with table.lock_columns(["delay", "gate"], owner="job-1") as lock:
                 table.upsert(rows, locks=[lock])
 
-        In `with`, the lock is renewed every third of its time to live, and released at the end. With `lock =
-        table.lock_columns(...)`, both are the caller's. While it lives, a write that would change one of the columns is
-        refused with ColumnLocked unless it gives the lock: an upsert of whole rows, or a delete. What others have under
-        way is applied before this returns.
+        `with` renews the lock after every third of its time to live, and releases it at the end. After `lock =
+        table.lock_columns(...)`, the caller renews and releases it. While the lock lives, every write that would change
+        one of the columns without naming the lock is refused with ColumnLocked: an upsert of complete rows, too, and a
+        delete. Writes that other clients have in flight are applied before this call returns.
 
         Args:
-            columns: The columns, none of the key.
-            owner: What others are told: 1 to 128 of `A-Z a-z 0-9 . _ : -`.
-            ttl: Seconds until the lock ends unless it is renewed, 1 to 604,800.
-            take_over: Whether locks that the same owner has on any of the columns end in its place, as an owner does
-                that was restarted, and has left one. In one step: no other owner gets in between, and what names an
-                ended lock is refused with LockLost from then on.
+            columns: The columns to lock, none of the key.
+            owner: The name that other writers see in their errors: 1 to 128 of `A-Z a-z 0-9 . _ : -`.
+            ttl: Seconds after which the lock ends unless it is renewed, 1 to 604,800.
+            take_over: Whether to end the locks that the same owner holds on any of the columns, for an owner that was
+                restarted and left a lock. Ending and locking are one step, so no other owner gets in between. Writes
+                that name an ended lock are refused with LockLost.
+
+        Returns:
+            The `ColumnLock`.
 
         Raises:
-            ColumnLocked: Somebody else has locked one of them.
-            SchemaMismatch: There is no such column.
-            InvalidRequest: One is of the key; or the owner's name is not possible.
+            ColumnLocked: Another owner has locked one of the columns.
+            SchemaMismatch: A column does not exist.
+            InvalidRequest: A column is part of the key, or the owner's name is invalid.
             TooManyLocks: The table has 100 locks.
-            UsageError: `ttl` is out of its range.
+            UsageError: `ttl` is out of range.
         """
         return ColumnLock(
             self._runner,
             self._runner.call(lambda: self._aio.lock_columns(columns, owner=owner, ttl=ttl, take_over=take_over)),
         )
 
-    def statistics(self) -> list[BucketStatistics]:
-        """The figures of every bucket, ascending. Opens all of them."""
-        return self._runner.call(self._aio.statistics)
-
-    def disk_use(self) -> DiskUse:
-        """What the table takes on disk now, with its columnar bases and its snapshots. Opens all buckets."""
-        return self._runner.call(self._aio.disk_use)
-
-    def log_offsets(self) -> LogOffsets:
-        """Where the changelog of every bucket ends, at one instant; all before is durable. For a job's checkpoint.
-
-        Raises:
-            TooManyScans: The server has as many live scans as it allows, still after the operation timeout.
-            DataLoss: A bucket is damaged.
-        """
-        return self._runner.call(self._aio.log_offsets)
-
-    def index_status(self) -> list[IndexStatus]:
-        """How far every index is built now, in the order in which they were made. Opens all buckets."""
-        return self._runner.call(self._aio.index_status)
-
-    def count(self, where: Where | None = None, *, at: Pinned | str | None = None) -> int:
-        """The number of rows, exact, of all buckets at one instant.
-
-        Without `where` the rows are not read, unless their number is not kept (see the option `changelog` of
-        `create_table`). Otherwise the server reads them as a scan does, and sends none.
-
-        Args:
-            where: What is true of the rows to count, as for `Scan.where`. Default: all rows.
-            at: A pinned snapshot, or its id, whose rows are counted. Default: those of now.
-
-        Raises:
-            UsageError, SchemaMismatch: `where` cannot be read, or does not fit the table.
-            SnapshotLost: The snapshot has ended.
-            TooManyScans, ScanTooLong, ScanCancelled, DataLoss: As for a scan, of which it is one.
-            DeadlineExceeded: There was no answer within the operation timeout.
-        """
-        return self._runner.call(lambda: self._aio.count(where, at=at))
-
-    def count_if_changed(self, since: bytes | None, where: Where | None = None) -> Versioned[int] | None:
-        """The number of rows with its version; None when nothing of the table has changed since that of `since`.
-
-            counted = table.count_if_changed(None)
-            later = table.count_if_changed(counted.version)
-
-        The server answers "unchanged" from memory.
-
-        Args:
-            since: The version of an earlier answer about this table. None: answer in any case.
-            where: As for `count`.
-
-        Raises:
-            UsageError: `since` is no version; otherwise as `count`.
-        """
-        return self._runner.call(lambda: self._aio.count_if_changed(since, where))
-
-    def aggregate(
-        self,
-        functions: Mapping[str, str | Iterable[str]],
-        where: Where | None = None,
-        *,
-        group_by: Sequence[str] = (),
-        at: Pinned | str | None = None,
-    ) -> pa.Table:
-        """Sums, least and greatest values, means and counts of columns, computed at the server: no rows travel.
-
-            table.aggregate({"distance": ["sum", "max"], "delay": "mean"}, "year = 2013", group_by=["carrier"])
-
-        Nulls are passed over, as in SQL. Sums of integers (int64) and decimals (38 digits) are exact. Sums of floats
-        are added up in float64, for one pinned view always in the same order; NaN makes them NaN. `min` and `max` are
-        in key order, in which NaN is above infinity. `mean` is float64. `count` of a key column counts rows.
-
-        Args:
-            functions: For each column, some of "count", "sum", "min", "max", "mean".
-            where: What is true of the rows that count, as for `Scan.where`. Default: all rows.
-            group_by: Rows that are equal in these columns are a group; null and NaN are values like others. Default:
-                one group, which is there even without rows.
-            at: A pinned snapshot, or its id, that is read. Default: the rows of now.
-
-        Returns:
-            One row a group, ascending by the columns of `group_by`, nulls last: these columns, then `distance_sum` and
-            so on in the order asked.
-
-        Raises:
-            UsageError: A function does not exist.
-            SchemaMismatch: A column does not exist, or is not of a type that has this function.
-            InvalidRequest: Nothing is asked for, a sum does not fit, or there are over 1,000,000 groups.
-            RequestTooLarge: The result is over 32 MiB.
-            SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
-        """
-        return self._runner.call(lambda: self._aio.aggregate(functions, where, group_by=group_by, at=at))
-
-    def aggregate_if_changed(
-        self,
-        since: bytes | None,
-        functions: Mapping[str, str | Iterable[str]],
-        where: Where | None = None,
-        *,
-        group_by: Sequence[str] = (),
-    ) -> Versioned[pa.Table] | None:
-        """Aggregates with their version; None when nothing of the table has changed since that of `since`.
-
-        The server answers "unchanged" from memory, and computes an answer that many ask for at once only once.
-
-        Args:
-            since: The version of an earlier answer about this table. None: answer in any case.
-            functions: As for `aggregate`.
-            where: As for `aggregate`.
-            group_by: As for `aggregate`.
-
-        Raises:
-            UsageError: `since` is no version; otherwise as `aggregate`.
-        """
-        return self._runner.call(lambda: self._aio.aggregate_if_changed(since, functions, where, group_by=group_by))
-
-    def top_n(
-        self,
-        n: int,
-        by: str,
-        where: Where | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        descending: bool = True,
-        ties: Ties = "key",
-        at: Pinned | str | None = None,
-    ) -> pa.Table:
-        """The first `n` rows in the order of a column, best first, exact over all buckets as of one instant.
-
-        The server reads all rows as a scan does, unless an index tells which they are, and sends these.
-
-        Args:
-            n: How many rows, 1 to 100,000; fewer where there are fewer.
-            by: The column, not a struct, list or map. In key order: NaN is above infinity, -0.0 equals 0.0. Nulls come
-                last in both directions, and rows that are equal by ascending key.
-            where: What is true of the rows that count, as for `Scan.where`. Default: all rows.
-            columns: The columns to return, in this order. Default: all.
-            descending: Whether the greatest is first.
-            ties: Which of the rows are returned that are equal in `by` to the last one: "key", the first of them by
-                key, so that there are `n`, or "all", so that there may be more, up to 100,000.
-            at: A pinned snapshot, or its id, that is read. Default: the rows of now.
-
-        Raises:
-            UsageError: `n` is out of its range.
-            SchemaMismatch: A column does not exist, or `by` has no order.
-            InvalidRequest: With all ties, there are over 100,000 rows.
-            RequestTooLarge: The rows take over 32 MiB, or over 128 MiB as they are stored.
-            SnapshotLost, TooManyScans, ScanTooLong, ScanCancelled, DataLoss, DeadlineExceeded: As for `count`.
-        """
-        return self._runner.call(
-            lambda: self._aio.top_n(n, by, where, columns=columns, descending=descending, ties=ties, at=at)
-        )
-
-    def top_n_if_changed(
-        self,
-        since: bytes | None,
-        n: int,
-        by: str,
-        where: Where | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        descending: bool = True,
-        ties: Ties = "key",
-    ) -> Versioned[pa.Table] | None:
-        """The first rows with their version; None when nothing of the table has changed since that of `since`.
-
-        The rows may be the same all the same: what changed need not be one of them. `watch_top_n` looks at that, too.
-        The server answers "unchanged" from memory, and computes an answer that many ask for at once only once.
-
-        Args:
-            since: The version of an earlier answer about this table. None: answer in any case.
-            n: As for `top_n`.
-            by: As for `top_n`.
-            where: As for `top_n`.
-            columns: As for `top_n`.
-            descending: As for `top_n`.
-            ties: As for `top_n`.
-
-        Raises:
-            UsageError: `since` is no version; otherwise as `top_n`.
-        """
-        return self._runner.call(
-            lambda: self._aio.top_n_if_changed(since, n, by, where, columns=columns, descending=descending, ties=ties)
-        )
-
-    def watch_top_n(
-        self,
-        n: int,
-        by: str,
-        where: Where | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        descending: bool = True,
-        ties: Ties = "key",
-        every: float = 10.0,
-    ) -> TopNWatch:
-        """The first rows now, and then whenever they are others, with what moved: who entered, who left, which ranks.
-
-            for top in table.watch_top_n(10, by="score", every=10.0):
-                show(top.rows, top.moved)
-
-        The question waits at the server until something has changed, so changes are told at once, and while there are
-        none it costs next to nothing. It asks in the background. See `TopNWatch` for what it does about slow readers,
-        and when the server is away.
-
-        Args:
-            n: As for `top_n`.
-            by: As for `top_n`.
-            where: As for `top_n`. Text is read once, with the columns that the table had when it was asked for.
-            columns: As for `top_n`. Default: all, also those that are added later.
-            descending: As for `top_n`.
-            ties: As for `top_n`.
-            every: The least seconds from one change that is told to the next, at least 0.1: what changes sooner is told
-                together, at the end of that time.
-
-        Raises:
-            UsageError: `n` or `every` is out of its range, or `where` cannot be read.
-        """
-        return TopNWatch(
-            self._runner,
-            self._aio.watch_top_n(n, by, where, columns=columns, descending=descending, ties=ties, every=every),
-        )
-
-    def changes(
-        self,
-        start: StartFrom = StartFrom.FULL,
-        stop: StopAt | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        where: Where | None = None,
-        consumer_id: str | None = None,
-        must_exist: bool = False,
-        shard: tuple[int, int] | None = None,
-        clamp: bool = False,
-    ) -> Scan:
-        """The changes of the table as they happen, each with what happened to it, as a scan to be refined and started.
-
-            for changes in table.changes().stream():
-                ...
-
-        The short form of `scan().with_source(ScanSource.LOG).start_from(start).stop_at(stop).with_row_kind()`.
-
-        Args:
-            start: Where it starts, as for `Scan.start_from`. Default: with all rows, then every change from there on.
-            stop: Where it ends, as for `Scan.stop_at`. Default: never.
-            columns: The columns of the table to return behind those of the change. Default: all.
-            where: Which rows are seen: one that begins to match is `+I`, one that ceases to is `-D`. Default: all.
-            consumer_id: The consumer that keeps the position, as for `Scan.with_consumer_id`. Default: none.
-            must_exist: Whether that consumer must be there already, as for `Scan.with_consumer_id`. Default: no.
-            shard: `(i, n)` for one of `n` shares of the buckets, as for `Scan.with_shard`. Default: all buckets.
-            clamp: Whether a start that is not there stands for the nearest change that is, as for `Scan.start_from`.
-
-        Raises:
-            UsageError: An argument is none of these.
-            SchemaMismatch: `where` is text and does not fit the table.
-        """
-        return Scan._of(
-            self._runner,
-            self._aio.changes(
-                start,
-                stop,
-                columns=columns,
-                where=where,
-                consumer_id=consumer_id,
-                must_exist=must_exist,
-                shard=shard,
-                clamp=clamp,
-            ),
-        )
-
     def consumers(self, pattern: str | None = None) -> list[Consumer]:
-        """The consumers of the table, by id, ascending. Opens the buckets in which they have positions.
+        """Lists the consumers of the table in ascending order of ids. Opens the buckets that they have read.
 
         Args:
-            pattern: Only those whose id matches: `*` stands for any characters, `?` for one, `[a-c]` for one of some.
-                Default: all.
+            pattern: Return only consumers whose id matches: `*` stands for any characters, `?` for one character,
+                `[a-c]` for one of several. Default: all consumers.
+
+        Raises:
+            UsageError: `pattern` is not a pattern.
         """
         return self._runner.call(lambda: self._aio.consumers(pattern))
 
     def reset_consumer(self, consumer_id: str, start: StartFrom, *, clamp: bool = False) -> LogOffsets:
-        """Moves a consumer to any place, in all buckets that it has read. A stream of it ends with ConsumerFenced.
+        """Moves a consumer to another position in all buckets that it has read.
+
+        A running stream of the consumer ends with ConsumerFenced. The call is not repeated if its answer is lost.
 
         Args:
-            consumer_id: Its id.
-            start: Where it goes on, as for `Scan.start_from`. With `StartFrom.FULL` the next stream begins with
-                all rows.
-            clamp: Whether a place that is not there stands for the nearest change that is.
+            consumer_id: The consumer's id.
+            start: The new position, as for `Scan.start_from`. With `StartFrom.FULL`, the next stream begins with all
+                rows.
+            clamp: Whether to move to the nearest change that exists if `start` does not.
 
         Returns:
-            The offsets that are committed now.
+            The committed offsets of the new position, by bucket.
 
         Raises:
-            ConsumerNotFound: There is no such consumer.
-            PositionExpired, PositionOutOfRange: The changelog does not have that place.
-            InvalidRequest: Offsets are not of all buckets that it has read; those of others are not looked at.
-            UsageError: It is no id, or no start.
+            ConsumerNotFound: The consumer does not exist.
+            PositionExpired, PositionOutOfRange: The changelog does not have the position.
+            InvalidRequest: Offsets are missing for a bucket that the consumer has read. Offsets of other buckets are
+                ignored.
+            UsageError: `consumer_id` is not an id, or `start` is not a start.
         """
         return self._runner.call(lambda: self._aio.reset_consumer(consumer_id, start, clamp=clamp))
 
     def delete_consumer(self, consumer_id: str) -> None:
-        """Forgets a consumer, so that nothing is kept for it any more. A stream of it ends with ConsumerFenced.
+        """Deletes a consumer with its position and its retention hold.
+
+        A running stream of the consumer ends with ConsumerFenced.
+
+        Args:
+            consumer_id: The consumer's id.
 
         Raises:
-            ConsumerNotFound: There is no such consumer.
-            UsageError: It is no id.
+            ConsumerNotFound: The consumer does not exist.
+            UsageError: `consumer_id` is not an id.
         """
         self._runner.call(lambda: self._aio.delete_consumer(consumer_id))
 
     def delete_consumers(self, pattern: str) -> list[str]:
-        """Forgets all consumers whose id matches, one after another, as `delete_consumer` does.
+        """Deletes all consumers whose id matches, one after another, as `delete_consumer` does.
 
         Args:
             pattern: As for `consumers`; `*` for all.
 
         Returns:
-            The ids of those that were forgotten, ascending. One that has gone in the meantime is not among them.
+            The ids of the consumers that this call deleted, ascending.
 
         Raises:
-            UsageError: It is no pattern.
+            UsageError: `pattern` is not a pattern.
         """
         return self._runner.call(lambda: self._aio.delete_consumers(pattern))
 
-    @property
-    def merge_engine(self) -> str:
-        """What an upsert of a key that is there does."""
-        return self._aio.merge_engine
+    def statistics(self) -> list[BucketStatistics]:
+        """The statistics of every bucket, in ascending order of bucket numbers. Opens all buckets."""
+        return self._runner.call(self._aio.statistics)
 
-    @property
-    def version_column(self) -> str | None:
-        """Of a `versioned` table: the column that says which row wins."""
-        return self._aio.version_column
+    def disk_use(self) -> DiskUse:
+        """What the table takes on disk now, with its columnar bases and snapshots. Opens all buckets."""
+        return self._runner.call(self._aio.disk_use)
 
-    @property
-    def sequence_column(self) -> tuple[str, ...]:
-        """The columns by which older rows lose; empty where the last one written wins."""
-        return self._aio.sequence_column
-
-    @property
-    def sequence_groups(self) -> dict[tuple[str, ...], tuple[str, ...]]:
-        """The sequence groups of a `partial_update` table: by their sequence columns the others."""
-        return self._aio.sequence_groups
-
-    @property
-    def aggregates(self) -> dict[str, Aggregator]:
-        """The aggregates that columns were given, by column."""
-        return self._aio.aggregates
+    def index_status(self) -> list[IndexStatus]:
+        """How far the build of every index has come, in the order of creation. Opens all buckets."""
+        return self._runner.call(self._aio.index_status)
 
 
 class Scan(BlockingScan):
@@ -1458,75 +1524,84 @@ class ColumnLock(EnteredLease):
 
 
 class Writer(Entered):
-    """Writes rows of one table in the background, each once; to be entered with `with`.
+    """Writes rows of one table in the background, each once; used in `with`.
 
-    Made by `table.writer(...)`. Thread-safe; what several threads write at the same time is applied in any order.
+    Made by `table.writer(...)`. Thread-safe. What several threads write at the same time is applied in any order.
 
-    Leaving the block flushes; when it is left by an error, what was not sent is dropped, and what is under way is given
-    up. The first failure ends the writer: nothing is sent after it, so nothing is applied out of order, and each call
-    from then on raises it, with what was lost.
+    Leaving the block flushes the writer. If an error leaves the block, rows that were not sent are dropped, and
+    requests in flight are cancelled. The first failure ends the writer: it sends nothing afterwards, so nothing is
+    applied out of order, and every later call raises the failure, which says what was lost.
 
-    Memory: see `max_buffered_bytes`.
+    `max_buffered_bytes` of `Table.writer` bounds the memory.
     """
 
     _aio: aio_client.Writer
 
     @property
     def id(self) -> str:
-        """The id that it was given, or a random one."""
+        """The id given to `Table.writer`, or a random id."""
         return self._aio.id
 
     @property
     def epoch(self) -> int:
-        """How many writers of this id have been entered, this one included; 0 for one without an id."""
+        """How many writers of this id have been entered, including this one. 0 for a writer without an id."""
         return self._aio.epoch
 
     @property
     def locks(self) -> tuple[str, ...]:
-        """The ids of the column locks that it has, for `table.undo(..., locks=writer.locks)`; empty without `lock`."""
+        """The ids of the writer's column locks, for `table.undo(..., locks=writer.locks)`. Empty without `lock`."""
         return self._aio.locks
 
     @property
     def next_sequence(self) -> int:
-        """The number that its next request gets. A named writer goes on behind the last one that was applied."""
+        """The sequence number of the next request. A named writer continues after the last request that was applied."""
         return self._aio.next_sequence
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of Arrow data that wait or are under way."""
+        """Bytes of Arrow data that wait or are in flight."""
         return self._aio.buffered_bytes
 
     def __enter__(self) -> Self:
-        """Opens a named writer, which fences those of this id that were entered before, and locks its columns.
+        """Opens a named writer, which fences earlier writers of its id, and locks its columns.
 
         Raises:
-            ColumnLocked: Somebody else has locked one of them.
-            TableNotFound, TooManyWriters, ...: What the server said.
+            ColumnLocked: Another owner has locked one of the columns.
+            UsageError: The writer was entered before.
+            TableNotFound, TooManyWriters: The table was dropped, or the server has as many writers as it allows.
         """
         return super().__enter__()
 
     def upsert(self, data: Data, columns: Names | None = None, *, mode: WriteMode = "merge") -> None:
-        """Has rows written; returns as soon as there is room for them. See `Table.upsert` for the arguments.
+        """Takes rows to upsert. Returns as soon as they fit into the buffer; `flush` waits until they are written.
 
-        Rows in memory are checked whole before the first of them is taken. Default of `columns`: those of the writer.
+        Rows in memory are all checked before the first is taken.
+
+        Args:
+            data: As for `Table.upsert`.
+            columns: As for `Table.upsert`. Default: the columns of the writer.
+            mode: As for `Table.upsert`.
 
         Raises:
-            SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge, UsageError: The data is wrong, or the table
-                takes no such write; the writer goes on.
+            SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge, UsageError: The data is invalid, or the table
+                does not support the write. Nothing was taken, and the writer can still be used.
             ScanKvError: An earlier write has failed; `details` say what was lost.
         """
         self._runner.call(lambda: self._aio.upsert(data, columns, mode=mode))
 
     def retract(self, data: Data, columns: Names | None = None) -> None:
-        """Has rows taken back; otherwise as `upsert`. See `Table.retract`."""
+        """Takes rows to retract, as `Table.retract` does. Otherwise like `upsert`."""
         self._runner.call(lambda: self._aio.retract(data, columns))
 
     def delete(self, keys: object, columns: Names | None = None, *, mode: WriteMode = "merge") -> None:
-        """Has the rows with these keys, or columns of them, deleted; otherwise as `upsert`. See `Table.delete`."""
+        """Takes keys whose rows, or whose columns, to delete, as `Table.delete` does. Otherwise like `upsert`."""
         self._runner.call(lambda: self._aio.delete(keys, columns, mode=mode))
 
     def flush(self) -> WriteResult:
-        """Returns when all that was taken before is written, durably: that, since the last flush.
+        """Waits until everything taken before is durable.
+
+        Returns:
+            The rows written since the last flush, and the log offsets after them.
 
         Raises:
             ScanKvError: A write has failed; `details` say what was lost.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aio_client._input.arguments import flag_of, is_text, items_of, names_of, text_of
-from aio_client._input.awaitable import NotOpened
+from aio_client._input.awaitable import Opener
 from aio_client._transport.lease import Lease, ttl_millis
 from aio_client._transport.repeatable_calls import call_again
 from scankv.model.errors import LockLost, UsageError
@@ -35,7 +35,7 @@ class ColumnLock(Lease):
     """
 
     def __init__(self, transport: Transport, message: lock_pb2.ColumnLock, asked_at: float) -> None:
-        """Called by `Locking` and `list_locks`.
+        """Called by `ColumnLockOpener` and `list_locks`.
 
         Args:
             transport: The client's connection.
@@ -113,7 +113,7 @@ class ColumnLock(Lease):
         self._note_renewed()
 
 
-class Locking(NotOpened):
+class ColumnLockOpener(Opener):
     """What `table.lock_columns()` returns: `async with` it, or `await` it. Each time, it takes a lock of its own."""
 
     call = "table.lock_columns(...)"

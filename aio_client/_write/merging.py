@@ -1,26 +1,21 @@
-"""How rows of a table become one, as it is said when the table is created and told by the table later."""
+"""The arguments of `create_table`, `alter_table` and writes that say how rows of one key are merged."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from aio_client._input.arguments import names_of
 from scankv.model.errors import UsageError
 from scankv.model.tables.agg import Aggregator
 from scankv.model.tables.merge_functions import ColumnAggregate, aggregate_of
 from scankv.model.tables.merge_spec import MergeSpec, SequenceGroup
-from scankv.model.tables.merge_wire import merging_from_proto
-
-if TYPE_CHECKING:
-    from scankv.v1 import table_pb2
 
 Names: TypeAlias = str | Sequence[str]
 """One column, or several."""
 
 WriteMode: TypeAlias = Literal["merge", "overwrite"]
-"""What a write does with rows that stand: as the table's merge engine says, or to replace them."""
+"""What a write does with existing rows: merge as the table's merge engine says, or replace them."""
 
 
 def merge_spec(
@@ -29,7 +24,7 @@ def merge_spec(
     sequence_groups: Mapping[Names, Names] | None,
     aggregates: Mapping[str, Aggregator] | None,
 ) -> MergeSpec:
-    """What was said of a table, not checked. Raises UsageError where it has another form."""
+    """The merge rules from the arguments of `create_table`, unchecked. Raises UsageError for another form."""
     groups = tuple(
         SequenceGroup(names_of(sequence, "sequence_groups"), names_of(columns, "sequence_groups"))
         for sequence, columns in _mapping(sequence_groups, "sequence_groups").items()
@@ -43,7 +38,7 @@ def merge_spec(
 
 
 def column_aggregates(aggregates: Mapping[str, Aggregator] | None) -> tuple[ColumnAggregate, ...]:
-    """Aggregates by column as the table model has them. Raises UsageError where it is none."""
+    """Aggregates by column, in the form of the table model. Raises UsageError for another form."""
     found = []
     for column, each in _mapping(aggregates, "aggregates").items():
         if not isinstance(column, str):
@@ -57,7 +52,7 @@ def column_aggregates(aggregates: Mapping[str, Aggregator] | None) -> tuple[Colu
 
 
 def check_mode(mode: object) -> None:
-    """Raises UsageError for a mode that is none."""
+    """Raises UsageError for an unknown mode."""
     if mode not in ("merge", "overwrite"):
         raise UsageError(f'mode is "merge" or "overwrite", not {mode!r}', option="mode")
 
@@ -68,41 +63,3 @@ def _mapping(value: object, option: str) -> Mapping[Names, object]:
     if not isinstance(value, Mapping):
         raise UsageError(f"{option} is a dictionary, not a {type(value).__name__}", option=option)
     return value
-
-
-class MergedTable(ABC):
-    """The part of a table that says how its rows become one."""
-
-    @property
-    @abstractmethod
-    def _description(self) -> table_pb2.Table:
-        """What the server said of the table."""
-
-    @property
-    def _merging(self) -> MergeSpec:
-        return merging_from_proto(self._description.merging)
-
-    @property
-    def merge_engine(self) -> str:
-        """What an upsert of a key that is there does."""
-        return self._description.options.get("merge_engine", "last_row")
-
-    @property
-    def version_column(self) -> str | None:
-        """Of a `versioned` table: the column that says which row wins."""
-        return self._merging.version_column
-
-    @property
-    def sequence_column(self) -> tuple[str, ...]:
-        """The columns by which older rows lose; empty where the last one written wins."""
-        return self._merging.sequence_columns
-
-    @property
-    def sequence_groups(self) -> dict[tuple[str, ...], tuple[str, ...]]:
-        """The sequence groups of a `partial_update` table: by their sequence columns the others."""
-        return {group.sequence: group.columns for group in self._merging.sequence_groups}
-
-    @property
-    def aggregates(self) -> dict[str, Aggregator]:
-        """The aggregates that columns were given, by column."""
-        return {each.column: Aggregator(each.function, each.parameters) for each in self._merging.aggregates}

@@ -1,4 +1,4 @@
-"""Writes that may be repeated: each carries an identity, by which the server applies it once."""
+"""Writes that may be repeated, because each carries an identity by which the server applies it once."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ if TYPE_CHECKING:
     from aio_client._transport.transport import Method, Transport
 
 Request: TypeAlias = write_pb2.UpsertRequest | write_pb2.DeleteRequest
-"""One write."""
+"""A write that carries the identity of its writer."""
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def _uptime() -> float:
-    """Seconds on a clock that nobody sets and that goes on while the machine sleeps."""
+    """Seconds on a clock that cannot be set, and that also counts while the machine sleeps."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 async def write_until_answered(
     transport: Transport, request: Request, clock: Callable[[], float] = _uptime
 ) -> write_pb2.WriteResponse:
-    """Makes a write that has an identity, again and again until it is answered, for the operation timeout.
+    """Sends a write with an identity, and repeats it until it is answered, for the operation timeout.
+
+    The age of a request must not depend on the wall clock: the server refuses an old request that it does not know,
+    because it may have forgotten that it applied it.
 
     Args:
         transport: The client's connection.
-        request: The write; changed only in how old it is.
-        clock: Seconds that nobody sets. Rule: how old a request is must not depend on the wall clock, since the server
-            takes an old one that it does not know for one that it may have forgotten.
+        request: The write. The function sets its `sent_millis_ago`.
+        clock: Seconds on a clock that cannot be set.
 
     Raises:
-        ConnectionFailed: There was no answer. The write may have been applied, and may yet be.
-        ScanKvError: What the server said.
+        ConnectionFailed: No answer came. The write may have been applied, or may still be applied.
+        ScanKvError: The server's error.
     """
     first = clock()
 
     def method() -> Method[Any, write_pb2.WriteResponse]:
-        # Called when the request is sent: what it has waited in this client is part of its age. Rounded up, so that a
-        # request is never told to be younger than it is.
+        # Called when the request is sent, because the time that it waits in this client is part of its age. Rounded up,
+        # because a request that seems younger than it is could be applied twice.
         request.writer.sent_millis_ago = math.ceil(max(0.0, clock() - first) * 1000)
         writes = transport.services.writes
         return writes.Delete if isinstance(request, write_pb2.DeleteRequest) else writes.Upsert

@@ -1,4 +1,4 @@
-"""A writer: collects rows, sends them in the background, and applies each once."""
+"""A writer, which collects rows, sends them in the background, and has each applied once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final, Self
 from aio_client._input.data import rows_of
 from aio_client._input.requests import REQUEST_BYTES
 from aio_client._transport.repeatable_calls import call_again
-from aio_client._write.column_locks import Locking
+from aio_client._write.column_locks import ColumnLockOpener
 from aio_client._write.repeatable_writes import write_until_answered
 from aio_client._write.write_requests import WritePieces, WriteResult
-from aio_client._write.writer_lanes import Lane, LaneOfKeys
+from aio_client._write.writer_lanes import Lane, LaneChooser
 from scankv.model.changes.log_offsets import LogOffsets
 from scankv.model.errors import InvalidRequest, ScanKvError, UsageError
 from scankv.model.limits import WRITER_WINDOW
@@ -23,23 +23,21 @@ from scankv.model.names import check_writer_id
 from scankv.v1 import write_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     import pyarrow as pa
 
     from aio_client._input.data import Data
-    from aio_client._transport.transport import Transport
+    from aio_client._table.handle import TableHandle
     from aio_client._write.merging import Names, WriteMode
-    from aio_client._write.write_requests import TableShape
-    from aio_client._write.writer_lanes import Piece
+    from aio_client._write.writer_lanes import LanePiece
 
 _MAX_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterSettings:
-    """How much a writer collects and sends at once. See `Table.writer` for the fields."""
+    """How much a writer collects and sends at once. `Table.writer` describes the fields."""
 
     batch_bytes: int
     batch_seconds: float
@@ -47,7 +45,7 @@ class WriterSettings:
     in_flight: int
 
     def __post_init__(self) -> None:
-        """Raises UsageError naming the field that is out of its range."""
+        """Raises UsageError, which names the field that is out of range."""
         for name, low, high in (
             ("batch_bytes", 1, REQUEST_BYTES),
             ("batch_seconds", 0, _MAX_SECONDS),
@@ -61,23 +59,21 @@ class WriterSettings:
 
 
 class Writer:
-    """Writes rows of one table in the background, each once; to be entered with `async with`.
+    """Writes rows of one table in the background, each once; used in `async with`.
 
-    Made by `table.writer(...)`. Belongs to the event loop of its client; what several tasks write at the same time is
+    Made by `table.writer(...)`. Belongs to the event loop of its client. What several tasks write at the same time is
     applied in any order.
 
-    Leaving the block flushes; when it is left by an error, what was not sent is dropped, and what is under way is given
-    up. The first failure ends the writer: nothing is sent after it, so nothing is applied out of order, and each call
-    from then on raises it, with what was lost.
+    Leaving the block flushes the writer. If an error leaves the block, rows that were not sent are dropped, and
+    requests in flight are cancelled. The first failure ends the writer: it sends nothing afterwards, so nothing is
+    applied out of order, and every later call raises the failure, which says what was lost.
 
-    Memory: see `max_buffered_bytes`.
+    `max_buffered_bytes` of `Table.writer` bounds the memory.
     """
 
     def __init__(
         self,
-        transport: Transport,
-        shape: TableShape,
-        pieces: Callable[[Callable[[TableShape], WritePieces]], Awaitable[WritePieces]],
+        table: TableHandle,
         writer_id: str | None,
         settings: WriterSettings,
         columns: tuple[str, ...] | None,
@@ -86,32 +82,29 @@ class Writer:
         """Called by `Table.writer`.
 
         Args:
-            transport: The client's connection.
-            shape: The table.
-            pieces: Makes what is written, for the table as it is.
-            writer_id: The id. None: a random one, which need not be opened.
-            settings: How much is collected and sent at once.
-            columns: The columns beside the key that it writes. None: all.
-            lock_ttl: Seconds that a lock on them lives. None: they are not locked.
+            table: The table to write.
+            writer_id: The id. None: a random id, which the server need not know beforehand.
+            settings: How much to collect and to send at once.
+            columns: The columns outside the key to write. None: all.
+            lock_ttl: The time to live in seconds of a lock on these columns. None: no lock.
         """
         if writer_id is not None:
             _check_id(writer_id)
-        self._transport = transport
-        self._table = shape.name
-        self._pieces = pieces
+        self._table = table
+        self._transport = table.transport
         self._columns = columns
-        self._key = tuple(shape.key_schema.names)
+        self._key = tuple(table.shape.key_schema.names)
         self._named = writer_id is not None
         self._id = writer_id or uuid.uuid4().hex
         self._settings = settings
-        # Those that an instance of this id has left are taken over: it is fenced by then.
-        self._locking = (
+        # A named writer takes over the locks that an earlier writer of its id left: entering fences that writer first.
+        self._lock_opener = (
             None
             if lock_ttl is None
-            else Locking(transport, shape.name, columns or (), self._id, lock_ttl, take_over=self._named)
+            else ColumnLockOpener(table.transport, table.name, columns or (), self._id, lock_ttl, take_over=self._named)
         )
         self._lock_ids: list[str] = []
-        self._lanes_of = LaneOfKeys(shape, settings.in_flight)
+        self._lane_chooser = LaneChooser(table.shape, settings.in_flight)
         self._lanes: list[Lane] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
@@ -120,55 +113,56 @@ class Writer:
         self._in_flight: dict[int, int] = {}
         self._failed: dict[int, int] = {}
         self._failure: Exception | None = None
-        self._news = asyncio.Event()
+        self._progress = asyncio.Event()
         self._rows = 0
         self._log_offsets = LogOffsets()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._id} of {self._table}>"
+        return f"<{type(self).__name__} {self._id} of {self._table.name}>"
 
     @property
     def id(self) -> str:
-        """The id that it was given, or a random one."""
+        """The id given to `Table.writer`, or a random id."""
         return self._id
 
     @property
     def epoch(self) -> int:
-        """How many writers of this id have been entered, this one included; 0 for one without an id."""
+        """How many writers of this id have been entered, including this one. 0 for a writer without an id."""
         return self._epoch
 
     @property
     def locks(self) -> tuple[str, ...]:
-        """The ids of the column locks that it has, for `table.undo(..., locks=writer.locks)`; empty without `lock`."""
+        """The ids of the writer's column locks, for `table.undo(..., locks=writer.locks)`. Empty without `lock`."""
         return tuple(self._lock_ids)
 
     @property
     def next_sequence(self) -> int:
-        """The number that its next request gets. A named writer goes on behind the last one that was applied."""
+        """The sequence number of the next request. A named writer continues after the last request that was applied."""
         return self._next_sequence
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of Arrow data that wait or are under way."""
+        """Bytes of Arrow data that wait or are in flight."""
         return sum(lane.nbytes for lane in self._lanes)
 
     async def __aenter__(self) -> Self:
-        """Opens a named writer, which fences those of this id that were entered before, and locks its columns.
+        """Opens a named writer, which fences earlier writers of its id, and locks its columns.
 
         Raises:
-            ColumnLocked: Somebody else has locked one of them.
-            TableNotFound, TooManyWriters, ...: What the server said.
+            ColumnLocked: Another owner has locked one of the columns.
+            UsageError: The writer was entered before.
+            TableNotFound, TooManyWriters: The table was dropped, or the server has as many writers as it allows.
         """
         if self._lanes:
-            raise UsageError("this writer is in use, or was; call table.writer() again for another one")
+            raise UsageError("this writer was entered before: call table.writer() again for another writer")
         if self._named:
-            request = write_pb2.OpenWriterRequest(table=self._table, id=self._id)
+            request = write_pb2.OpenWriterRequest(table=self._table.name, id=self._id)
             opened = await call_again(self._transport, lambda: self._transport.services.writes.OpenWriter, request)
             self._epoch, self._next_sequence = opened.epoch, opened.next_sequence
-        if self._locking is not None:
-            self._lock_ids = [(await self._stack.enter_async_context(self._locking)).id]
+        if self._lock_opener is not None:
+            self._lock_ids = [(await self._stack.enter_async_context(self._lock_opener)).id]
         settings = self._settings
-        self._lanes = [Lane(settings.batch_bytes, settings.batch_seconds) for _ in range(self._lanes_of.lanes)]
+        self._lanes = [Lane(settings.batch_bytes, settings.batch_seconds) for _ in range(self._lane_chooser.lanes)]
         self._tasks = [asyncio.create_task(self._send_all(lane), name=f"lane of {self!r}") for lane in self._lanes]
         return self
 
@@ -182,7 +176,9 @@ class Writer:
             await self._close()
 
     async def _close(self) -> None:
-        self._failure = self._failure or UsageError("the writer was left; call table.writer() again for another one")
+        self._failure = self._failure or UsageError(
+            "the writer was closed: call table.writer() again for another writer"
+        )
         for task in self._tasks:
             task.cancel()
         try:
@@ -193,53 +189,62 @@ class Writer:
             await self._stack.aclose()
 
     async def upsert(self, data: Data, columns: Names | None = None, *, mode: WriteMode = "merge") -> None:
-        """Has rows written; returns as soon as there is room for them. See `Table.upsert` for the arguments.
+        """Takes rows to upsert. Returns as soon as they fit into the buffer; `flush` waits until they are written.
 
-        Rows in memory are checked whole before the first of them is taken. Default of `columns`: those of the writer.
+        Rows in memory are all checked before the first is taken.
+
+        Args:
+            data: As for `Table.upsert`.
+            columns: As for `Table.upsert`. Default: the columns of the writer.
+            mode: As for `Table.upsert`.
 
         Raises:
-            SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge, UsageError: The data is wrong, or the table
-                takes no such write; the writer goes on.
+            SchemaMismatch, InvalidKey, InvalidRequest, RequestTooLarge, UsageError: The data is invalid, or the table
+                does not support the write. Nothing was taken, and the writer can still be used.
             ScanKvError: An earlier write has failed; `details` say what was lost.
         """
-        await self._check()
+        await self._raise_failure()
         rows = await asyncio.to_thread(rows_of, data)
-        names = self._of_rows(columns)
-        await self._take(await self._pieces(lambda shape: WritePieces.of_rows(shape, rows, names, mode)))
+        names = self._with_key(columns)
+        await self._take(await self._table.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, names, mode)))
 
     async def retract(self, data: Data, columns: Names | None = None) -> None:
-        """Has rows taken back; otherwise as `upsert`. See `Table.retract`."""
-        await self._check()
+        """Takes rows to retract, as `Table.retract` does. Otherwise like `upsert`."""
+        await self._raise_failure()
         rows = await asyncio.to_thread(rows_of, data)
-        names = self._of_rows(columns)
-        await self._take(await self._pieces(lambda shape: WritePieces.of_rows(shape, rows, names, retract=True)))
+        names = self._with_key(columns)
+        await self._take(
+            await self._table.build_for_shape(lambda shape: WritePieces.of_rows(shape, rows, names, retract=True))
+        )
 
     async def delete(self, keys: object, columns: Names | None = None, *, mode: WriteMode = "merge") -> None:
-        """Has the rows with these keys, or columns of them, deleted; otherwise as `upsert`. See `Table.delete`."""
-        await self._check()
+        """Takes keys whose rows, or whose columns, to delete, as `Table.delete` does. Otherwise like `upsert`."""
+        await self._raise_failure()
         names = self._columns if columns is None else columns
-        await self._take(await self._pieces(lambda shape: WritePieces.of_keys(shape, keys, names, mode)))
+        await self._take(await self._table.build_for_shape(lambda shape: WritePieces.of_keys(shape, keys, names, mode)))
 
-    def _of_rows(self, columns: Names | None) -> Names | None:
-        """The columns of an upsert, the key among them."""
+    def _with_key(self, columns: Names | None) -> Names | None:
         if columns is not None or self._columns is None:
             return columns
         return (*self._key, *self._columns)
 
     async def flush(self) -> WriteResult:
-        """Returns when all that was taken before is written, durably: that, since the last flush.
+        """Waits until everything taken before is durable.
+
+        Returns:
+            The rows written since the last flush, and the log offsets after them.
 
         Raises:
             ScanKvError: A write has failed; `details` say what was lost.
         """
-        await self._check()
+        await self._raise_failure()
         for lane in self._lanes:
             lane.seal()
         targets = [lane.sealed for lane in self._lanes]
         while any(lane.done < target for lane, target in zip(self._lanes, targets, strict=True)):
-            await self._check()
-            await self._next_news()
-        await self._check()
+            await self._raise_failure()
+            await self._wait_for_progress()
+        await self._raise_failure()
         result = WriteResult(rows=self._rows, log_offsets=self._log_offsets)
         self._rows, self._log_offsets = 0, LogOffsets()
         return result
@@ -250,14 +255,14 @@ class Writer:
             while self.buffered_bytes and self.buffered_bytes + batch.nbytes > self._settings.max_buffered_bytes:
                 for lane in self._lanes:
                     lane.seal()
-                await self._check()
-                await self._next_news()
-            await self._check()
+                await self._raise_failure()
+                await self._wait_for_progress()
+            await self._raise_failure()
             for number, rows in parts:
                 self._lanes[number].add(pieces.kind, rows)
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
-        return list(self._lanes_of.split(batch))
+        return list(self._lane_chooser.split(batch))
 
     async def _send_all(self, lane: Lane) -> None:
         while self._failure is None:
@@ -266,12 +271,12 @@ class Writer:
                 await self._send(piece)
             finally:
                 lane.end()
-                self._news.set()
+                self._progress.set()
 
-    async def _send(self, piece: Piece) -> None:
-        """Sends one piece. A failure is noted."""
+    async def _send(self, piece: LanePiece) -> None:
+        """Sends one piece. Records a failure instead of raising it."""
         while self._in_flight and self._next_sequence - min(self._in_flight) >= WRITER_WINDOW:
-            await self._next_news()
+            await self._wait_for_progress()
         sequence, self._next_sequence = self._next_sequence, self._next_sequence + 1
         self._in_flight[sequence] = piece.batch.num_rows
         try:
@@ -291,20 +296,20 @@ class Writer:
         finally:
             del self._in_flight[sequence]
 
-    async def _check(self) -> None:
-        """Raises the first failure, once nothing is under way any more."""
+    async def _raise_failure(self) -> None:
+        """Raises the first failure, if there is one, as soon as no request is in flight."""
         if not self._lanes:
-            raise UsageError("the writer is entered first: async with table.writer() as writer")
+            raise UsageError("the writer is not open: enter it with `async with table.writer() as writer`")
         if self._failure is None:
             return
         while self._in_flight:
-            await self._next_news()
+            await self._wait_for_progress()
         if not isinstance(self._failure, ScanKvError) or isinstance(self._failure, UsageError):
             raise copy(self._failure)
-        raise self._lost(self._failure) from self._failure
+        raise self._with_losses(self._failure) from self._failure
 
-    def _lost(self, cause: ScanKvError) -> ScanKvError:
-        """The failure, with what was lost: requests that failed, and rows that were not sent after it."""
+    def _with_losses(self, cause: ScanKvError) -> ScanKvError:
+        """The failure, extended by what was lost: requests that failed, and rows that were not sent after them."""
         rows = sum(self._failed.values()) + sum(lane.waiting_rows for lane in self._lanes)
         first, last = min(self._failed, default=0), max(self._failed, default=0)
         lost = type(cause)(
@@ -315,9 +320,9 @@ class Writer:
         lost.details.update(cause.details, first_sequence=str(first), last_sequence=str(last), rows=str(rows))
         return lost
 
-    async def _next_news(self) -> None:
-        self._news.clear()
-        await self._news.wait()
+    async def _wait_for_progress(self) -> None:
+        self._progress.clear()
+        await self._progress.wait()
 
 
 def _check_id(writer_id: str) -> None:

@@ -1,4 +1,4 @@
-"""The lanes of a writer: every key always takes the same one, and each sends one request at a time."""
+"""The lanes of a writer: a key always takes the same lane, and a lane has one request in flight at a time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from scankv.model.keys.key_codec import KeyCodec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from aio_client._write.write_requests import TableShape, WriteKind
+    from aio_client._table.shape import TableShape
+    from aio_client._write.write_requests import RequestKind
 
 
-class LaneOfKeys:
-    """Which lane a key takes. Lanes share no bucket unless there are more lanes than buckets. Immutable.
+class LaneChooser:
+    """Chooses the lane of each key. Lanes share no bucket unless there are more lanes than buckets. Immutable.
 
     Args:
         shape: The table.
-        lanes: How many lanes there are at most.
+        lanes: The most lanes to use.
     """
 
     def __init__(self, shape: TableShape, lanes: int) -> None:
@@ -38,63 +39,63 @@ class LaneOfKeys:
         self.lanes = min(lanes, buckets) if self._per_bucket == 1 else buckets * self._per_bucket
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows of each lane, in their order."""
+        """The rows of each lane, in their order, with the lane's number."""
         if self.lanes == 1:
             yield 0, batch
             return
         keys = self._codec.encode([self._codec.canonical(batch.column(name)) for name in self._names])
-        # The hash modulo the buckets is the bucket; what else is in it spreads the keys of one bucket over its lanes.
+        # The hash modulo the number of buckets is the bucket. Its other bits spread a bucket's keys over lanes.
         numbers = bucket_of(keys, self._buckets * self._per_bucket) % self.lanes
         for lane in np.unique(numbers).tolist():
             yield lane, batch.take(pa.array(np.flatnonzero(numbers == lane)))
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LanePiece:
     """The rows of one request."""
 
-    kind: WriteKind
+    kind: RequestKind
     batch: pa.RecordBatch
 
 
 class Lane:
-    """Rows that wait for their turn. Bound to the event loop.
+    """Rows that wait to be sent, in order. Belongs to the event loop.
 
     Args:
-        batch_bytes: What a request aims at.
-        batch_seconds: For how long rows wait for others to go with them.
+        batch_bytes: The size at which a request is sent.
+        batch_seconds: The longest that rows wait for their request to fill.
 
     Attributes:
-        sealed: How many pieces there have been that wait for no more rows.
-        done: How many of them are over.
-        sending: The piece that is under way.
+        sealed: How many pieces were sealed: they wait for no more rows.
+        done: How many of these have been sent, with success or not.
+        sending: The piece in flight.
     """
 
     def __init__(self, batch_bytes: int, batch_seconds: float) -> None:
         self._batch_bytes = batch_bytes
         self._batch_seconds = batch_seconds
         self._open: list[pa.RecordBatch] = []
-        self._kind: WriteKind | None = None
+        self._kind: RequestKind | None = None
         self._since = 0.0
-        self._waiting: deque[Piece] = deque()
-        self._news = asyncio.Event()
-        self.sending: Piece | None = None
+        self._waiting: deque[LanePiece] = deque()
+        self._changed = asyncio.Event()
+        self.sending: LanePiece | None = None
         self.sealed = 0
         self.done = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that waits or is under way."""
+        """Bytes of all rows that wait or are in flight."""
         pieces = [*self._waiting, self.sending] if self.sending else self._waiting
         return sum(int(batch.nbytes) for batch in [*self._open, *(piece.batch for piece in pieces)])
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that were not sent yet."""
+        """The number of rows that were not sent yet."""
         return sum(int(batch.num_rows) for batch in [*self._open, *(piece.batch for piece in self._waiting)])
 
-    def add(self, kind: WriteKind, batch: pa.RecordBatch) -> None:
-        """Puts rows behind all others."""
+    def add(self, kind: RequestKind, batch: pa.RecordBatch) -> None:
+        """Appends rows."""
         if self._kind != kind:
             self.seal()
         if not self._open:
@@ -103,32 +104,32 @@ class Lane:
         size, rows = sum(b.nbytes for b in self._open), sum(b.num_rows for b in self._open)
         if size >= self._batch_bytes or rows >= REQUEST_ROWS:
             self.seal()
-        self._news.set()
+        self._changed.set()
 
     def seal(self) -> None:
-        """Lets what is there wait for no more rows."""
+        """Makes a piece of the rows collected so far, so that they wait for no more rows."""
         if self._open and self._kind is not None:
-            # A batch that was added may alone be more than a request aims at.
-            pieces = [Piece(self._kind, batch) for batch in cut(self._open, max_bytes=self._batch_bytes)]
+            # A single batch may be larger than a request should be.
+            pieces = [LanePiece(self._kind, batch) for batch in cut(self._open, max_bytes=self._batch_bytes)]
             self._waiting += pieces
             self.sealed += len(pieces)
             self._open = []
-            self._news.set()
+            self._changed.set()
 
-    async def next(self) -> Piece:
-        """Waits for the next piece, which then is `sending`."""
+    async def next(self) -> LanePiece:
+        """Waits for the next piece, and makes it `sending`."""
         while not self._waiting:
-            self._news.clear()
+            self._changed.clear()
             left = max(self._since + self._batch_seconds - time.monotonic(), 0.0) if self._open else None
             try:
                 async with asyncio.timeout(left):
-                    await self._news.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 self.seal()
         self.sending = self._waiting.popleft()
         return self.sending
 
     def end(self) -> None:
-        """Notes that the piece that was under way is over."""
+        """Records that the piece in flight is done."""
         self.sending = None
         self.done += 1

@@ -62,6 +62,7 @@ LAYERS = {
     "aio_client": (
         "_input",
         "_transport",
+        "_table",
         "_admin",
         "_integrations",
         "_scan",

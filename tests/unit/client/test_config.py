@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from aio_client import ClientConfig, UsageError, connect, sync
-from aio_client._client.client import Connecting
+from aio_client._client.client import ClientOpener
 from aio_client._transport.config import default_url
 
 MIB = 1 << 20
@@ -97,7 +97,7 @@ def test_a_config_survives_pickling_and_can_be_connected_again() -> None:
         read_ahead_chunks=4,
     )
     assert pickle.loads(pickle.dumps(config)) == config
-    assert isinstance(connect(**dataclasses.asdict(config)), Connecting)
+    assert isinstance(connect(**dataclasses.asdict(config)), ClientOpener)
 
 
 def test_a_config_cannot_be_changed() -> None:

@@ -20,7 +20,7 @@ def rows(*ids: float) -> pa.RecordBatch:
 
 
 def answer(found: list[int], *ids: float, keys: pa.RecordBatch = KEYS) -> LookupAnswer:
-    return LookupAnswer.read(keys, LookupResponse(rows=to_ipc(rows(*ids)), found=bytes(found)))
+    return LookupAnswer.decode(keys, LookupResponse(rows=to_ipc(rows(*ids)), found=bytes(found)))
 
 
 def test_keys_without_a_row_are_left_out() -> None:
@@ -54,7 +54,7 @@ def test_answers_are_joined_in_their_order() -> None:
 
 def test_an_answer_with_a_column_more_is_joined() -> None:
     wider = rows(1).append_column("more", pa.array(["x"]))
-    after = LookupAnswer.read(KEYS, LookupResponse(rows=to_ipc(wider), found=bytes([0, 1, 0, 0])))
+    after = LookupAnswer.decode(KEYS, LookupResponse(rows=to_ipc(wider), found=bytes([0, 1, 0, 0])))
     table = assemble([answer([1, 0, 0, 0], 3), after], SCHEMA, fill_missing=False)
     assert table.column("more").to_pylist() == [None, "x"]
 
@@ -75,4 +75,4 @@ def test_no_answers_are_an_empty_table() -> None:
 )
 def test_an_answer_that_does_not_add_up_is_refused(data: bytes, found: bytes) -> None:
     with pytest.raises(ProtocolViolation, match="answered a lookup"):
-        LookupAnswer.read(KEYS, LookupResponse(rows=data, found=found))
+        LookupAnswer.decode(KEYS, LookupResponse(rows=data, found=found))

@@ -29,10 +29,10 @@ BLOCKING_ONLY = {"Client": {"read_ahead"}, "Scan": {"batches"}, "ScanStream": {"
 
 # What an asynchronous function returns, and its twin.
 RETURNS = {
-    "Pinning": "Snapshot",
-    "Locking": "ColumnLock",
-    "Beginning": "Transaction",
-    "Connecting": "Client",
+    "SnapshotOpener": "Snapshot",
+    "ColumnLockOpener": "ColumnLock",
+    "TransactionOpener": "Transaction",
+    "ClientOpener": "Client",
     "BlockingStream": "ScanStream",
 }
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from aio_client._table.shape import TableShape
 from aio_client._transport.anonymous_writers import UnnamedWriters
-from aio_client._write.write_requests import TableShape
-from aio_client._write.writer_lanes import LaneOfKeys
+from aio_client._write.writer_lanes import LaneChooser
 from scankv.model.keys.buckets import bucket_of
 from scankv.model.keys.key_codec import KeyCodec
 from scankv.v1 import table_pb2
@@ -57,7 +57,7 @@ def test_a_key_always_takes_the_same_lane_and_lanes_share_no_bucket_unless_there
     buckets: int, lanes: int, made: int, bucket_key: list[str]
 ) -> None:
     table = shape(buckets, bucket_key)
-    chosen = LaneOfKeys(table, lanes)
+    chosen = LaneChooser(table, lanes)
     assert chosen.lanes == made
     batch = pa.record_batch({"a": list(range(500)), "x": [0.0, -0.0] * 250}, schema=SCHEMA)
     lane_of: dict[tuple[int, float], int] = {}

@@ -1,0 +1,91 @@
+"""Reading rows of a table by their keys."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from aio_client._input.keys import is_one_key, keys_of
+from aio_client._input.optional import to_pylist
+from aio_client._input.requests import LOOKUP_KEYS, cut, to_ipc
+from aio_client._queries.lookup import LookupAnswer, VersionedRows, assemble, oldest_offsets
+from aio_client._table.handle import TableMethods
+from scankv.model.errors import InvalidKey, RequestTooLarge, UsageError
+from scankv.v1 import lookup_pb2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class LookupMethods(TableMethods):
+    """Reads rows by their keys. What the methods return is durable."""
+
+    async def get(self, key: object) -> dict[str, Any] | None:
+        """Reads the row with this key. Returns it as a dictionary, or None if no row has the key.
+
+        Args:
+            key: A scalar if the key has one column, else a tuple in key order or a dictionary of all key columns.
+
+        Raises:
+            InvalidKey: The key is incomplete, null, or not of its columns' types.
+        """
+        if not is_one_key(key):
+            raise InvalidKey(f"get takes one key, not a {type(key).__name__}; lookup takes many")
+        rows = to_pylist(await self.lookup(key))
+        return rows[0] if rows else None
+
+    @overload
+    async def lookup(
+        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: Literal[False] = False
+    ) -> pa.Table: ...
+    @overload
+    async def lookup(
+        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: Literal[True]
+    ) -> VersionedRows: ...
+    @overload
+    async def lookup(
+        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: bool
+    ) -> pa.Table | VersionedRows: ...
+    async def lookup(
+        self, keys: object, *, missing: Literal["omit", "null"] = "omit", with_version: bool = False
+    ) -> pa.Table | VersionedRows:
+        """Reads the rows with these keys.
+
+        The rows returned are durable. Up to 10,000 keys go into one request. Keys of one bucket in one request are read
+        at one instant; different buckets are read one after another.
+
+        Args:
+            keys: A key as for `get`, an iterable of keys, an Arrow or NumPy array if the key has one column, or
+                Arrow data or a DataFrame with the key columns, whose other columns are ignored.
+            missing: What to return for a key without a row: "omit" returns nothing, "null" returns a row that is null
+                except for its key, so that the result has as many rows as there are keys.
+            with_version: Whether to return also the log offsets that the rows are as of, for
+                `upsert(if_version=...)` of these keys.
+
+        Returns:
+            All columns of the rows found, in the order of `keys`. The row of a key that is given twice appears twice.
+            With `with_version`, a `VersionedRows`.
+
+        Raises:
+            InvalidKey: A key is incomplete, null, or not of its columns' types.
+            UsageError: `missing` is neither "omit" nor "null".
+        """
+        if missing not in ("omit", "null"):
+            raise UsageError(f'missing is "omit" or "null", not {missing!r}', option="missing")
+        batch = await asyncio.to_thread(keys_of, keys, self._handle.shape.key_schema)
+        answers = [answer for piece in cut([batch], max_rows=LOOKUP_KEYS) for answer in await self._lookup(piece)]
+        rows = assemble(answers, self._handle.shape.schema, fill_missing=missing == "null")
+        return VersionedRows(rows, oldest_offsets(answers)) if with_version else rows
+
+    async def _lookup(self, keys: pa.RecordBatch) -> list[LookupAnswer]:
+        """Reads the rows of some keys. Halves the request as long as its rows do not fit into one answer."""
+        transport = self._handle.transport
+        request = lookup_pb2.LookupRequest(table=self._handle.name, keys=to_ipc(keys))
+        try:
+            response = await transport.call(lambda: transport.services.lookups.Lookup, request)
+        except RequestTooLarge:
+            if keys.num_rows == 1:
+                raise
+            half = keys.num_rows // 2
+            return await self._lookup(keys.slice(0, half)) + await self._lookup(keys.slice(half))
+        return [LookupAnswer.decode(keys, response)]

@@ -1,0 +1,1 @@
+"""What a table is, as the server describes it, and how a client reaches it."""

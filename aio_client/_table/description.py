@@ -1,0 +1,82 @@
+"""The properties of a table: its name, columns, key, buckets, options, indexes and merge rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aio_client._table.handle import TableMethods
+from scankv.model.tables.agg import Aggregator
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class TableDescription(TableMethods):
+    """What a table is, as of the server's last answer about it. Reading a property makes no call."""
+
+    @property
+    def name(self) -> str:
+        """The name as `database.table`."""
+        return self._handle.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns. Key columns are not nullable."""
+        return self._handle.shape.schema
+
+    @property
+    def primary_key(self) -> list[str]:
+        """The names of the key columns, in key order."""
+        return list(self._handle.shape.description.primary_key)
+
+    @property
+    def bucket_key(self) -> list[str]:
+        """The names of the key columns whose values choose the bucket."""
+        return list(self._handle.shape.description.bucket_key)
+
+    @property
+    def buckets(self) -> int:
+        """The number of buckets."""
+        return self._handle.shape.description.buckets
+
+    @property
+    def incarnation(self) -> str:
+        """Identifies this incarnation of the table: a table created again under the same name has another value."""
+        return self._handle.shape.description.incarnation
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options that differ from their defaults, by name."""
+        return dict(self._handle.shape.description.options)
+
+    @property
+    def indexes(self) -> tuple[tuple[str, ...], ...]:
+        """The columns of each index, in the order of creation. Indexes that are still being built are included."""
+        return tuple(tuple(index.columns) for index in self._handle.shape.description.indexes)
+
+    @property
+    def merge_engine(self) -> str:
+        """What an upsert does to an existing row: the option `merge_engine`, by default "last_row"."""
+        return self._handle.shape.merge_engine
+
+    @property
+    def version_column(self) -> str | None:
+        """The column that decides which row wins in a `versioned` table; None for other tables."""
+        return self._handle.shape.merging.version_column
+
+    @property
+    def sequence_column(self) -> tuple[str, ...]:
+        """The columns that decide which row is newer. Empty if the row written last wins."""
+        return self._handle.shape.merging.sequence_columns
+
+    @property
+    def sequence_groups(self) -> dict[tuple[str, ...], tuple[str, ...]]:
+        """The sequence groups of a `partial_update` table: sequence columns to the columns that they order."""
+        return {group.sequence: group.columns for group in self._handle.shape.merging.sequence_groups}
+
+    @property
+    def aggregates(self) -> dict[str, Aggregator]:
+        """The aggregate function of each column that was given one, by column name."""
+        return {
+            each.column: Aggregator(each.function, each.parameters) for each in self._handle.shape.merging.aggregates
+        }

@@ -1,0 +1,67 @@
+"""The shape of a table: what one answer of the server says about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from scankv.model.tables.merge_spec import NO_MERGING, MergeSpec, partial_schema
+from scankv.model.tables.merge_wire import merging_from_proto
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scankv.v1 import table_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """A table as one answer of the server describes it. Shapes of different answers must not be mixed.
+
+    Attributes:
+        description: The answer.
+        schema: The columns.
+        key_schema: The key columns in key order.
+    """
+
+    description: table_pb2.Table
+    schema: pa.Schema
+    key_schema: pa.Schema
+
+    @classmethod
+    def of(cls, description: table_pb2.Table) -> TableShape:
+        """Decodes what the server describes."""
+        schema = pa.ipc.read_schema(pa.py_buffer(description.arrow_schema))
+        return cls(description, schema, pa.schema([schema.field(name) for name in description.primary_key]))
+
+    @property
+    def name(self) -> str:
+        """The name as `database.table`."""
+        return self.description.name
+
+    @property
+    def merge_engine(self) -> str:
+        """The option `merge_engine`, or its default."""
+        return self.description.options.get("merge_engine", "last_row")
+
+    @property
+    def merging(self) -> MergeSpec:
+        """How rows of one key are merged, apart from the merge engine's name."""
+        return merging_from_proto(self.description.merging)
+
+    @property
+    def counted_columns(self) -> set[str]:
+        """The columns with the function `count`: only whether they have a value matters, so any type fits."""
+        return {each.column for each in self.merging.aggregates if each.function == "count"}
+
+    def partial_schema(self, columns: Sequence[str], *, overwrite: bool) -> pa.Schema:
+        """The schema of a write of some columns.
+
+        Raises:
+            SchemaMismatch: These columns cannot be written alone.
+            InvalidRequest: The merge engine takes complete rows only.
+        """
+        engine, spec = ("last_row", NO_MERGING) if overwrite else (self.merge_engine, self.merging)
+        return partial_schema(self.schema, self.key_schema.names, engine, spec, columns)
