@@ -2,18 +2,22 @@
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+SPHINX := --builder html --jobs auto --keep-going --quiet
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tools test check bench soak lowest protos sync clean
+.PHONY: help demo tools test check docs bench soak lowest dist protos sync clean
 
 help:
 	@echo 'make demo    load 336,776 real flights, stream them back, compare with the source'
 	@echo 'make test    run all tests'
-	@echo 'make check   lint, types, import rules, generated code, the wheel'
+	@echo 'make check   lint, types, import rules, generated code, the documentation and its links, the wheel'
+	@echo 'make docs    build the documentation site into build/docs'
 	@echo 'make bench   measure against the loop in-process and Arrow Flight'
 	@echo 'make soak    the tests that take minutes'
 	@echo 'make lowest  most tests with the lowest version of each dependency'
+	@echo 'make dist    build wheel and sdist, and check them'
+	@echo 'make fixture keep a data directory of this version for the tests of later ones'
 	@echo 'make protos  generate the modules of scankv/v1 from protos/ again'
 	@echo 'make sync    generate the blocking client again, from the asynchronous one'
 	@echo 'make clean   remove .venv, .venv-lowest and everything else that was made'
@@ -39,9 +43,14 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/python .ci/check_types.py
 	$(BIN)/python -m pytest -q tests/unit/test_imports.py tests/unit/test_protos.py \
-	    tests/unit/client/test_sync_generated.py
+	    tests/unit/client/test_sync_generated.py tests/docs/test_links.py
+	$(BIN)/sphinx-build $(SPHINX) --fail-on-warning docs build/docs
 	$(BIN)/python .ci/check_commits.py
 	$(BIN)/python .ci/check_wheel.py
+
+docs: $(INSTALLED)
+	@$(BIN)/sphinx-build $(SPHINX) docs build/docs
+	@echo 'Open build/docs/index.html'
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks
@@ -52,6 +61,13 @@ soak: $(INSTALLED)
 
 lowest: $(INSTALLED)
 	@.ci/test-lowest
+
+dist: $(INSTALLED)
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --group release
+	@$(BIN)/python .ci/make_dist.py
+
+fixture: $(INSTALLED)
+	@$(BIN)/python -m tests.support.fixture_data
 
 protos: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos

@@ -1,6 +1,6 @@
 """The clocks of a server: the only module that reads the machine's, and the rules by which the server uses them.
 
-A server uses three times; docs/clocks.md says which of its parts uses which.
+A server uses three times; docs/operations/clocks.md says which of its parts uses which.
 
 - Monotonic time, for everything that is kept in memory: leases, locks, sessions. A restart begins it again.
 - Service time, for everything that is kept on disk and expires: the time for which servers have run on a data

@@ -1,4 +1,4 @@
-"""Top-N through an index: a short reading of a held view, where a scan would look at every row."""
+"""Top-N through an index: a short read of a locked view, where a scan would read every row."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from streaming_server.scan.rows.locked_view import LockedView
 
 _QUICK_ROWS: Final = 1000
-"""Rows that are found in a few milliseconds, for which nothing is admitted, listed or ended."""
+"""Rows that are found in a few milliseconds, without admission and without being listed as a scan."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedAnswer:
-    """What an index told of one view. Immutable.
+    """The result of a read through an index of one view. Immutable.
 
     Attributes:
         found: The rows.
@@ -54,7 +54,7 @@ async def indexed_top_n(
     peer: str,
     computation: Computation,
 ) -> IndexedAnswer | None:
-    """The answer by an index; None where there is none for it, or another way is better. Then nothing is held.
+    """The result through an index. None if no index fits, or if a scan is better; then nothing is held.
 
     It is admitted, listed and ended as a scan is, unless it is done within a few milliseconds.
 
@@ -64,7 +64,7 @@ async def indexed_top_n(
         request: The question, which was checked.
         spec: The same.
         peer: The client that asks.
-        computation: Is told when the view is taken, and its version.
+        computation: Gets the version of the view, and when it was taken.
 
     Raises:
         ScanKvError: As `find_top_by_index`, and as `ScanKv`.
@@ -109,7 +109,7 @@ async def _found(spec: TopNSpec, where: Predicate | None, locked: LockedView) ->
 
 @asynccontextmanager
 async def _locked_view(tables: Tables, request: lookup_pb2.TopNRequest, scan: LiveScan) -> AsyncIterator[LockedView]:
-    """What is read, for the length of the block; what it shows is durable at its end."""
+    """The locked view, for the length of the block. At the end of the block, everything read is durable."""
 
     def check() -> None:
         if scan.ended is not None:

@@ -43,7 +43,7 @@ Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class ScanService:
-    """Serves `ScanKv` and `ExplainScan`. See `protos/scankv/v1/scan.proto` for what it promises.
+    """Serves `ScanKv` and `ExplainScan`. See `protos/scankv/v1/scan.proto` for the contract.
 
     Args:
         tables: What is scanned.
@@ -91,7 +91,7 @@ class ScanService:
         request: scan_pb2.ScanKvRequest,
         context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes],
     ) -> None:
-        """Opens the view, then sends its messages; frees it however the call ends."""
+        """Opens the view and sends its messages. Frees the view however the call ends."""
         started = time.monotonic()
         async with mapped_errors(request, context):
             if request.HasField("log"):
@@ -99,7 +99,7 @@ class ScanService:
                 return
             plan, chunk = read_plan(request), chunk_spec(request, self._chunk_bytes)
             table = self._tables.table(request.table)
-            # Refuses a wrong request before it waits for admission, and also when nothing has changed.
+            # Refuses an invalid request before it waits for admission, also if nothing has changed.
             plan = plan.bind(definition_of(self._tables, request).schema)
             if request.HasField("if_changed_since") and (messages := await self._unchanged(request, plan, started)):
                 for message in messages:
@@ -143,7 +143,7 @@ class ScanService:
     async def _unchanged(
         self, request: scan_pb2.ScanKvRequest, plan: ReadPlan, started: float
     ) -> Iterator[bytes] | None:
-        """The messages that say that nothing has changed; None where something has. Reads nothing."""
+        """The messages of an unchanged result, None if something has changed. Reads nothing."""
         current = await current_of(self._tables, request, plan.buckets)
         if request.if_changed_since != current.version:
             return None
@@ -184,7 +184,7 @@ class ScanService:
 
     @asynccontextmanager
     async def _opened_log(self, table: LiveTable, plan: LogPlan, scan: LiveScan) -> AsyncIterator[OpenedLog]:
-        """A stream of changes, which is a consumer's when the plan names one."""
+        """A stream of changes, on behalf of a consumer if the plan names one."""
         if plan.consumer_id:
             end = partial(self._registry.end, scan)
             async with self._tables.consumers.stream(table.changes, plan, scan.scan_id, end) as opened:
@@ -208,7 +208,7 @@ class ScanService:
 async def _one_in_flight(
     context: grpc.aio.ServicerContext[scan_pb2.ScanKvRequest, bytes], scan: LiveScan
 ) -> AsyncIterator[Send]:
-    """Gives a `send` that returns while its message is on its way, so that the next one is made meanwhile.
+    """Makes a `send` that returns while its message is being sent, so that the next one is built concurrently.
 
     One is built, one in flight, never more. The block ends, also with an error, when the last message has been sent:
     gRPC takes one operation of a kind at a time, so a status sent beside a message would be lost, and the call hang.

@@ -1,4 +1,4 @@
-"""docs/locking.md has every pair of operations, says of each what happens, and names tests that exist."""
+"""docs/guides/locking.md has every pair of operations, says of each what happens, and names tests that exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.integration.server.test_locking_matrix import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/locking.md").read_text()
+PAGE = (ROOT / "docs/guides/locking.md").read_text()
 
 
 def table_of(heading: str, header: str) -> list[list[str]]:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from streaming_server.engine.bucket.table_state import TableState
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.read_plan import ReadPlan
-    from streaming_server.storage.bucket.bucket import Bucket, BucketState
+    from streaming_server.storage.bucket.bucket import Bucket
+    from streaming_server.storage.bucket.bucket_state import BucketState
 
 Then: TypeAlias = "Callable[[list[bytes], list[bytes | None]], Awaitable[list[bytes | None]]]"
 

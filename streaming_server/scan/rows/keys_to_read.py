@@ -39,7 +39,7 @@ def keys_to_read(
     asked = sorted(bucket for bucket in buckets if position is None or ordered or bucket >= position.bucket)
     ranges = reader.ranges
     if position is not None and ordered:
-        ranges = ranges.behind(position.key, reverse=reverse)
+        ranges = ranges.after(position.key, reverse=reverse)
     if reader.indexed is not None:
         keys = reader.indexed.keys
         left = {bucket: KeyRanges.of_keys(keys[bucket]) & ranges for bucket in asked if bucket in keys}
@@ -47,5 +47,5 @@ def keys_to_read(
         places = KeyPlaces(definition.key_schema, definition.bucket_key, definition.buckets)
         left = places.of_ranges(ranges, asked)
     if position is not None and not ordered and position.bucket in left:
-        left[position.bucket] = left[position.bucket].behind(position.key, reverse=reverse)
+        left[position.bucket] = left[position.bucket].after(position.key, reverse=reverse)
     return {bucket: keys for bucket, keys in left.items() if keys}

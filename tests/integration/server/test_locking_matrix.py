@@ -1,4 +1,4 @@
-"""The matrix of docs/locking.md: every two operations on one table at once end, both, as that page says.
+"""The matrix of docs/guides/locking.md: every two operations on one table at once end, both, as that page says.
 
 Whatever is read meanwhile is whole, and afterwards the table is what one order of the two makes of it.
 """

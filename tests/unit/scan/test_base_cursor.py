@@ -433,7 +433,7 @@ def test_no_row_is_missed_behind_any_last_key(offline: FollowedBucket, base: Col
             while (batch := cursor.next_batch(2, ROOM)) is not None:
                 found += batch.column("k").to_pylist()
                 assert cursor.last_key is not None
-                rest = Asked(None, residual, KeyRange().behind(cursor.last_key, reverse=reverse), reverse)
+                rest = Asked(None, residual, KeyRange().after(cursor.last_key, reverse=reverse), reverse)
                 assert found + read(cursor_of(offline, base, rest)) == kept
 
 

@@ -10,7 +10,7 @@ import rocksdict
 
 from scankv.model.errors import DataLoss
 from scankv.model.keys.key_ranges import KeyRanges
-from streaming_server.storage.bucket.bucket import BucketState
+from streaming_server.storage.bucket.bucket_state import BucketState
 from streaming_server.storage.bucket.index_build import IndexBuild
 from streaming_server.storage.rocks import store as rocks
 from streaming_server.storage.rocks.store import RocksStore

@@ -1,0 +1,46 @@
+"""The reference, generated from the code when the site is built.
+
+A page of the reference has a comment such as `<!-- generated: settings -->` where generated Markdown belongs. What
+stands behind the name in the comment are arguments: `<!-- generated: python scankv connect Client -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from reference import command_line, cross_references, docstrings, errors, python_api, settings, wire
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
+
+MARKER = re.compile(r"^<!-- generated: (\w+) ?(.*?) ?-->$", re.MULTILINE | re.DOTALL)
+GENERATORS = {
+    "command_line": command_line.describe_commands,
+    "errors": errors.describe_errors,
+    "python": python_api.describe_names,
+    "settings": settings.describe_settings,
+    "wire": wire.describe_file,
+}
+
+
+def fill_in(app: Sphinx, page: str, source: list[str]) -> None:
+    """Replace the markers of a page."""
+    if page.startswith("reference/"):
+        source[0] = MARKER.sub(lambda found: GENERATORS[found[1]](*found[2].split()), source[0])
+
+
+def list_reference_pages(app: Sphinx, env: BuildEnvironment, *_: object) -> list[str]:
+    """The pages to read again in every build: Sphinx does not see that the code behind them has changed."""
+    return [page for page in env.found_docs if page.startswith("reference/")]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connect the generators."""
+    app.connect("source-read", fill_in)
+    app.connect("env-get-outdated", list_reference_pages)
+    # Before napoleon, which has 500.
+    app.connect("autodoc-process-docstring", docstrings.convert_to_rst, priority=400)
+    app.add_post_transform(cross_references.ExactReferences)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

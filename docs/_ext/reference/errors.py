@@ -1,0 +1,51 @@
+"""The errors, in the order of the tree in `scankv.model.errors`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING
+
+from scankv.model import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ADVICE = "What to do:\n"
+
+
+def describe_errors() -> str:
+    """A heading for each class: its reason and status, what it means, and what to do."""
+    return "\n".join(_describe(cls) for cls in _iterate(errors.ScanKvError))
+
+
+def _iterate(cls: type[errors.ScanKvError]) -> Iterator[type[errors.ScanKvError]]:
+    yield cls
+    for sub in cls.__subclasses__():
+        yield from _iterate(sub)
+
+
+def _describe(cls: type[errors.ScanKvError]) -> str:
+    meaning, _, advice = inspect.cleandoc(cls.__doc__ or "").partition(ADVICE)
+    parents = [base.__name__ for base in cls.__mro__[1:] if issubclass(base, errors.ScanKvError)]
+    lines = [f"## `{cls.__name__}`\n"]
+    if "reason" in vars(cls) and cls is not errors.ScanKvError:
+        lines.append(f"Reason `{cls.reason}`, gRPC status `{cls.code}`. Kind of {_link(parents)}.\n")
+    elif parents:
+        lines.append(f"Kind of {_link(parents)}.\n")
+    lines.append(_format(meaning))
+    if advice:
+        lines.append(f"**What to do:** {' '.join(inspect.cleandoc(advice).split())}\n")
+    return "\n".join(lines)
+
+
+def _link(parents: list[str]) -> str:
+    return f"[`{parents[0]}`](#{parents[0].lower()})"
+
+
+def _format(meaning: str) -> str:
+    """The docstring as Markdown, its attributes as a list."""
+    text, _, attributes = meaning.partition("Attributes:\n")
+    items = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
+    listed = "".join(f"- `{name}`: {' '.join(what.split())}\n" for name, what in items)
+    return f"{text.strip()}\n\n{listed}"

@@ -1,0 +1,293 @@
+"""Runs the code of a page of the documentation, from top to bottom, as its reader would.
+
+A page is Markdown. Its fenced blocks run in order: `bash` in one shell, `python` in one namespace with top-level
+`await`, `sql` in a Spark session. A comment after a `print` is what that line must print. A `text` block is what the
+block before it must print last. A page says three things about its own snippets:
+
+- A fence whose info string ends with `no-run` is only shown.
+- A comment `<!-- python ... -->` or `<!-- bash ... -->`, with its code on lines of its own, runs but is not shown. It
+  holds what a snippet needs and its reader already has.
+- A comment `<!-- snippets: spark -->` makes the page run in a Spark session, available as `spark`.
+
+A page with a block `python -m asyncio` is typed into that program. All other pages share one server and find `client`
+and `table` as the quickstart leaves them, unless the page starts a server of its own with `scankv serve`.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from markdown_it import MarkdownIt
+
+import scankv
+from scankv import sync
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+REPL = "python -m asyncio"
+PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
+HIDDEN = re.compile(r"\A<!-- (python|bash)\n(.*?)-->\s*\Z", re.DOTALL)
+END = "end of a block"
+LANGUAGES = ("bash", "python", "sql", "text")
+SHOWN_ADDRESS = "localhost:7070"
+QUICKSTART_ROWS = [
+    {"player": "ann", "score": 99, "league": "a"},
+    {"player": "bob", "score": 27, "league": "b"},
+    {"player": "cem", "score": 44, "league": "a"},
+    {"player": "dan", "score": 12, "league": "b"},
+    *({"player": f"p{n}", "score": n, "league": "ab"[n % 2]} for n in range(500)),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Code of a page, and the line of the page that it begins in."""
+
+    language: str
+    code: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page by its path in the repository, and the blocks of it that run."""
+
+    path: str
+    blocks: tuple[Block, ...]
+    is_for_spark: bool
+
+    @property
+    def starts_a_server(self) -> bool:
+        return any(block.language == "bash" and "scankv serve" in block.code for block in self.blocks)
+
+    @property
+    def is_typed(self) -> bool:
+        return any(block.language == "bash" and block.code.strip() == REPL for block in self.blocks)
+
+
+def read_page(path: str) -> Page:
+    text = (ROOT / path).read_text()
+    blocks = []
+    for token in MarkdownIt().parse(text):
+        line = token.map[0] + 1 if token.map else 0
+        hidden = HIDDEN.match(token.content) if token.type == "html_block" else None
+        if hidden:
+            blocks.append(Block(hidden[1], textwrap.dedent(hidden[2]), line + 1))
+        if token.type == "fence":
+            language, _, rest = token.info.strip().partition(" ")
+            if language in LANGUAGES and rest != "no-run":
+                blocks.append(Block(language, token.content, line + 1))
+    return Page(path, tuple(blocks), "<!-- snippets: spark -->" in text)
+
+
+def list_pages() -> list[Page]:
+    """All pages that have code to run, and all that run in Spark."""
+    docs = (path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))
+    paths = ["README.md", *(path for path in docs if not path.startswith("docs/_"))]
+    return [
+        page
+        for page in map(read_page, paths)
+        if page.is_for_spark or {block.language for block in page.blocks} - {"text"}
+    ]
+
+
+def run_page(page: Page, directory: Path, url: str, **names: Any) -> dict[str, Any]:
+    """Runs a page in an empty directory, against the server at `url`; gives the names that its Python has defined."""
+    if page.starts_a_server:
+        with contextlib.chdir(directory), _environment(directory, f"127.0.0.1:{_free_port()}"):
+            return _run_blocks(page, directory, names)
+    with contextlib.chdir(directory), _environment(directory, url), _quickstart_table(url):
+        return _run_blocks(page, directory, {"url": url, **names})
+
+
+def _run_blocks(page: Page, directory: Path, names: dict[str, Any]) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        shell: _Session | None = None
+        python: _Typed | _InProcess | None = None
+        output = ""
+        for block in page.blocks:
+            where = f"{page.path}:{block.line}"
+            if block.language == "bash" and block.code.strip() == REPL:
+                python = stack.enter_context(_Typed(directory))
+            elif block.language == "bash":
+                shell = shell or stack.enter_context(_Session(["bash", "-e"], directory))
+                output = shell.type(block.code, f"echo {END!r}", where)
+            elif block.language == "sql":
+                output = _run_sql(block.code, names["spark"])
+            elif block.language == "python":
+                assert python is not None or not page.is_typed, f"{where} stands before `{REPL}`"
+                if python is None:
+                    python = stack.enter_context(_InProcess(names, has_client=not page.starts_a_server))
+                output = python.run(block, page.path)
+                lines = output.splitlines()
+                missing = [line for line in PRINTED.findall(block.code) if line not in lines]
+                assert not missing, f"{where} does not print {missing}, but:\n{output}"
+            else:
+                lines = block.code.splitlines()
+                assert output.splitlines()[-len(lines) :] == lines, f"{where} is not what is printed:\n{output}"
+    return names
+
+
+class _InProcess:
+    """Python of a page, in this process, in one event loop."""
+
+    def __init__(self, names: dict[str, Any], *, has_client: bool) -> None:
+        self.names = names
+        self._runner = asyncio.Runner()
+        self._has_client = has_client
+
+    def __enter__(self) -> _InProcess:
+        self._runner.__enter__()
+        if self._has_client and "spark" not in self.names:
+            self._runner.run(self._connect())
+        return self
+
+    async def _connect(self) -> None:
+        self.names["client"] = await scankv.connect()
+        self.names["table"] = await self.names["client"].table("game.scores")
+
+    def run(self, block: Block, path: str) -> str:
+        """Runs a block, in the event loop only where it awaits: the blocking client refuses to run inside one."""
+        source = "\n" * (block.line - 1) + block.code.replace(SHOWN_ADDRESS, os.environ["SCANKV_URL"])
+        code = compile(source, path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            result = eval(code, self.names)
+            if code.co_flags & inspect.CO_COROUTINE:
+                self._runner.run(result)
+        return printed.getvalue()
+
+    def __exit__(self, *_: object) -> None:
+        for value in list(self.names.values()):
+            if isinstance(value, scankv.Client):
+                self._runner.run(value.aclose())
+            elif isinstance(value, sync.Client):
+                value.close()
+        self._runner.close()
+
+
+class _Session:
+    """A program that blocks are typed into."""
+
+    def __init__(self, command: list[str], directory: Path) -> None:
+        self._process = subprocess.Popen(
+            command,
+            cwd=directory,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> _Session:
+        return self
+
+    def type(self, text: str, at_the_end: str, where: str) -> str:
+        """Types a block, and gives what is printed until it has run; fails where the session ends before."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{text.replace(SHOWN_ADDRESS, os.environ['SCANKV_URL'])}{at_the_end}\n")
+        self._process.stdin.flush()
+        lines: list[str] = []
+        for line in self._process.stdout:
+            if line.strip().endswith(END):
+                return "".join(lines)
+            lines.append(line)
+        raise AssertionError(f"the session has ended in {where}:\n{text}\nand said\n{''.join(lines)}")
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+class _Typed:
+    """Python of a page, as typed at the prompts of `python -m asyncio`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._session = _Session([sys.executable, "-W", "ignore", "-m", "asyncio"], directory)
+
+    def __enter__(self) -> _Typed:
+        return self
+
+    def run(self, block: Block, path: str) -> str:
+        # Behind an empty line, which ends a loop; what is printed comes behind prompts.
+        output = self._session.type(block.code, f"\nprint({END!r})", f"{path}:{block.line}")
+        assert "Traceback" not in output, output
+        return re.sub(r"^(?:(?:>>>|\.\.\.) )+", "", output, flags=re.MULTILINE)
+
+    def __exit__(self, *_: object) -> None:
+        self._session.__exit__()
+
+
+def _run_sql(code: str, spark: Any) -> str:
+    statements = code.replace(SHOWN_ADDRESS, os.environ["SCANKV_URL"]).split(";\n")
+    return "\n".join(str(row) for text in statements if text.strip() for row in spark.sql(text).collect())
+
+
+@contextlib.contextmanager
+def _quickstart_table(url: str) -> Iterator[None]:
+    """The table `game.scores` as the quickstart leaves it; afterwards, what the page has made is dropped."""
+    columns = pa.schema([("player", pa.string()), ("score", pa.int64()), ("league", pa.string())])
+    with sync.connect(url) as client:
+        before = {table.name for table in client.tables()}
+        table = client.create_table("game.scores", columns, primary_key=["player"], buckets=4)
+        table.upsert(QUICKSTART_ROWS)
+        try:
+            yield
+        finally:
+            for made in {table.name for table in client.tables()} - before:
+                client.drop_table(made)
+
+
+@contextlib.contextmanager
+def _environment(directory: Path, url: str) -> Iterator[None]:
+    """The environment of programs and clients, with `python` and `scankv` of this interpreter, installed or not."""
+    programs = directory / "bin"
+    programs.mkdir()
+    for name, arguments in {"python": "", "scankv": "-m scankv "}.items():
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+        program.chmod(0o755)
+    changes = {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHON_BASIC_REPL": "1",
+        "SCANKV_PORT": url.rpartition(":")[2],
+        "SCANKV_URL": url,
+    }
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
