@@ -44,12 +44,12 @@ class Thing:
 
 @dataclass
 class Question:
-    versioned: Thing
+    source: Thing
     version: bytes = b"v1"
 
     @property
     def again(self) -> Callable[[], bytes | None]:
-        return self.versioned.look
+        return self.source.look
 
 
 async def turns(number: int = 3) -> None:
