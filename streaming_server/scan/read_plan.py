@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from scankv.model.expressions import bind
 from streaming_server.scan.row_reader import RowReader
 
 if TYPE_CHECKING:
-    from scankv.model.expressions import Predicate
+    import pyarrow as pa
+
+    from scankv.model.expressions import BoundPredicate, Predicate
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_range import KeyRange
+    from scankv.model.tables.schema import Schema
     from streaming_server.storage.rows.row_codec import RowCodec
 
 _SHORT_NODES: Final = 32
@@ -31,6 +35,14 @@ class ReadPath(enum.Enum):
     COLUMNAR = enum.auto()
 
 
+@dataclass(frozen=True, slots=True)
+class SchemaBinding:
+    """A predicate, bound to one schema of its table."""
+
+    schema: pa.Schema
+    predicate: BoundPredicate
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
     """What one request asks to read. Immutable.
@@ -47,6 +59,7 @@ class ReadPlan:
         resume_token: Where the scan resumes; empty at its beginning.
         stored_rows: Whether to return the stored rows as an additional column.
         read_path: Where to read the rows from.
+        binding: The predicate, bound by `bind`. None: not bound yet.
     """
 
     buckets: tuple[int, ...] | None
@@ -60,7 +73,28 @@ class ReadPlan:
     ordered: bool = False
     stored_rows: bool = False
     read_path: ReadPath = ReadPath.AUTO
+    binding: SchemaBinding | None = None
+
+    def bind(self, schema: Schema) -> ReadPlan:
+        """Checks columns and predicate against a schema, and returns the plan with the bound predicate.
+
+        Raises:
+            SchemaMismatch: A column does not exist, or a value does not fit the type of its column.
+        """
+        schema.select(self.columns)
+        if self.where is None:
+            return self
+        return replace(self, binding=SchemaBinding(schema.arrow, bind(self.where, schema.arrow)))
 
     def reader(self, codec: RowCodec, keys: KeyCodec) -> RowReader:
-        """Binds the plan to the rows and keys of a table. Raises SchemaMismatch."""
-        return RowReader.of(codec, keys, self.columns, self.where, self.key_range, stored_rows=self.stored_rows)
+        """Returns what the plan reads of a table with such rows and keys. Raises SchemaMismatch."""
+        where = self._bound_to(codec.schema)
+        return RowReader.of(codec, keys, self.columns, where, self.key_range, stored_rows=self.stored_rows)
+
+    def _bound_to(self, schema: pa.Schema) -> BoundPredicate | None:
+        if self.where is None:
+            return None
+        # The table may have been altered since `bind`.
+        if self.binding is not None and self.binding.schema.equals(schema):
+            return self.binding.predicate
+        return bind(self.where, schema)

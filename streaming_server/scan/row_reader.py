@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
 
-from scankv.model.expressions import bind, evaluate, plan_keys
+from scankv.model.expressions import evaluate, plan_keys
 from scankv.model.keys.key_parts import keys_within
 from streaming_server.scan.covered_rows import CoveredRowsCursor
 from streaming_server.scan.cursor_chain import CursorChain
@@ -16,7 +16,7 @@ from streaming_server.scan.cursor_chain import CursorChain
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from scankv.model.expressions import BoundPredicate, Predicate
+    from scankv.model.expressions import BoundPredicate
     from scankv.model.keys.key_codec import KeyCodec
     from scankv.model.keys.key_range import KeyRange
     from scankv.model.keys.key_ranges import KeyRanges
@@ -146,7 +146,7 @@ class RowReader:
         codec: RowCodec,
         keys: KeyCodec,
         columns: Sequence[str] | None,
-        where: Predicate | None,
+        where: BoundPredicate | None,
         key_range: KeyRange,
         *,
         stored_rows: bool = False,
@@ -157,19 +157,18 @@ class RowReader:
             codec: The codec of the table's rows.
             keys: The codec of their keys.
             columns: The columns to return. None: all columns.
-            where: The predicate. None: all rows.
+            where: The predicate, bound to the codec's schema. None: all rows.
             key_range: The keys to read.
             stored_rows: Whether to return the stored rows as an additional column, the last one.
 
         Raises:
-            SchemaMismatch: A column does not exist, or a value does not fit the type of its column.
+            SchemaMismatch: A column does not exist.
         """
         names = None if columns is None else tuple(columns)
         if where is None:
             decoder = _decoder(codec, names, None, stored_rows=stored_rows)
             return cls(codec, keys, decoder, keys_within(key_range, keys), names, stored_rows)
-        bound = bind(where, codec.schema)
-        plan = plan_keys(bound, keys)
+        plan = plan_keys(where, keys)
         ranges = plan.ranges & keys_within(key_range, keys)
         decoder = _decoder(codec, names, plan.residual, stored_rows=stored_rows)
         return cls(codec, keys, decoder, ranges, names, stored_rows, plan.residual)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streaming_server.engine.table.live_table import LiveTable
     from streaming_server.engine.tables.tables import Tables
     from streaming_server.scan.admission.live_scans import ScanRegistry
-    from streaming_server.scan.admission.waiting_calls import Versioned
+    from streaming_server.scan.admission.waiting_calls import VersionSource
     from streaming_server.scan.chunk_source import Chunk, View
     from streaming_server.scan.execution.open_scan import OpenedScan
     from streaming_server.scan.queries.result_cache import Computation
@@ -89,13 +89,13 @@ class Current:
         definition: The table.
         view: Its buckets.
         again: The version that they have when it is called; None when that is not known without awaiting.
-        versioned: Tells when that may be another one.
+        source: Tells when that may be another one.
     """
 
     definition: TableDefinition
     view: View
     again: Callable[[], bytes | None]
-    versioned: Versioned
+    source: VersionSource
 
     @property
     def version(self) -> bytes:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
-from scankv.model.expressions import bind
 from scankv.model.limits import DEFAULT_LOG_CHUNK_ROWS
 from scankv.v1 import scan_pb2
 from streaming_server.scan.admission.live_scans import LiveScan
@@ -100,7 +99,8 @@ class ScanService:
                 return
             plan, chunk = read_plan(request), chunk_spec(request, self._chunk_bytes)
             table = self._tables.table(request.table)
-            self._check(request, plan)
+            # Refuses an invalid request before it waits for admission, also if nothing has changed.
+            plan = plan.bind(definition_of(self._tables, request).schema)
             if request.HasField("if_changed_since") and (messages := await self._unchanged(request, plan, started)):
                 for message in messages:
                     await context.write(message)
@@ -139,17 +139,6 @@ class ScanService:
             answer.snapshot_id = snapshot_id
             return answer
         raise AssertionError("mapped_errors ends the call")
-
-    def _check(self, request: scan_pb2.ScanKvRequest, plan: ReadPlan) -> None:
-        """Refuses an invalid request before it waits for admission, also if nothing has changed.
-
-        Raises:
-            SchemaMismatch, SnapshotLost: As when it is read.
-        """
-        schema = definition_of(self._tables, request).schema
-        if plan.where is not None:
-            bind(plan.where, schema.arrow)
-        schema.select(plan.columns)
 
     async def _unchanged(
         self, request: scan_pb2.ScanKvRequest, plan: ReadPlan, started: float

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scankv.model.errors import ScanKvError
 
 
-class Versioned(Protocol):
+class VersionSource(Protocol):
     """What has a version: a table, or a lease on a snapshot. Hashed by identity."""
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -28,7 +28,7 @@ class VersionQuery(Protocol):
     """What a waiting call asks about."""
 
     @property
-    def versioned(self) -> Versioned:
+    def source(self) -> VersionSource:
         """What has the version."""
 
     @property
@@ -64,7 +64,7 @@ class WaitingCalls:
     def __init__(self, max_calls: int) -> None:
         self.waiting = 0
         self._max_calls = max_calls
-        self._groups: dict[tuple[Versioned, bytes], _Group] = {}
+        self._groups: dict[tuple[VersionSource, bytes], _Group] = {}
         self._closed: ScanKvError | None = None
 
     @property
@@ -88,7 +88,7 @@ class WaitingCalls:
             finally:
                 self.waiting -= 1
                 if not group.calls:
-                    self._end((asked.versioned, asked.version), group)
+                    self._end((asked.source, asked.version), group)
         if self._closed is not None:
             raise copy(self._closed)
 
@@ -100,7 +100,7 @@ class WaitingCalls:
             group.calls.wake()
 
     def _group(self, asked: VersionQuery) -> _Group:
-        key = asked.versioned, asked.version
+        key = asked.source, asked.version
         there = self._groups.get(key)
         if there is not None:
             return there
@@ -111,10 +111,10 @@ class WaitingCalls:
                 self._end(key, group)
                 group.calls.wake()
 
-        group = self._groups[key] = _Group(asked.versioned.on_change(look))
+        group = self._groups[key] = _Group(asked.source.on_change(look))
         return group
 
-    def _end(self, key: tuple[Versioned, bytes], group: _Group) -> None:
+    def _end(self, key: tuple[VersionSource, bytes], group: _Group) -> None:
         if self._groups.get(key) is group:
             del self._groups[key]
             group.stop()

@@ -107,12 +107,12 @@ def _later(before: LogPosition, after: LogPosition) -> LogPosition:
 
 def _later_net(bucket: int, offset: int, before: LogPosition, after: LogPosition) -> NetPosition | None:
     """How far the net changes that start at an offset were returned, in the later of the positions that have them."""
-    stretches = [
+    positions = [
         position.net[bucket]
         for position in (before, after)
         if position.offsets.get(bucket) == offset and bucket in position.net
     ]
-    return max(stretches, key=lambda net: (net.end, net.given), default=None)
+    return max(positions, key=lambda net: (net.end, net.given), default=None)
 
 
 def _rows_read(position: LogPosition) -> tuple[int, bytes, int]:

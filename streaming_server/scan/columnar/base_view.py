@@ -113,7 +113,7 @@ def bases_for(
     """
     choice = consider_bases(plan, reader)
     if plan.read_path is ReadPath.COLUMNAR and not choice.possible:
-        raise InvalidRequest(f'this cannot be read with read_path "columnar": {choice.reason}; leave out `read_path`')
+        raise InvalidRequest(f'this cannot be read with read_path "columnar": {choice.reason}; leave `read_path` out')
     if not choice.base:
         return NO_BASES
     bases = {number: view for number in filled if (view := view_of(number)) is not None}

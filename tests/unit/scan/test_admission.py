@@ -1,4 +1,4 @@
-"""Scans are let in as far as the limits allow, in the order they came, and never more."""
+"""Admission control admits scans in order of arrival, up to the limits and never beyond them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base and what was written since give exactly the rows that RocksDB has, step by step."""
+"""A base and its delta return exactly the rows that RocksDB has, step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes as the rows of a stream: with a predicate, what they are to those who see some rows only."""
+"""Changes as the rows of a stream, with and without a predicate."""
 
 from __future__ import annotations
 

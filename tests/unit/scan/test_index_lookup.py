@@ -1,4 +1,4 @@
-"""Scans whose keys an index tells give the same rows in the same order as scans that look at all rows."""
+"""Scans through an index return the same rows in the same order as scans of all rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Top-N by an index gives the rows that looking at all of them gives, in the same order, to the byte."""
+"""Top-N by an index returns exactly what top-N over all rows returns, in the same order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first rows by a column are those of a sort of all rows: nulls last, NaN above infinity, ties by ascending key."""
+"""Top-N equals the head of a full sort: nulls last, NaN above infinity, ties by ascending key."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_ties_that_are_too_many_are_let_go_and_matter_only_at_the_end(ties: int)
             top.settle()
         assert top.kept_rows <= 2 * 100_000 + 10_000
     if ties > 100_000:
-        with pytest.raises(InvalidRequest, match="over 100,000"):
+        with pytest.raises(InvalidRequest, match="more than 100,000"):
             top.result()
     else:
         assert top.result()["a"].to_pylist() == list(range(200_000, 300_000))
@@ -186,7 +186,7 @@ def test_ties_that_are_too_many_are_let_go_and_matter_only_at_the_end(ties: int)
 def test_ties_that_take_too_much_memory_are_refused() -> None:
     top = TopNCollector(spec("number", 2, ties=True), NUMBERS, max_kept_bytes=100_000)
     top.add(numbers(range(10_000), [7] * 10_000))
-    with pytest.raises(RequestTooLarge, match="100,000 bytes"):
+    with pytest.raises(RequestTooLarge, match="100,000 stored bytes"):
         top.result()
     top.add(numbers([10_000, 10_001], [8, 8]))
     assert top.result().num_rows == 2
@@ -243,7 +243,7 @@ def test_keys_are_read_from_rows_of_every_schema_the_table_had() -> None:
     ("wanted", "error", "message"),
     [
         (spec("number", 0), InvalidRequest, "n is 0: it must be from 1 to 100,000"),
-        (spec("number", 100_001), InvalidRequest, "n is 100001"),
+        (spec("number", 100_001), InvalidRequest, "n is 100,001"),
         (spec("nmber", 1), SchemaMismatch, "did you mean"),
         (spec("items", 1), SchemaMismatch, r'"items" is list<item: int64>, which has no order'),
         (spec("number", 1, columns=("a", "bb")), SchemaMismatch, '"bb"'),

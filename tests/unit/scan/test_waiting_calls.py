@@ -1,4 +1,4 @@
-"""Calls that wait for another version: who is woken, in which turns of the event loop, and what is left behind."""
+"""Calls that wait for another version: which are woken, in which turns of the event loop, and what remains."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Thing:
 
 @dataclass
 class Question:
-    versioned: Thing
+    source: Thing
     version: bytes = b"v1"
 
     @property
     def again(self) -> Callable[[], bytes | None]:
-        return self.versioned.look
+        return self.source.look
 
 
 async def turns(number: int = 3) -> None:
