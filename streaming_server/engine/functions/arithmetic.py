@@ -32,7 +32,7 @@ _SURELY_FITS, _SURELY_OVER = 62.9, 64.1
 
 
 class Sum:
-    """The sum of what is not null. Null where nothing was."""
+    """The sum of the inputs that are not null; null without such an input."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         """As `MergeFunction.merge`; refuses a sum that does not fit the column."""
@@ -40,10 +40,10 @@ class Sum:
 
 
 class Product:
-    """The product of what is not null. Null where nothing was; taking back divides."""
+    """The product of the inputs that are not null; null without such an input. A retraction divides."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
-        """As `MergeFunction.merge`; refuses a product that does not fit, and to take back what is no factor."""
+        """As `MergeFunction.merge`; refuses a product that does not fit, and a retraction of no factor."""
         inputs = inputs.not_null()
         if inputs.retracted is not None:
             places = np.flatnonzero(_is_zero(inputs.values) & inputs.retracted)
@@ -150,7 +150,7 @@ def _integer_product(old: pa.Array, inputs: Inputs) -> pa.Array:
     refuse_where(bits > _SURELY_OVER, reason)
     bounds = np.iinfo(old.type.to_pandas_dtype())
     for key in np.flatnonzero(bits > _SURELY_FITS):
-        # Rare: only a look at all digits tells.
+        # Rare: only all digits decide.
         first, behind = np.searchsorted(inputs.keys, [key, key + 1])
         exact = int(before[key]) * math.prod(factors[first:behind].tolist())
         if not bounds.min <= exact <= bounds.max:

@@ -1,4 +1,4 @@
-"""`collect`, `listagg` and `merge_map`: functions that keep all that they are given."""
+"""`collect`, `listagg` and `merge_map`: functions that keep all of their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`count` and `avg`: how many, and their mean, which keeps sum and count beside the row."""
+"""`count` and `avg`, the mean, which keeps sum and count as hidden columns."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _SIGN: Final = np.uint64(63)
 
 
 class Count:
-    """How many inputs are not null. 0 where all are; less than that where more was taken back than came."""
+    """The number of inputs that are not null. Negative if more inputs were retracted than added."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         """As `MergeFunction.merge`; refuses a number that does not fit the column."""
         (before,) = old
-        # A column that was given, also as null, counts from zero.
+        # A key with an input, even null, counts from zero.
         before = before.fill_null(0) if inputs.has_any.all() else _zero_where(before, inputs)
         return [add_sums(before, _ones(inputs.not_null(), before.type))]
 
 
 class Average:
-    """The mean of what is not null, null where nothing is. Hidden: sum and count."""
+    """The mean of the inputs that are not null; null without such an input. Hidden: sum and count."""
 
     def merge(self, old: Sequence[pa.Array], inputs: Inputs) -> list[pa.Array]:
         """As `MergeFunction.merge`; refuses a sum of over 38 digits, and a mean that does not fit the column."""
@@ -110,7 +110,7 @@ def _rounded(total: pa.Array, count: pa.Array) -> pa.Array:
     refuse_where(divisor > _LOWEST, "the mean of over four billion inputs would not be exact")
     digits = []
     for digit in (high >> _DIGIT, high & _LOWEST, low >> _DIGIT, low & _LOWEST):
-        # A rest is less than the divisor, so it leaves room for one more digit.
+        # A remainder is less than the divisor, so one more digit fits.
         rest = rest << _DIGIT | digit
         digits.append(rest // divisor)
         rest %= divisor

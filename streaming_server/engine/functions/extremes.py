@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Extreme:
-    """The least or greatest of what is not null.
+    """The least or greatest input that is not null.
 
     Args:
-        greatest: Which of both.
+        greatest: Whether it is the greatest.
     """
 
     def __init__(self, *, greatest: bool) -> None:

@@ -1,4 +1,4 @@
-"""What functions whose order matters make of inputs that come late: of rows older than those that they know already."""
+"""Functions whose result depends on order, applied to late inputs: rows older than those already merged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def of_older(function: MergeFunction) -> MergeFunction | None:
         return Last(skip_nulls=True)
     if isinstance(function, First):
         return _NewFirst()
-    # What an installed function does is its own affair: it gets its inputs as they come.
+    # An installed function gets its inputs in the order of arrival: what it does with them is unknown.
     return function if isinstance(function, InstalledFunction) else None
 
 

@@ -1,4 +1,4 @@
-"""What a merge engine is, and which one a table has."""
+"""The interface of merge engines, and the engine of each table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class MergeEngine(Protocol):
-    """Merges rows that are written or taken back into those that stand. Pure, thread-safe."""
+    """Merges written or retracted rows into the current ones. Pure, thread-safe."""
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """For each key the place of the last row that deletes and counts, -1 for none. None: the last one counts."""
@@ -80,7 +80,7 @@ class Engines:
                 self.merging = NewestRow(spec.order_columns)
 
     def of(self, written: WrittenRows) -> MergeEngine:
-        """The one for some rows."""
+        """Returns the engine for some rows."""
         return self.overwriting if written.overwrite else self.merging
 
     def check_retract(self, columns: Collection[str] | None) -> None:

@@ -1,4 +1,4 @@
-"""The engine `first_row`: the row that came first stays."""
+"""The engine `first_row`: keeps the first row of each key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FirstRow:
-    """Writes where there is no row."""
+    """Writes rows only to keys without a row."""
 
     def last_deletes(self, standing: CurrentRows, written: WrittenRows) -> Places | None:
         """As `MergeEngine.last_deletes`."""

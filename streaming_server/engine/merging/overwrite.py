@@ -1,4 +1,4 @@
-"""Writes that replace what stands, whatever the table's engine."""
+"""Writes that replace the current rows, whatever the table's engine."""
 
 from __future__ import annotations
 
